@@ -1,0 +1,54 @@
+"""Every error a user can cause. Each message says what was expected, what was found, and what to do.
+
+ProtoTreeError
+├── ConfigError       a setting that is unknown or out of range
+├── DataError         images, labels or annotation files that cannot be used
+├── ShapeError        tensors whose shapes or values do not fit the tree
+├── WeightsError      a backbone's weight file that is missing, damaged or of another model
+├── CheckpointError   a saved tree or run that is damaged, newer, or not one
+├── PruneError        a threshold that leaves nothing
+├── TrainError        training that cannot start or go on
+└── MissingExtraError an optional package that is not installed
+"""
+
+
+class ProtoTreeError(Exception):
+    """Base of all errors this package raises on purpose."""
+
+
+class ConfigError(ProtoTreeError):
+    """A setting that is unknown or out of range."""
+
+
+class DataError(ProtoTreeError):
+    """Images, labels or annotation files that cannot be used."""
+
+
+class ShapeError(ProtoTreeError):
+    """Tensors whose shapes or values do not fit the tree."""
+
+
+class WeightsError(ProtoTreeError):
+    """A backbone's weight file that is missing, damaged or of another model."""
+
+
+class CheckpointError(ProtoTreeError):
+    """A saved tree or run that is damaged, newer, or not one."""
+
+
+class PruneError(ProtoTreeError):
+    """A threshold that leaves nothing."""
+
+
+class TrainError(ProtoTreeError):
+    """Training that cannot start or go on."""
+
+
+class MissingExtraError(ProtoTreeError):
+    """An optional package that is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"this needs the package {package!r}, which is not installed; "
+            f"install it with: pip install 'prototree[{extra}]'"
+        )

@@ -1,0 +1,47 @@
+"""How a photo becomes the network's input; stored with every tree, since a tree is only right for its own."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from prototree.errors import ConfigError
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+RGB = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize to a `resize` square whatever the aspect ratio, crop `size` of it, scale to [0, 1], normalise.
+
+    The crop is central at test time and random in training; with `resize == size` (CUB) there is none.
+    """
+
+    size: int = 224
+    resize: int = 224
+    mean: RGB = IMAGENET_MEAN
+    std: RGB = IMAGENET_STD
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= self.resize <= 4096:
+            raise ConfigError(
+                f"expected 1 <= size <= resize <= 4096 pixels, got size {self.size} and resize {self.resize}; "
+                "images are resized first and then cropped"
+            )
+        if self.interpolation not in ("bilinear", "bicubic"):
+            raise ConfigError(f"expected interpolation 'bilinear' or 'bicubic', got {self.interpolation!r}")
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise ConfigError(f"expected three means and three positive stds, got {self.mean} and {self.std}")
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        try:
+            return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
+        except (TypeError, KeyError) as error:
+            raise ConfigError(f"preprocessing is not readable: {error}; got {values}") from error
