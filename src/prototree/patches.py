@@ -1,0 +1,130 @@
+"""Patches of the feature map and their distances to the prototypes (Eq. 1, 7).
+
+Notation used for tensor shapes: B batch, D prototype depth, H W feature map, N prototypes, P patches in a map,
+E = D·H₁·W₁ numbers in a patch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from prototree.errors import ShapeError
+
+# ‖z‖² − 2z·p + ‖p‖² cancels when z is near p: in float32 it reads 0.002 for identical 256-d patches. Below this
+# distance the patches are subtracted instead; above it the error is under 1e-5.
+NEAR = 0.4
+# The fast form may rank patches wrongly that differ by its rounding error; all within this many units are compared.
+_ROUNDING_UNITS = 32
+_CHUNK = 8192  # pairs of patches subtracted at a time, so that memory does not grow with how many are near
+
+
+@dataclass(frozen=True)
+class NearestPatches:
+    """Per image and prototype: the distance to the nearest patch, and which patch that is (row-major)."""
+
+    distance: Float[Tensor, "B N"]
+    patch: Int[Tensor, "B N"]
+
+
+def extract_patches(feature_map: Float[Tensor, "B D H W"], size: tuple[int, int]) -> Float[Tensor, "B P E"]:
+    """All H₁×W₁ patches of a feature map, row by row, as vectors (§3)."""
+    height, width = size
+    if not (1 <= height <= feature_map.shape[2] and 1 <= width <= feature_map.shape[3]):
+        raise ShapeError(
+            f"expected prototypes no larger than the feature map {tuple(feature_map.shape[2:])}, got {size}; "
+            "use smaller prototypes, larger images or a finer feature level"
+        )
+    if size == (1, 1):
+        return feature_map.flatten(2).transpose(1, 2)
+    windows = feature_map.unfold(2, height, 1).unfold(3, width, 1)  # B D H' W' H₁ W₁
+    return windows.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+
+
+def nearest_patches(feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "N D H1 W1"]) -> NearestPatches:
+    """Eq. 1: the patch of each image that is nearest to each prototype, and its distance.
+
+    Exact where it matters: a prototype that is a patch of the image has distance 0, and the gradient of a small
+    distance is a unit vector. The gradient of a distance of 0 is 0.
+    """
+    patches = extract_patches(feature_map, (prototypes.shape[2], prototypes.shape[3]))
+    return NearestPatches(*_NearestPatch.apply(patches, prototypes.flatten(1)))  # type: ignore[no-untyped-call]
+
+
+def similarity_map(
+    feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "N D H1 W1"]
+) -> Float[Tensor, "B N H2 W2"]:
+    """Eq. 7: the similarity of every patch to every prototype, by subtraction throughout."""
+    size = (prototypes.shape[2], prototypes.shape[3])
+    patches = extract_patches(feature_map, size)
+    exact = "donot_use_mm_for_euclid_dist"
+    distance = torch.cdist(patches, prototypes.flatten(1).expand(len(patches), -1, -1), compute_mode=exact)
+    rows, columns = feature_map.shape[2] - size[0] + 1, feature_map.shape[3] - size[1] + 1
+    return torch.exp(-distance).transpose(1, 2).reshape(*distance.shape[0::2], rows, columns)
+
+
+class _NearestPatch(torch.autograd.Function):
+    """Finds by matrix product, measures by subtraction; the gradient flows to the nearest patch alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, patches: Float[Tensor, "B P E"], prototypes: Float[Tensor, "N E"]
+    ) -> tuple[Float[Tensor, "B N"], Int[Tensor, "B N"]]:
+        n_images, n_patches, _ = patches.shape
+        patches, prototypes = patches.contiguous(), prototypes.contiguous()
+        flat = patches.flatten(0, 1)
+        patch_norms, prototype_norms = flat.square().sum(1), prototypes.square().sum(1)
+        # ‖z‖² − 2z·p; ‖p‖² does not change which patch is nearest and is added to the winners only.
+        partial = torch.addmm(patch_norms[:, None], flat, prototypes.T, alpha=-2)
+        partial = partial.view(n_images, n_patches, len(prototypes))
+        lowest, index = partial.min(dim=1)
+        squared = lowest + prototype_norms
+
+        image, node = torch.nonzero(squared < NEAR**2, as_tuple=True)
+        distance = squared.clamp_min(0).sqrt()
+        if len(image):
+            rounding = _ROUNDING_UNITS * torch.finfo(partial.dtype).eps
+            slack = rounding * (patch_norms.max() + prototype_norms[node])
+            contender = partial[image, :, node] <= (lowest[image, node] + slack)[:, None]  # near pairs × P
+            distance[image, node], index[image, node] = _measure(patches, prototypes, image, node, contender)
+        ctx.mark_non_differentiable(index)
+        ctx.save_for_backward(patches, prototypes, distance, index, image, node)
+        return distance, index
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Float[Tensor, "B P E"] | None, Float[Tensor, "N E"] | None]:
+        patches, prototypes, distance, index, image, node = ctx.saved_tensors
+        weight = torch.where(distance > 0, gradients[0] / distance, 0)  # d‖z − p‖ = (z − p) / ‖z − p‖
+        near_weight = weight[image, node]
+        weight[image, node] = 0
+        # Σ_n w (z − p_n) and Σ_b w (p − z_b) as matrix products over a map that is 0 but at the nearest patches.
+        spread = weight.new_zeros(len(patches), patches.shape[1], len(prototypes))
+        spread.scatter_(1, index[:, None, :], weight[:, None, :])
+        spread, flat = spread.flatten(0, 1), patches.flatten(0, 1)
+        to_patches = torch.addmm(spread.sum(1)[:, None] * flat, spread, prototypes, alpha=-1)
+        to_prototypes = torch.addmm(weight.sum(0)[:, None] * prototypes, spread.T, flat, alpha=-1)
+        # Near pairs again by subtraction: w is large where z − p is small.
+        row = image * patches.shape[1] + index[image, node]
+        for r, n, w in zip(row.split(_CHUNK), node.split(_CHUNK), near_weight.split(_CHUNK), strict=True):
+            pull = w[:, None] * (flat[r] - prototypes[n])
+            to_patches.index_add_(0, r, pull)
+            to_prototypes.index_add_(0, n, pull, alpha=-1)
+        return to_patches.view_as(patches), to_prototypes
+
+
+def _measure(
+    patches: Float[Tensor, "B P E"],
+    prototypes: Float[Tensor, "N E"],
+    image: Int[Tensor, " pairs"],
+    node: Int[Tensor, " pairs"],
+    contender: Tensor,
+) -> tuple[Float[Tensor, " pairs"], Int[Tensor, " pairs"]]:
+    """For each (image, node) the smallest exact distance among its contending patches; the first one on a tie."""
+    pair, patch = torch.nonzero(contender, as_tuple=True)
+    exact = torch.full(contender.shape, torch.inf, dtype=patches.dtype, device=patches.device)
+    for k, i in zip(pair.split(_CHUNK), patch.split(_CHUNK), strict=True):
+        exact[k, i] = torch.linalg.vector_norm(patches[image[k], i] - prototypes[node[k]], dim=1)
+    distance = exact.amin(dim=1)
+    return distance, (exact == distance[:, None]).int().argmax(dim=1)

@@ -1,0 +1,78 @@
+"""What several test files need: random trees, a tiny backbone, and the optional real data."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from prototree.backbone import Backbone, FeatureExtractor
+from prototree.model import ProtoTree
+from prototree.topology import Topology
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def shared(path: str) -> Path:
+    """A file or folder of real data or weights that lies beside the project on some machines."""
+    if not (SHARED / path).exists():
+        pytest.skip(f"needs ../shared/{path}, which is not on this machine")
+    return SHARED / path
+
+
+# Numbers that `grow` turns into a tree. (The tree itself is not drawn: the type checker uses `random`, which
+# strategies must not.)
+tree_shapes = st.lists(st.integers(0, 100), max_size=9)
+
+
+def grow(choices: list[int]) -> Topology:
+    """Any binary tree (full, lopsided, or a single leaf): each number picks the open end that becomes a node."""
+    left: list[int] = []
+    right: list[int] = []
+    open_ends: list[tuple[list[int] | None, int]] = [(None, 0)]  # the side to write to, and of which parent
+    for node, choice in enumerate(choices):
+        side, parent = open_ends.pop(choice % len(open_ends))
+        if side is not None:
+            side[parent] = node
+        left.append(0)
+        right.append(0)
+        open_ends += [(left, node), (right, node)]
+    for leaf, (side, parent) in enumerate(open_ends):
+        if side is not None:
+            side[parent] = ~leaf
+    return Topology.from_children(left, right, root=0 if left else ~0)[0]
+
+
+@pytest.fixture
+def as_users_run_it() -> Iterator[None]:
+    """Without the shape checks that only tests have, which would speak before our own errors do."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def random_maps(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@pytest.fixture(scope="session")
+def tiny_backbone() -> Backbone:
+    torch.manual_seed(0)
+    return Backbone("resnet18", None, image_size=64, level=-2)
+
+
+@pytest.fixture
+def tiny_tree(tiny_backbone: Backbone) -> ProtoTree:
+    """A tree of height 3 over 5 classes on a 4×4 map with uneven leaves."""
+    generator = torch.Generator().manual_seed(1)
+    torch.manual_seed(2)
+    tree = ProtoTree(Topology.full(3), FeatureExtractor(tiny_backbone, 8), 5, generator=generator)
+    tree.leaf_logits.data = 5 * torch.rand(8, 5, generator=generator)
+    return tree.eval()
+
+
+def one_hot(labels: list[int], n_classes: int) -> torch.Tensor:
+    return torch.from_numpy(np.eye(n_classes)[labels])

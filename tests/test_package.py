@@ -1,0 +1,92 @@
+"""The package as a whole: what it exports, which way imports go, and torchvision beside another torch."""
+
+import ast
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import prototree
+
+SOURCE = Path(prototree.__file__).parent
+
+# From the ground up: a room may import only from rooms before it.
+ROOMS = [
+    "_version", "errors", "_torchvision", "preprocessing", "topology", "patches", "routing", "leaves", "weights",
+    "backbone", "model", "data", "checkpoint",
+]  # fmt: skip
+
+
+def rooms_imported_by(path: Path) -> set[str]:
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "prototree":
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("prototree."):
+            imported.add((node.module or "").split(".")[1])
+        elif isinstance(node, ast.Import):
+            imported |= {a.name.split(".")[1] for a in node.names if a.name.startswith("prototree.")}
+    return imported
+
+
+def test_imports_go_only_down() -> None:
+    found = sorted(p for p in SOURCE.rglob("*.py") if p.name != "__init__.py" or p.parent != SOURCE)
+    seen = set()
+    for path in found:
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        seen.add(room)
+        below = set(ROOMS[: ROOMS.index(room)]) | {room}
+        assert rooms_imported_by(path) <= below, f"{path.name} imports from a room above it"
+    assert seen == set(ROOMS), "a room is missing from the list, or the list names one that is gone"
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    assert sorted(prototree.__all__) == prototree.__all__
+    assert set(prototree.__all__) == set(prototree._ROOMS) | {"__version__"}
+    for name in prototree.__all__:
+        assert getattr(prototree, name).__doc__, name
+
+
+def run(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
+    script = "import sys\n" + "".join(f"sys.path.insert(0, {str(p)!r})\n" for p in path) + textwrap.dedent(code)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_torchvision_operators_are_declared_only_where_its_import_fails(tmp_path: Path, fits: bool) -> None:
+    (tmp_path / "torchvision").mkdir()
+    needs_operator = """
+        import torch
+        try:
+            torch.ops.torchvision.nms
+        except AttributeError:
+            raise RuntimeError("operator torchvision::nms does not exist") from None
+    """
+    body = "" if fits else textwrap.dedent(needs_operator)
+    (tmp_path / "torchvision" / "__init__.py").write_text(body)
+    result = run(
+        """
+        import prototree._torchvision as guard, torch, torchvision
+        print(guard._declared, hasattr(torch.ops.torchvision, "nms"))
+        """,
+        tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == ("[] False" if fits else "['nms', 'qnms'] True")
+
+
+def test_another_failure_of_torchvision_is_not_hidden(tmp_path: Path) -> None:
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('broken in another way')")
+    result = run("import prototree._torchvision", tmp_path)
+    assert "broken in another way" in result.stderr
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    assert run("import prototree, sys; print('torch' in sys.modules)").stdout.strip() == "False"
+
+
+def test_transforms_and_models_import_here() -> None:
+    result = run("import prototree._torchvision, timm; from torchvision.transforms import v2; print(v2.Resize(8))")
+    assert result.returncode == 0, result.stderr
