@@ -17,7 +17,7 @@ _declared: list[str] = []  # keeps to one declaration a process; torch refuses a
 
 def _ensure_importable() -> None:
     try:
-        import torchvision  # noqa: F401
+        import torchvision
     except RuntimeError as error:
         if "torchvision::" not in str(error) or _declared:
             raise
