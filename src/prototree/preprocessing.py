@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from prototree.errors import ConfigError
 
@@ -40,7 +40,7 @@ class Preprocessing:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
+    def from_json(cls, values: dict[str, Any]) -> "Preprocessing":
         try:
             return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
         except (TypeError, KeyError) as error:

@@ -16,7 +16,7 @@ from prototree.data.cars import is_cars, read_cars
 from prototree.data.cub import is_cub, read_cub
 from prototree.data.folder import MANIFEST_SUFFIXES, read_folder, read_manifest
 from prototree.data.samples import Box, ImageData, Part, Problem, Sample
-from prototree.data.scan import scan
+from prototree.data.scan import scan_files
 from prototree.errors import DataError
 
 __all__ = ["Box", "ImageData", "Part", "Problem", "Sample", "open_data"]
@@ -33,7 +33,7 @@ def open_data(source: str | Path, *, test_share: float = 0.2, seed: int = 0, str
     `test_share` and `seed` matter where the data has no split of its own. Files that cannot be read are left
     out and listed in `problems`; with `strict` they are an error.
     """
-    data = scan(_read(Path(source), test_share=test_share, seed=seed), strict=strict)
+    data = scan_files(_read(Path(source), test_share=test_share, seed=seed), strict=strict)
     _check(data)
     return data
 

@@ -28,20 +28,20 @@ _MARGIN = 28
 class Spread:
     """Smallest, middle and largest of some numbers."""
 
-    smallest: float
+    smallest: int
     median: float
-    largest: float
+    largest: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
+    def of(cls, values: Sequence[int]) -> "Spread":
         if not values:
-            return cls(0.0, 0.0, 0.0)
-        return cls(min(values), statistics.median(values), max(values))
+            return cls(0, 0.0, 0)
+        return cls(min(values), float(statistics.median(values)), max(values))
 
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What a data set holds; `smallest_classes` are the names with fewest training images, fewest first."""
+    """What a data set holds; `smallest_classes` are names and training images of the classes with fewest."""
 
     root: Path
     kind: Kind
@@ -54,7 +54,7 @@ class DataSummary:
     heights: Spread
     n_boxes: int
     n_parts: int
-    smallest_classes: tuple[str, ...]
+    smallest_classes: tuple[tuple[str, int], ...]
     problems: tuple[Problem, ...]
 
 
@@ -77,22 +77,21 @@ def summarise(data: ImageData) -> DataSummary:
         heights=Spread.of([height for _, height in sizes]),
         n_boxes=sum(sample.box is not None for sample in samples),
         n_parts=sum(len(sample.parts) for sample in samples),
-        smallest_classes=tuple(data.class_names[label] for label in fewest_first[:_SHOWN]),
+        smallest_classes=tuple((data.class_names[label], train[label]) for label in fewest_first[:_SHOWN]),
         problems=data.problems,
     )
 
 
 def render(summary: DataSummary) -> str:
     """The summary as a few aligned lines of plain text."""
-    per_class = f"{'training':<10}{_say(summary.train_per_class)}"
     rows = [
         ("data", str(summary.root)),
         ("format", summary.kind),
         ("classes", f"{summary.n_classes:,}"),
         ("images", f"{summary.n_train:,} training, {summary.n_test:,} test"),
-        ("per class", per_class),
+        ("per class", f"{'training':<10}{_say(summary.train_per_class)}"),
         ("", f"{'test':<10}{_say(summary.test_per_class)}"),
-        ("fewest", ", ".join(summary.smallest_classes)),
+        ("fewest", ", ".join(f"{name} ({count})" for name, count in summary.smallest_classes)),
         ("pixels", f"{'width':<10}{_say(summary.widths)}"),
         ("", f"{'height':<10}{_say(summary.heights)}"),
     ]
@@ -114,23 +113,19 @@ def contact_sheet(data: ImageData, path: str | Path, *, per_class: int = 6, thum
     if per_class < 1 or thumbnail < 16:
         raise ConfigError(f"expected per_class >= 1 and thumbnail >= 16, got {per_class} and {thumbnail}")
     sheet = _Sheet.planned(data.n_classes, per_class, thumbnail)
+    by_class: dict[int, list[Sample]] = {label: [] for label in range(data.n_classes)}
+    for sample in data.train:
+        by_class[sample.label].append(sample)
     picture = Image.new("RGB", (sheet.width, sheet.height), _PAPER)
     draw = ImageDraw.Draw(picture)
     _write_title(draw, data, sheet)
-    by_class: dict[int, list[Sample]] = {}
-    for sample in data.train:
-        by_class.setdefault(sample.label, []).append(sample)
-
-    def paste_class(label: int) -> None:
-        samples = by_class.get(label, [])
-        left, top = sheet.corner(label)
-        _write_name(draw, data.class_names[label], len(samples), (left, top), sheet)
-        for place, sample in enumerate(_evenly(samples, per_class)):
-            position = (left + place * (thumbnail + _GAP), top + sheet.caption)
-            picture.paste(_thumbnail(sample, thumbnail), position)
-
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(paste_class, range(data.n_classes)))
+        for label, samples in by_class.items():
+            left, top = sheet.corner(label)
+            _write_name(draw, data.class_names[label], len(samples), (left, top), sheet)
+            thumbnails = pool.map(lambda sample: _thumbnail(sample, thumbnail), _evenly(samples, per_class))
+            for place, small in enumerate(thumbnails):
+                picture.paste(small, (left + place * (thumbnail + _GAP), top + sheet.caption))
     picture.save(path, format="PNG")
 
 

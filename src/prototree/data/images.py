@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -22,7 +21,8 @@ from PIL import Image
 from prototree.data.samples import Size
 from prototree.errors import DataError
 
-Source = str | Path | bytes | BinaryIO
+File = io.BufferedReader | io.BytesIO
+Source = str | Path | bytes | File
 
 MAX_PIXELS = 64_000_000
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -94,7 +94,7 @@ def _opened(source: Source) -> Iterator[tuple[Image.Image, str]]:
     if isinstance(source, str | Path):
         name = str(source)
         try:
-            file: BinaryIO = open(source, "rb")  # noqa: SIM115 (closed below)
+            file: File = open(source, "rb")  # noqa: SIM115 (closed below)
         except OSError as error:
             raise DataError(f"{name} cannot be opened: {error.strerror or error}") from error
     else:
@@ -108,7 +108,7 @@ def _opened(source: Source) -> Iterator[tuple[Image.Image, str]]:
             file.close()
 
 
-def _open_image(file: BinaryIO, name: str) -> Image.Image:
+def _open_image(file: File, name: str) -> Image.Image:
     try:
         image = Image.open(file, formats=_FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

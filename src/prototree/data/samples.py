@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from prototree.errors import DataError
 
@@ -29,12 +29,12 @@ class Box:
             raise DataError(f"expected a box with left <= right and top <= bottom, got {edges}")
 
     @classmethod
-    def from_corner(cls, x: float, y: float, width: float, height: float) -> Self:
+    def from_corner(cls, x: float, y: float, width: float, height: float) -> "Box":
         """A box from its upper left corner and its extent, as CUB writes them."""
         return cls(x, y, x + width, y + height)
 
     @classmethod
-    def whole(cls, size: Size) -> Self:
+    def whole(cls, size: Size) -> "Box":
         """The box that covers a photo of this size."""
         return cls(0.0, 0.0, float(size[0]), float(size[1]))
 
@@ -48,7 +48,7 @@ class Box:
 
     def clip(self, size: Size) -> "Box":
         """The part inside a photo of this size; of zero width or height when the two do not meet."""
-        width, height = size
+        width, height = map(float, size)
         return Box(
             min(max(self.left, 0.0), width),
             min(max(self.top, 0.0), height),

@@ -60,7 +60,7 @@ def cache_folder() -> Path:
     return Path(base) / "prototree"
 
 
-def scan(data: ImageData, *, strict: bool = False) -> ImageData:
+def scan_files(data: ImageData, *, strict: bool = False) -> ImageData:
     """The data set with sizes filled in, boxes clipped to their photos, and unusable files moved to
     `problems`.
     """
