@@ -1,7 +1,9 @@
+import contextlib
 import io
 import struct
 import zlib
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -116,6 +118,11 @@ def test_floating_point_greyscale_is_scaled(values: list[float], expected: list[
     assert np.asarray(read_image(as_bytes(image, "TIFF")))[0, :, 0].tolist() == expected
 
 
+def test_photo_pairs_of_cameras_give_the_first() -> None:
+    pair = as_bytes(smooth_photo((64, 48)), "MPO", save_all=True, append_images=[smooth_photo((64, 48), seed=1)])
+    assert difference(read_image(pair), smooth_photo((64, 48))) <= 16
+
+
 def test_animated_gif_gives_its_first_frame() -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "green", "blue")]
     content = as_bytes(frames[0], "GIF", save_all=True, append_images=frames[1:])
@@ -190,6 +197,20 @@ def test_truncated_file_names_itself(tmp_path: Path) -> None:
         path.write_bytes(content[: len(content) // 2])
         with pytest.raises(DataError, match=f"cut.{form.lower()} cannot be decoded.*truncated"):
             read_image(path)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
+@pytest.mark.filterwarnings("ignore")  # Pillow's, about the damage
+def test_damaged_files_give_a_picture_or_our_error(form: str) -> None:
+    content = as_bytes(smooth_photo((60, 45)), form)
+    random = Random(0)
+    for cut in range(200):
+        damaged = bytearray(content[: random.randrange(len(content)) if cut % 2 else len(content)])
+        for _ in range(random.randrange(6) if damaged else 0):
+            damaged[random.randrange(min(len(damaged), 200))] = random.randrange(256)
+        for at_least in (None, 20):
+            with contextlib.suppress(DataError):
+                assert read_image(bytes(damaged), at_least=at_least).mode == "RGB"
 
 
 def test_empty_file(tmp_path: Path) -> None:

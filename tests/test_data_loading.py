@@ -1,4 +1,5 @@
 import logging
+import pickle
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -231,6 +232,11 @@ def test_derived_seeds_differ() -> None:
     seeds = [derived_seed(*values) for values in ((0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 11), (0, 1, 1), ("a", 0, 0))]
     assert len(set(seeds)) == 6
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_dataset_can_be_sent_to_worker_processes(tmp_path: Path) -> None:
+    data = dataset(tmp_path)
+    assert torch.equal(pickle.loads(pickle.dumps(data))[1, 2].image, data[1, 2].image)
 
 
 def test_from_folder_to_batches(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def open_data(source: str | Path, *, test_share: float = 0.2, seed: int = 0, str
     `test_share` and `seed` matter where the data has no split of its own. Files that cannot be read are left
     out and listed in `problems`; with `strict` they are an error.
     """
-    data = scan_files(_read(Path(source), test_share=test_share, seed=seed), strict=strict)
+    data = scan_files(_read(Path(source).expanduser(), test_share=test_share, seed=seed), strict=strict)
     _check(data)
     return data
 

@@ -21,9 +21,7 @@ def is_cars(root: Path) -> bool:
 
 
 def read_cars(root: Path) -> ImageData:
-    """Its official split; boxes are kept although the paper's experiments use no annotation of Cars but the
-    class.
-    """
+    """Its official split; boxes are kept although the paper's experiments use no annotation of Cars but the class."""
     return _read_single(root) if (root / "cars_annos.mat").is_file() else _read_devkit(root)
 
 

@@ -51,9 +51,7 @@ class Item(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Items stacked; shorter than asked for at the end of an epoch and where files could not be read, perhaps
-    empty.
-    """
+    """Items stacked; shorter than asked for at the end of an epoch and where files could not be read, perhaps empty."""
 
     images: Float[Tensor, "B 3 size size"]
     labels: Int[Tensor, " B"]
@@ -129,9 +127,7 @@ def derived_seed(*values: int | str) -> int:
 
 @contextmanager
 def _chance_of(*values: int) -> Iterator[None]:
-    """Seeds torch's default generator for a moment; whoever else draws from it in this process sees no
-    change.
-    """
+    """Seeds torch's default generator for a moment; whoever else draws from it in this process sees no change."""
     # Not torch.manual_seed and fork_rng: those reach for the GPUs' generators too.
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(derived_seed(*values))

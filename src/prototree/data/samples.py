@@ -14,9 +14,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle in pixels; pixel `i` covers the stretch from `i` to `i + 1`, so edges need not be whole
-    numbers.
-    """
+    """A rectangle in pixels; pixel `i` covers the stretch from `i` to `i + 1`, so edges need not be whole numbers."""
 
     left: float
     top: float
@@ -104,9 +102,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set: class names (a sample's label is a position in them), its two splits, and the files left
-    out.
-    """
+    """A data set: class names (a sample's label is a position in them), its two splits, and the files left out."""
 
     root: Path
     kind: Kind

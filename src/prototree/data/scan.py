@@ -61,9 +61,7 @@ def cache_folder() -> Path:
 
 
 def scan_files(data: ImageData, *, strict: bool = False) -> ImageData:
-    """The data set with sizes filled in, boxes clipped to their photos, and unusable files moved to
-    `problems`.
-    """
+    """The data set with sizes filled in, boxes clipped to their photos, and unusable files moved to `problems`."""
     cache_file = _cache_file(data.root)
     before = _read_cache(cache_file)
     samples = data.train + data.test
@@ -147,9 +145,7 @@ def _read_cache(file: Path) -> dict[str, _Known]:
 
 
 def _write_cache(file: Path, known: dict[str, _Known]) -> None:
-    """All or nothing, so that a kill leaves the old cache; a cache that cannot be written is only a slower
-    next time.
-    """
+    """All or nothing, so that a kill leaves the old cache; where it cannot be written, the next time is slower."""
     content = {"version": _VERSION, "files": {key: value.to_json() for key, value in known.items()}}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

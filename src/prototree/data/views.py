@@ -36,9 +36,7 @@ FULL = View("full")
 
 
 def training_views(sample: Sample, kind: Kind) -> tuple[View, ...]:
-    """The views one training photo is learnt from: for CUB the four corners and the full photo, else the full
-    photo.
-    """
+    """The views one training photo is learnt from: for CUB the four corners and the full photo, else the full photo."""
     if kind != "cub" or sample.box is None:
         return (FULL,)
     width, height = map(float, photo_size(sample))
@@ -82,9 +80,7 @@ def centre_offset(preprocessing: Preprocessing) -> int:
 def squash(
     image: Image.Image, preprocessing: Preprocessing, view: View = FULL, *, size: Size | None = None
 ) -> Image.Image:
-    """The view's region as a square of `resize` pixels; `size` is the whole photo's, if the image is a
-    reduced one.
-    """
+    """The view's region as a square of `resize` pixels; `size` is the whole photo's, if the image is a reduced one."""
     side = preprocessing.resize
     if view.region is not None:
         across, down = (have / of for have, of in zip(image.size, size or image.size, strict=True))
@@ -125,9 +121,7 @@ def to_photo(box: Box, view: View, size: Size, preprocessing: Preprocessing) -> 
 
 
 def from_photo(point: tuple[float, float], view: View, size: Size, preprocessing: Preprocessing) -> tuple[float, float]:
-    """A point of the photo in pixels of the network's input; outside of it if the view does not show the
-    point.
-    """
+    """A point of the photo in pixels of the network's input; outside of it if the view does not show the point."""
     region, side = region_of(view, size), preprocessing.resize
     offset = centre_offset(preprocessing)
     x = (point[0] - region.left) * side / region.width
