@@ -10,10 +10,28 @@ import torch
 from hypothesis import strategies as st
 
 from prototree.backbone import Backbone, FeatureExtractor
+from prototree.data import ImageData, open_data
 from prototree.model import ProtoTree
 from prototree.topology import Topology
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache for each test, so that none reads or leaves anything in the user's."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("PROTOTREE_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cub_50(tmp_path_factory: pytest.TempPathFactory) -> ImageData:
+    """Real photos of fifty species, opened once."""
+    folder = shared("data/CUB_50")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return open_data(folder)
 
 
 def shared(path: str) -> Path:

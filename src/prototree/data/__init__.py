@@ -1,0 +1,84 @@
+"""Photos to learn from: image folders, CSV manifests, CUB-200-2011 and Stanford Cars, all opened by
+`open_data`.
+
+    data = open_data("photos/")
+    data.class_names, len(data.train), len(data.test), data.problems
+
+What is shown to the network is in `views` and `augment`, how it gets there in `loading`; those import torch,
+this module does not.
+"""
+
+import logging
+from collections import Counter
+from pathlib import Path
+
+from prototree.data.cars import is_cars, read_cars
+from prototree.data.cub import is_cub, read_cub
+from prototree.data.folder import MANIFEST_SUFFIXES, read_folder, read_manifest
+from prototree.data.samples import Box, ImageData, Part, Problem, Sample
+from prototree.data.scan import scan_files
+from prototree.errors import DataError
+
+__all__ = ["Box", "ImageData", "Part", "Problem", "Sample", "open_data"]
+
+logger = logging.getLogger(__name__)
+
+FEW_IMAGES = 10
+_SHOWN = 5
+
+
+def open_data(source: str | Path, *, test_share: float = 0.2, seed: int = 0, strict: bool = False) -> ImageData:
+    """Opens a data set, whatever its form, and checks that it can be learnt from.
+
+    `test_share` and `seed` matter where the data has no split of its own. Files that cannot be read are left
+    out and listed in `problems`; with `strict` they are an error.
+    """
+    data = scan_files(_read(Path(source).expanduser(), test_share=test_share, seed=seed), strict=strict)
+    _check(data)
+    return data
+
+
+def _read(source: Path, *, test_share: float, seed: int) -> ImageData:
+    if not source.exists():
+        raise DataError(f"{source} does not exist; expected a folder of images or a CSV file that lists them")
+    if source.is_file():
+        if source.suffix.lower() not in MANIFEST_SUFFIXES:
+            raise DataError(f"expected a folder, or a manifest that ends in .csv or .tsv, got the file {source}")
+        return read_manifest(source, test_share=test_share, seed=seed)
+    if is_cub(source):
+        return read_cub(source)
+    if is_cars(source):
+        return read_cars(source)
+    return read_folder(source, test_share=test_share, seed=seed)
+
+
+def _check(data: ImageData) -> None:
+    left_out = f" ({len(data.problems)} files could not be used)" if data.problems else ""
+    if data.n_classes < 2:
+        raise DataError(
+            f"expected at least two classes in {data.root}, got {data.n_classes} "
+            f"({', '.join(data.class_names) or 'none'}); a classifier needs something to tell apart"
+        )
+    if not data.train or not data.test:
+        raise DataError(
+            f"expected training and test images in {data.root}, "
+            f"got {len(data.train)} and {len(data.test)}{left_out}; a class needs two images to be in both"
+        )
+    count = Counter(sample.label for sample in data.train)
+    untaught = [name for label, name in enumerate(data.class_names) if count[label] == 0]
+    if untaught:
+        raise DataError(
+            f"{len(untaught)} classes of {data.root} have no training image{left_out}: "
+            f"{', '.join(untaught[:_SHOWN])}; add images or remove the classes"
+        )
+    few = [name for label, name in enumerate(data.class_names) if count[label] < FEW_IMAGES]
+    if few:
+        logger.warning(
+            "%d of %d classes have fewer than %d training images (%s%s): a leaf's confidence is bounded by how many "
+            "images reach it, so predictions of these classes will stay unsure; add images if you can",
+            len(few),
+            data.n_classes,
+            FEW_IMAGES,
+            ", ".join(few[:_SHOWN]),
+            ", …" if len(few) > _SHOWN else "",
+        )

@@ -1,0 +1,213 @@
+"""Data as folders of classes, or as a table of paths and labels.
+
+Three forms are read: `train/<class>/` beside `test/<class>/` (or `val`, `valid`, `validation` where there is
+no `test`); one folder of class folders; and a CSV or TSV file with a header of `path`, `label` and, if
+wanted, `split`. Where no split is given, a seeded share of every class becomes the test set.
+"""
+
+import csv
+import io
+import os
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prototree.data.images import SUFFIXES, is_image
+from prototree.data.samples import ImageData, Sample
+from prototree.errors import ConfigError, DataError
+
+TRAIN_NAMES = ("train", "training")
+TEST_NAMES = ("test", "val", "valid", "validation")  # the first one found is the test set
+
+MANIFEST_SUFFIXES = (".csv", ".tsv")
+_SHOWN = 5  # mistakes named in one message
+
+
+def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Sorts as people do: `class 2` before `class 10`."""
+    pieces = re.split(r"(\d+)", name.casefold())
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces], name
+
+
+def split_classes(labels: Sequence[str], *, test_share: float, seed: int) -> list[bool]:
+    """Which items go to the test set: a share of each class, at least one where a class has two or more.
+
+    A class's split depends on its own items and the seed alone, so adding a class leaves the others as they
+    are.
+    """
+    if not 0.0 < test_share < 1.0:
+        raise ConfigError(f"expected a test share between 0 and 1 (0.2 is usual), got {test_share}")
+    members: dict[str, list[int]] = {}
+    for index, label in enumerate(labels):
+        members.setdefault(label, []).append(index)
+    in_test = [False] * len(labels)
+    for label, indices in members.items():
+        count = len(indices)
+        n_test = min(max(round(test_share * count), 1), count - 1)
+        for index in random.Random(f"{seed}/{label}").sample(indices, n_test):
+            in_test[index] = True
+    return in_test
+
+
+def read_folder(root: Path, *, test_share: float = 0.2, seed: int = 0) -> ImageData:
+    """A folder of class folders, or `train` and `test` folders of them."""
+    train_folder, test_folder = _find(root, TRAIN_NAMES), _find(root, TEST_NAMES)
+    if train_folder is not None and test_folder is not None:
+        return _read_two(root, train_folder, test_folder)
+    if train_folder is not None and len(_subfolders(root)) == 1:
+        return read_folder(train_folder, test_share=test_share, seed=seed)
+    by_class = _class_images(root)
+    paths = [path for images in by_class.values() for path in images]
+    labels = [name for name, images in by_class.items() for _ in images]
+    in_test = split_classes(labels, test_share=test_share, seed=seed)
+    number = {name: index for index, name in enumerate(by_class)}
+    pairs = [(Sample(path, number[name]), test) for path, name, test in zip(paths, labels, in_test, strict=True)]
+    return ImageData(
+        root,
+        "folder",
+        tuple(by_class),
+        tuple(sample for sample, test in pairs if not test),
+        tuple(sample for sample, test in pairs if test),
+    )
+
+
+def _read_two(root: Path, train_folder: Path, test_folder: Path) -> ImageData:
+    train, test = _class_images(train_folder), _class_images(test_folder)
+    only_train = [name for name in train if name not in test]
+    only_test = [name for name in test if name not in train]
+    if only_train or only_test:
+        raise DataError(
+            f"expected the same classes in {train_folder} and {test_folder}; "
+            f"only in the first: {_listing(only_train)}; only in the second: {_listing(only_test)}"
+        )
+    names = tuple(train)
+
+    def samples(images: dict[str, list[Path]]) -> tuple[Sample, ...]:
+        return tuple(Sample(path, label) for label, name in enumerate(names) for path in images[name])
+
+    return ImageData(root, "folder", names, samples(train), samples(test))
+
+
+def _listing(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN]) or "none"
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+
+
+def _find(root: Path, names: Iterable[str]) -> Path | None:
+    folders = {folder.name.casefold(): folder for folder in _subfolders(root)}
+    return next((folders[name] for name in names if name in folders), None)
+
+
+def _subfolders(root: Path) -> list[Path]:
+    folders = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "__MACOSX"))]
+    return sorted(folders, key=lambda path: natural_key(path.name))
+
+
+def _class_images(root: Path) -> dict[str, list[Path]]:
+    """Images of each class folder, in natural order; every class has at least one."""
+    folders = _subfolders(root)
+    if not folders:
+        raise DataError(
+            f"{root} has no class folders; expected one folder of images for each class "
+            "(or train/ and test/ folders of them, or a CSV file with the columns path and label)"
+        )
+    images = {folder.name: _images_below(folder) for folder in folders}
+    empty = [name for name, paths in images.items() if not paths]
+    if len(empty) == len(images):
+        raise DataError(f"{root} has no images in its folders ({_listing(empty)}); we read {' '.join(SUFFIXES)}")
+    if empty:
+        raise DataError(
+            f"class folders with no image in {root}: {_listing(empty)}; add images ({' '.join(SUFFIXES)}) "
+            "or remove the folders"
+        )
+    return images
+
+
+def _images_below(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [path for path in (Path(parent, name) for name in files) if is_image(path)]
+    return sorted(found, key=lambda path: natural_key(str(path)))
+
+
+@dataclass(frozen=True)
+class _Row:
+    line: int
+    path: Path
+    label: str
+    split: str | None
+
+
+def read_manifest(file: Path, *, test_share: float = 0.2, seed: int = 0) -> ImageData:
+    """A CSV or TSV file; relative paths start at the folder it lies in."""
+    rows = _read_rows(file)
+    _check_rows(file, rows)
+    if rows[0].split is None:
+        in_test = split_classes([row.label for row in rows], test_share=test_share, seed=seed)
+        parts = ["test" if test else "train" for test in in_test]
+    else:
+        parts = [row.split or "" for row in rows]
+    test_name = next((name for name in TEST_NAMES if name in parts), "test")
+    names = tuple(sorted({row.label for row in rows}, key=natural_key))
+    number = {name: index for index, name in enumerate(names)}
+    pairs = [(part, Sample(row.path, number[row.label])) for part, row in zip(parts, rows, strict=True)]
+    return ImageData(
+        file,
+        "manifest",
+        names,
+        tuple(sample for part, sample in pairs if part in TRAIN_NAMES),
+        tuple(sample for part, sample in pairs if part == test_name),
+    )
+
+
+def _read_rows(file: Path) -> list[_Row]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read as UTF-8 text: {error}") from error
+    reader = csv.reader(io.StringIO(text), delimiter=_delimiter(file, text.partition("\n")[0].strip("\r")))
+    header = [name.strip().casefold() for name in next(reader)]
+    column = {name: header.index(name) for name in ("path", "label", "split") if name in header}
+    rows = []
+    for cells in reader:
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) != len(header):
+            raise DataError(f"{file} line {reader.line_num}: expected {len(header)} columns, got {len(cells)}")
+        value = {name: cells[position].strip() for name, position in column.items()}
+        split = value["split"].casefold() if "split" in value else None
+        rows.append(_Row(reader.line_num, file.parent / value["path"], value["label"], split))
+    if not rows:
+        raise DataError(f"{file} lists no images; expected one line for each under the header")
+    return rows
+
+
+def _delimiter(file: Path, header: str) -> str:
+    for delimiter in (",", "\t", ";"):
+        names = [name.strip().strip('"').casefold() for name in header.split(delimiter)]
+        if "path" in names and "label" in names:
+            return delimiter
+    raise DataError(f"{file} line 1: expected a header with the columns path and label, got {header[:80]!r}")
+
+
+def _check_rows(file: Path, rows: Sequence[_Row]) -> None:
+    """One error for all mistakes, so that they can be mended in one go."""
+    first_line: dict[str, int] = {}
+    mistakes = []
+    for row in rows:
+        key = os.path.normpath(row.path)
+        if not row.label:
+            mistakes.append(f"line {row.line}: the label is empty")
+        if row.split is not None and row.split not in TRAIN_NAMES + TEST_NAMES:
+            mistakes.append(f"line {row.line}: unknown split {row.split!r}; expected train, test or val")
+        if key in first_line:
+            mistakes.append(f"line {row.line}: {row.path} is already on line {first_line[key]}")
+        elif not row.path.is_file():
+            mistakes.append(f"line {row.line}: {row.path} does not exist")
+        first_line.setdefault(key, row.line)
+    if mistakes:
+        more = f"\n… and {len(mistakes) - _SHOWN} more" if len(mistakes) > _SHOWN else ""
+        raise DataError(f"{file} has {len(mistakes)} mistakes:\n" + "\n".join(mistakes[:_SHOWN]) + more)

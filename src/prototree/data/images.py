@@ -1,0 +1,172 @@
+"""Reads a photo as upright 8-bit RGB, whatever way it is stored; anything else is a `DataError` that names
+the file.
+
+Pillow decodes. What it leaves to the caller is done here: the camera's rotation mark, transparency (put on
+white), 16-bit and floating-point greyscale (scaled, where Pillow clips), a limit on pixels that holds before
+any memory is taken, and one kind of error for the many that decoders raise. No setting of Pillow's is
+changed, so nothing here affects other users of it in the process.
+"""
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from prototree.data.samples import Size
+from prototree.errors import DataError
+
+File = io.BufferedReader | io.BytesIO
+Source = str | Path | bytes | File
+
+MAX_PIXELS = 64_000_000
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+
+# Naming the formats keeps Pillow from trying its other plugins (some start programs) on files nobody vouches
+# for.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+@dataclass(frozen=True)
+class Photo:
+    """A decoded upright RGB picture, and the upright size of the file; the two differ after reduced decoding."""
+
+    image: Image.Image
+    size: Size
+
+
+def is_image(path: Path) -> bool:
+    """Whether the name is that of an image we read; hidden files (and macOS's `._` companions) are not."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+def read_image(source: Source, *, at_least: int | None = None) -> Image.Image:
+    """The picture in a file, in bytes or in an open binary file, as upright RGB (the first frame if it has
+    several).
+
+    With `at_least`, a JPEG may be decoded at a half, quarter or eighth of its size, as long as its shorter
+    side keeps that many pixels; this is several times faster for large photos that will be shrunk anyway.
+    """
+    return read_photo(source, at_least=at_least).image
+
+
+def read_photo(source: Source, *, at_least: int | None = None) -> Photo:
+    """As `read_image`, with the size of the whole photo."""
+    with _opened(source) as (image, name):
+        orientation, size = _orientation(image), _upright_size(image)
+        if at_least is not None:
+            image.draft(None, (at_least, at_least))
+        try:
+            image.load()
+            rgb = _to_rgb(image)
+        except Exception as error:  # decoders raise whatever their parser met
+            raise DataError(f"{name} cannot be decoded ({_say(error)}); replace or remove it") from error
+    if orientation in _UPRIGHT:
+        rgb = rgb.transpose(_UPRIGHT[orientation])
+    rgb.info = {}  # its rotation mark and transparency have been obeyed; nobody should obey them twice
+    return Photo(rgb, size)
+
+
+def check_header(source: Source) -> Size:
+    """Upright width and height from the first bytes of a file; a `DataError` if it is no image or too large."""
+    with _opened(source) as (image, _):
+        return _upright_size(image)
+
+
+@contextmanager
+def _opened(source: Source) -> Iterator[tuple[Image.Image, str]]:
+    """An opened but not yet decoded image within the pixel limit, and its name for messages."""
+    if isinstance(source, str | Path):
+        name = str(source)
+        try:
+            file: File = open(source, "rb")  # noqa: SIM115 (closed below)
+        except OSError as error:
+            raise DataError(f"{name} cannot be opened: {error.strerror or error}") from error
+    else:
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        name = str(getattr(source, "name", "the image"))
+    try:
+        with _open_image(file, name) as image:
+            yield image, name
+    finally:
+        if file is not source:
+            file.close()
+
+
+def _open_image(file: File, name: str) -> Image.Image:
+    try:
+        image = Image.open(file, formats=_FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        # Far above our own limit Pillow stops before it tells the width and height, only their product.
+        found = re.search(r"(\d+) pixels", str(error))
+        raise _too_large(name, f"{int(found[1]):,} pixels" if found else "far more pixels") from error
+    except Exception as error:
+        if file.seek(0, os.SEEK_END) == 0:
+            raise DataError(f"{name} is empty (0 bytes); replace or remove it") from error
+        raise DataError(
+            f"{name} is not an image we can read (expected JPEG, PNG, WebP, BMP, TIFF or GIF); replace or remove it"
+        ) from error
+    if image.width * image.height > MAX_PIXELS:
+        raise _too_large(name, f"{image.width} x {image.height} = {image.width * image.height:,} pixels")
+    return image
+
+
+def _too_large(name: str, claim: str) -> DataError:
+    return DataError(f"{name} claims {claim}, the limit is {MAX_PIXELS:,}; make it smaller or remove it")
+
+
+def _say(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _orientation(image: Image.Image) -> int:
+    """The camera's rotation mark; 1 (upright) where there is none, it is damaged, or Pillow obeys it (TIFF)."""
+    if image.format == "TIFF":
+        return 1
+    try:
+        # The base class's method, since PNG's own would decode the whole picture to look for a mark behind
+        # it.
+        return int(Image.Image.getexif(image).get(_ORIENTATION_TAG, 1))
+    except Exception:  # a damaged mark is no reason to refuse the picture
+        return 1
+
+
+def _upright_size(image: Image.Image) -> Size:
+    width, height = image.size
+    return (height, width) if 5 <= _orientation(image) <= 8 else (width, height)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image.copy()  # detached from its file
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _to_eight_bits(image)
+    if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, "white")
+        return Image.alpha_composite(white, rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    """Greyscale of more than 8 bits, scaled so that its white is white; Pillow would clip it at 255."""
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+    brightest = float(values.max(initial=0.0))
+    usual_whites = [1.0, 255.0, 65535.0] if image.mode == "F" else [65535.0]
+    white = next((white for white in usual_whites if brightest <= white), brightest)
+    return Image.fromarray((values.clip(0.0) * (255.0 / white)).round().astype(np.uint8))

@@ -1,0 +1,267 @@
+"""Views of photos as batches of tensors, the same ones whatever the number of worker processes.
+
+Chance is a function of (seed, epoch, index): each item is augmented under a generator seeded with the three,
+and the order of an epoch depends on the first two. So runs repeat, resume in the middle of an epoch, and
+split over processes without any state to carry along. The sampler hands (epoch, index) pairs to the workers,
+which therefore need not be restarted to learn of a new epoch.
+"""
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from prototree.data.augment import Plain, Transform
+from prototree.data.images import read_photo
+from prototree.data.samples import Problem, Sample, Size
+from prototree.data.views import View, region_of, squash
+from prototree.errors import ConfigError, DataError
+from prototree.preprocessing import Preprocessing
+
+logger = logging.getLogger(__name__)
+
+Views = Callable[[Sample], Sequence[View]]
+Position = tuple[int, int]
+"""Epoch and index of an item."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands behind an item: a sample, by its place in the list given, and one of its views."""
+
+    sample_index: int
+    sample: Sample
+    view: View
+
+
+class Item(NamedTuple):
+    """One view of one photo; `entry` is its place in `ViewDataset.entries`."""
+
+    image: Float[Tensor, "3 size size"]
+    label: int
+    entry: int
+
+
+class Batch(NamedTuple):
+    """Items stacked; shorter than asked for at the end of an epoch and where files could not be read, perhaps empty."""
+
+    images: Float[Tensor, "B 3 size size"]
+    labels: Int[Tensor, " B"]
+    entries: Int[Tensor, " B"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which process this is, of how many; each gets its share of every batch."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"expected 0 <= rank < world_size, got rank {self.rank} of {self.world_size}")
+
+    def of(self, batch: Sequence[int]) -> Sequence[int]:
+        """This process's stretch of a batch; stretches differ by at most one in length and join to the whole."""
+        start, stop = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))
+        return batch[start:stop]
+
+
+class ViewDataset(Dataset[Item]):
+    """Every view of every sample, in the order given: all views of the first sample, then of the second.
+
+    `transform` gets the view as a square of `preprocessing.resize` pixels; without one the item is what the
+    network sees at test time. `dataset[index]` is the item of epoch 0, `dataset[epoch, index]` of any epoch.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        views: Views,
+        preprocessing: Preprocessing,
+        *,
+        transform: Transform | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.preprocessing = preprocessing
+        self.seed = seed
+        self.entries: tuple[Entry, ...] = tuple(
+            Entry(index, sample, view) for index, sample in enumerate(samples) for view in views(sample)
+        )
+        self._transform: Transform = transform if transform is not None else Plain(preprocessing)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, position: int | Position) -> Item:
+        epoch, index = (0, position) if isinstance(position, int) else position
+        entry = self.entries[index]
+        sample, view = entry.sample, entry.view
+        photo = read_photo(sample.path, at_least=_pixels_needed(view, sample.size, self.preprocessing.resize))
+        image = squash(photo.image, self.preprocessing, view, size=photo.size)
+        with _chance_of(self.seed, epoch, index):
+            return Item(self._transform(image), sample.label, index)
+
+
+def _pixels_needed(view: View, size: Size | None, side: int) -> int | None:
+    """How long the photo's shorter side must stay for the region to keep `side` pixels each way."""
+    if size is None:
+        return None
+    region = region_of(view, size)
+    return math.ceil(side * min(size) / max(min(region.width, region.height), 1.0))
+
+
+def derived_seed(*values: int | str) -> int:
+    """One seed out of several values, as good as independent for each combination."""
+    text = "/".join(map(str, values)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+@contextmanager
+def _chance_of(*values: int) -> Iterator[None]:
+    """Seeds torch's default generator for a moment; whoever else draws from it in this process sees no change."""
+    # Not torch.manual_seed and fork_rng: those reach for the GPUs' generators too.
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(derived_seed(*values))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
+class _Batches:
+    """This process's share of each batch of an epoch, as positions; tells the loader which epoch it is in."""
+
+    def __init__(self, n_items: int, batch_size: int, *, shuffle_seed: int | None, shard: Shard) -> None:
+        self._n_items = n_items
+        self._batch_size = batch_size
+        self._shuffle_seed = shuffle_seed
+        self._shard = shard
+        self.epoch, self.start = 0, 0
+
+    def __len__(self) -> int:
+        return max(math.ceil(self._n_items / self._batch_size) - self.start, 0)
+
+    def __iter__(self) -> Iterator[list[Position]]:
+        # Fixed now, not when the first batch is drawn: a prefetching loader draws late.
+        return self._positions(self.epoch, self.start)
+
+    def _positions(self, epoch: int, start: int) -> Iterator[list[Position]]:
+        order = self._order(epoch)
+        for first in range(start * self._batch_size, self._n_items, self._batch_size):
+            batch = order[first : first + self._batch_size]
+            yield [(epoch, index) for index in self._shard.of(batch)]
+
+    def _order(self, epoch: int) -> list[int]:
+        if self._shuffle_seed is None:
+            return list(range(self._n_items))
+        generator = torch.Generator().manual_seed(derived_seed("order", self._shuffle_seed, epoch))
+        return torch.randperm(self._n_items, generator=generator).tolist()
+
+
+class _Guarded(Dataset["Item | Problem"]):
+    """The dataset for worker processes: a file that cannot be read comes back as a problem, not as a crash."""
+
+    def __init__(self, dataset: ViewDataset) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, position: Position) -> Item | Problem:
+        try:
+            return self._dataset[position]
+        except DataError as error:
+            return Problem(self._dataset.entries[position[1]].sample.path, str(error))
+
+
+class _Packet(NamedTuple):
+    batch: Batch
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True)
+class _Collate:
+    size: int
+
+    def __call__(self, results: list[Item | Problem]) -> _Packet:
+        items = [result for result in results if isinstance(result, Item)]
+        images = torch.stack([item.image for item in items]) if items else torch.empty(0, 3, self.size, self.size)
+        labels = torch.tensor([item.label for item in items], dtype=torch.int64)
+        entries = torch.tensor([item.entry for item in items], dtype=torch.int64)
+        problems = tuple(result for result in results if isinstance(result, Problem))
+        return _Packet(Batch(images, labels, entries), problems)
+
+
+class Loader:
+    """Batches of a `ViewDataset`; `for batch in loader.epoch(3)`, or from its batch 10 on: `loader.epoch(3,
+    start=10)`.
+
+    `problems` lists the files that turned out unreadable on the way, `n_skipped` counts the items lost by
+    them.
+    """
+
+    def __init__(self, dataset: ViewDataset, batches: _Batches, *, workers: int = 0, strict: bool = False) -> None:
+        self.dataset = dataset
+        self.problems: dict[str, Problem] = {}
+        self.n_skipped = 0
+        self._strict = strict
+        self._batches = batches
+        self._loader: DataLoader[Item | Problem] = DataLoader(
+            _Guarded(dataset),
+            batch_sampler=batches,
+            collate_fn=_Collate(dataset.preprocessing.size),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            prefetch_factor=2 if workers > 0 else None,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # its own, or each epoch would draw from the default one
+        )
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return len(self._batches) + self._batches.start
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.epoch(0)
+
+    def epoch(self, epoch: int, *, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from batch `start` on."""
+        self._batches.epoch, self._batches.start = epoch, start
+        for packet in self._loader:
+            self._note(packet.problems)
+            yield packet.batch
+
+    def _note(self, problems: Sequence[Problem]) -> None:
+        for problem in problems:
+            if self._strict:
+                raise DataError(problem.reason)
+            self.n_skipped += 1
+            if str(problem.path) not in self.problems:
+                self.problems[str(problem.path)] = problem
+                logger.warning("%s; skipped", problem.reason)
+
+
+def make_loader(
+    dataset: ViewDataset,
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    shard: Shard | None = None,
+    workers: int = 0,
+    strict: bool = False,
+) -> Loader:
+    """A loader of batches of `batch_size`, counted over all processes; a short last batch is kept.
+
+    The k-th batches of all shards join, in order of rank, to the k-th batch of a single process. A file that
+    cannot be read any more is skipped with one warning; with `strict` it is a `DataError`.
+    """
+    if batch_size < 1 or workers < 0:
+        raise ConfigError(f"expected batch_size >= 1 and workers >= 0, got {batch_size} and {workers}")
+    batches = _Batches(len(dataset), batch_size, shuffle_seed=dataset.seed if shuffle else None, shard=shard or Shard())
+    return Loader(dataset, batches, workers=workers, strict=strict)

@@ -1,0 +1,269 @@
+import contextlib
+import io
+import struct
+import zlib
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile
+
+from data_files import four_colours, smooth_photo
+from prototree.data.images import MAX_PIXELS, check_header, is_image, read_image, read_photo
+from prototree.errors import DataError
+
+ORIENTATION = 0x0112
+
+
+def as_bytes(image: Image.Image, form: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def difference(image: Image.Image, expected: Image.Image) -> float:
+    assert (image.mode, image.size) == ("RGB", expected.size)
+    return float(np.abs(np.asarray(image, float) - np.asarray(expected.convert("RGB"), float)).max())
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that claims a size."""
+    fields = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", fields) + chunk(b"IDAT", zlib.compress(b"0")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(("form", "tolerance"), [("PNG", 0), ("BMP", 0), ("TIFF", 0), ("JPEG", 8), ("WEBP", 40)])
+def test_formats_decode_to_the_same_picture(form: str, tolerance: float) -> None:
+    photo = smooth_photo((64, 48))
+    options = {} if tolerance == 0 else {"quality": 100}
+    assert difference(read_image(as_bytes(photo, form, **options)), photo) <= tolerance
+
+
+def test_path_string_bytes_and_open_file_agree(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    smooth_photo().save(path)
+    for source in (path, str(path), path.read_bytes(), io.BytesIO(path.read_bytes())):
+        assert difference(read_image(source), smooth_photo()) == 0
+    with open(path, "rb") as file:
+        assert difference(read_image(file), smooth_photo()) == 0
+        assert not file.closed
+
+
+def test_greyscale_and_black_and_white() -> None:
+    grey = smooth_photo().convert("L")
+    assert difference(read_image(as_bytes(grey, "PNG")), grey) == 0
+    bits = grey.convert("1")
+    assert difference(read_image(as_bytes(bits, "PNG")), bits) == 0
+
+
+@pytest.mark.parametrize("form", ["JPEG", "TIFF"])
+def test_cmyk_colours_are_not_inverted(form: str) -> None:
+    red = Image.new("CMYK", (32, 32), (0, 255, 255, 0))
+    assert difference(read_image(as_bytes(red, form)), Image.new("RGB", (32, 32), (255, 0, 0))) <= 4
+
+
+def test_transparent_pixels_lie_on_white() -> None:
+    rgba = Image.new("RGBA", (4, 2), (0, 0, 255, 255))
+    rgba.putpixel((0, 0), (255, 0, 0, 0))
+    rgba.putpixel((1, 0), (0, 0, 0, 51))
+    image = read_image(as_bytes(rgba, "PNG"))
+    assert [image.getpixel((x, 0)) for x in range(3)] == [(255, 255, 255), (204, 204, 204), (0, 0, 255)]
+
+
+def test_grey_with_transparency_lies_on_white() -> None:
+    image = Image.new("LA", (2, 1), (0, 255))
+    image.putpixel((1, 0), (0, 0))
+    assert list(read_image(as_bytes(image, "PNG")).tobytes()) == [0, 0, 0, 255, 255, 255]
+
+
+@pytest.mark.parametrize("transparency", [1, bytes([255, 0, 255])])
+def test_palette_with_transparency_lies_on_white(transparency: int | bytes) -> None:
+    image = Image.new("P", (3, 1))
+    image.putpalette([10, 20, 30, 200, 0, 0, 0, 0, 250])
+    image.putdata([0, 1, 2])
+    decoded = read_image(as_bytes(image, "PNG", transparency=transparency))
+    assert list(decoded.tobytes()) == [10, 20, 30, 255, 255, 255, 0, 0, 250]
+
+
+def test_palette_without_transparency() -> None:
+    image = four_colours().convert("P")
+    assert difference(read_image(as_bytes(image, "PNG")), image) == 0
+
+
+def test_transparent_colour_of_rgb_lies_on_white() -> None:
+    image = Image.new("RGB", (2, 1), (1, 2, 3))
+    image.putpixel((1, 0), (9, 9, 9))
+    assert list(read_image(as_bytes(image, "PNG", transparency=(9, 9, 9))).tobytes()) == [1, 2, 3, 255, 255, 255]
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_sixteen_bits_are_scaled_not_clipped(form: str) -> None:
+    values = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
+    decoded = np.asarray(read_image(as_bytes(Image.fromarray(values), form)))
+    assert decoded[0, :, 0].tolist() == [0, 1, 128, 255]
+    assert (decoded[..., :1] == decoded).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([0.0, 0.5, 1.0], [0, 128, 255]), ([0.0, 100.0, 255.0], [0, 100, 255]), ([-5.0, 1e6, 2e6], [0, 128, 255])],
+)
+def test_floating_point_greyscale_is_scaled(values: list[float], expected: list[int]) -> None:
+    image = Image.fromarray(np.array([values], dtype=np.float32))
+    assert np.asarray(read_image(as_bytes(image, "TIFF")))[0, :, 0].tolist() == expected
+
+
+def test_photo_pairs_of_cameras_give_the_first() -> None:
+    pair = as_bytes(smooth_photo((64, 48)), "MPO", save_all=True, append_images=[smooth_photo((64, 48), seed=1)])
+    assert difference(read_image(pair), smooth_photo((64, 48))) <= 16
+
+
+def test_animated_gif_gives_its_first_frame() -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "green", "blue")]
+    content = as_bytes(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert difference(read_image(content), frames[0]) == 0
+
+
+UPRIGHT = {
+    1: lambda image: image,
+    2: lambda image: image[:, ::-1],
+    3: lambda image: image[::-1, ::-1],
+    4: lambda image: image[::-1],
+    5: lambda image: image.swapaxes(0, 1),
+    6: lambda image: np.rot90(image, -1),
+    7: lambda image: image[::-1, ::-1].swapaxes(0, 1),
+    8: lambda image: np.rot90(image, 1),
+}
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_rotation_marks_are_obeyed(orientation: int, form: str) -> None:
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    options = {"quality": 100, "subsampling": 0} if form == "JPEG" else {"lossless": True} if form == "WEBP" else {}
+    content = as_bytes(four_colours(), form, exif=exif, **options)
+    expected = Image.fromarray(np.ascontiguousarray(UPRIGHT[orientation](np.asarray(four_colours()))))
+    image = read_image(content)
+    assert difference(image, expected) <= 8
+    assert check_header(content) == expected.size
+    assert image.getexif().get(ORIENTATION, 1) == 1, "nobody should turn it a second time"
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 77])
+def test_impossible_rotation_marks_are_ignored(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    content = as_bytes(four_colours(), "JPEG", exif=exif)
+    assert read_image(content).size == check_header(content) == (64, 32)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_damaged_camera_notes_do_not_spoil_the_picture() -> None:
+    content = as_bytes(four_colours(), "JPEG", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff")
+    assert read_image(content).size == check_header(content) == (64, 32)
+
+
+@pytest.mark.parametrize(
+    ("at_least", "size"), [(None, (801, 401)), (500, (801, 401)), (200, (401, 201)), (60, (201, 101)), (50, (101, 51))]
+)
+def test_reduced_decoding_keeps_the_shorter_side(at_least: int | None, size: tuple[int, int]) -> None:
+    content = as_bytes(smooth_photo((801, 401)), "JPEG", quality=95)
+    photo = read_photo(content, at_least=at_least)
+    assert photo.size == (801, 401)
+    assert min(photo.image.size) >= min(at_least or 0, 401)
+    assert photo.image.size == size
+    whole = smooth_photo((801, 401)).resize(photo.image.size, Image.Resampling.BOX)
+    assert difference(photo.image, whole) <= 16
+
+
+def test_reduced_decoding_of_a_turned_photo() -> None:
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    photo = read_photo(as_bytes(smooth_photo((800, 400)), "JPEG", exif=exif), at_least=100)
+    assert photo.size == (400, 800)
+    assert photo.image.size == (100, 200)
+
+
+def test_truncated_file_names_itself(tmp_path: Path) -> None:
+    for form in ("JPEG", "PNG"):
+        path = tmp_path / f"cut.{form.lower()}"
+        content = as_bytes(Image.effect_noise((200, 200), 60).convert("RGB"), form)
+        path.write_bytes(content[: len(content) // 2])
+        with pytest.raises(DataError, match=f"cut.{form.lower()} cannot be decoded.*truncated"):
+            read_image(path)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
+@pytest.mark.filterwarnings("ignore")  # Pillow's, about the damage
+def test_damaged_files_give_a_picture_or_our_error(form: str) -> None:
+    content = as_bytes(smooth_photo((60, 45)), form)
+    random = Random(0)
+    for cut in range(200):
+        damaged = bytearray(content[: random.randrange(len(content)) if cut % 2 else len(content)])
+        for _ in range(random.randrange(6) if damaged else 0):
+            damaged[random.randrange(min(len(damaged), 200))] = random.randrange(256)
+        for at_least in (None, 20):
+            with contextlib.suppress(DataError):
+                assert read_image(bytes(damaged), at_least=at_least).mode == "RGB"
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.jpg").touch()
+    for look in (read_image, check_header):
+        with pytest.raises(DataError, match=r"empty\.jpg is empty \(0 bytes\)"):
+            look(tmp_path / "empty.jpg")
+
+
+def test_text_with_an_image_name(tmp_path: Path) -> None:
+    (tmp_path / "notes.jpg").write_text("not a picture")
+    for look in (read_image, check_header):
+        with pytest.raises(DataError, match=r"notes\.jpg is not an image we can read \(expected JPEG"):
+            look(tmp_path / "notes.jpg")
+
+
+def test_other_formats_are_not_tried() -> None:
+    with pytest.raises(DataError, match="not an image we can read"):
+        read_image(as_bytes(smooth_photo(), "EPS"))
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.jpg cannot be opened: No such file"):
+        read_image(tmp_path / "gone.jpg")
+    with pytest.raises(DataError, match="cannot be opened"):
+        read_image(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "claim"),
+    [
+        (8001, 8000, "8001 x 8000 = 64,008,000 pixels"),
+        (12_000, 10_000, "120,000,000"),
+        (60_000, 60_000, "3,600,000,000"),
+    ],
+)
+def test_small_file_that_claims_a_huge_picture(tmp_path: Path, width: int, height: int, claim: str) -> None:
+    path = tmp_path / "bomb.png"
+    path.write_bytes(png_header(width, height))
+    for look in (read_image, check_header):
+        with pytest.raises(DataError) as caught:
+            look(path)
+        for part in (str(path), claim, f"{MAX_PIXELS:,}"):
+            assert part in str(caught.value)
+
+
+def test_pillow_settings_stay_as_they_are() -> None:
+    before = (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
+    read_image(as_bytes(smooth_photo(), "JPEG"), at_least=10)
+    assert before == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
+
+
+def test_is_image_goes_by_name() -> None:
+    assert is_image(Path("a/B.JPEG"))
+    assert not is_image(Path("a/._B.jpg"))
+    assert not is_image(Path("a/b.txt"))
