@@ -115,7 +115,10 @@ def truncate(name: str) -> Callable[[Path], None]:
         (edit(kind="cake"), "does not describe a prototype tree"),
         (edit(topology={"left": [0], "right": [-1]}), "is damaged"),
         (edit(topology={"left": [-1], "right": [-2]}), "is damaged"),
-        (edit(backbone={"name": "hf-hub:someone/something", "level": -1}), "is damaged.*timm has no model"),
+        (
+            edit(backbone={"name": "hf-hub:someone/something", "level": -1, "head_width": 0}),
+            "is damaged.*timm has no model",
+        ),
         (edit(classes=["only one"]), "is damaged"),
         (edit(preprocessing={}), "is damaged"),
         (edit(prototypes={"depth": 8, "size": [9, 9], "sources": []}), "is damaged"),

@@ -105,6 +105,11 @@ class Backbone(nn.Module):
         tail = {id(parameter) for parameter in self.tail_parameters()}
         return (parameter for parameter in self.net.parameters() if id(parameter) not in tail)
 
+    def trunk_state(self) -> dict[str, Tensor]:
+        """The weights and statistics that decide what the border is."""
+        tail = tuple(f"{name}." for name in self._tail_names)
+        return {name: tensor for name, tensor in self.net.state_dict().items() if not name.startswith(tail)}
+
     @property
     def _tail(self) -> list[nn.Module]:
         return [self.net.get_submodule(name) for name in self._tail_names]
@@ -167,23 +172,44 @@ class Backbone(nn.Module):
 
 
 class FeatureExtractor(nn.Module):
-    """f(x; ω) of the paper: the backbone, a 1×1 convolution without bias to depth D, and a sigmoid."""
+    """f(x; ω) of the paper: the backbone, a 1×1 convolution without bias to depth D, and a sigmoid.
 
-    def __init__(self, backbone: Backbone, depth: int = 256) -> None:
+    With `head_width` there is a hidden 1×1 layer in between. `scale` multiplies the output (and so all distances);
+    it is 1 unless a start calibrates it.
+    """
+
+    scale: Tensor
+
+    def __init__(self, backbone: Backbone, depth: int = 256, head_width: int = 0) -> None:
         super().__init__()
-        if depth < 1:
-            raise ShapeError(f"expected a prototype depth of at least 1, got {depth}")
+        if depth < 1 or head_width < 0:
+            raise ShapeError(
+                f"expected a depth of at least 1 and a head width of at least 0, got {depth}, {head_width}"
+            )
         self.backbone = backbone
-        self.head = nn.Conv2d(backbone.n_channels, depth, kernel_size=1, bias=False)
-        nn.init.xavier_normal_(self.head.weight)
-        self.depth = depth
+        self.depth, self.head_width = depth, head_width
+        self.head = _head(backbone.n_channels, depth, head_width)
+        self.register_buffer("scale", torch.ones(()))
 
     def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B D H W"]:
-        return torch.sigmoid(self.head(self.backbone(images)))
+        return self.from_map(self.backbone(images))
 
     def from_border(self, border: Tensor) -> Float[Tensor, "B D H W"]:
         """The same from what the trunk gave."""
-        return torch.sigmoid(self.head(self.backbone.tail(border)))
+        return self.from_map(self.backbone.tail(border))
+
+    def from_map(self, backbone_map: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
+        """The same from the backbone's feature map."""
+        return self.scale * torch.sigmoid(self.head(backbone_map))
+
+
+def _head(n_channels: int, depth: int, width: int) -> nn.Module:
+    last = nn.Conv2d(width or n_channels, depth, kernel_size=1, bias=False)
+    nn.init.xavier_normal_(last.weight)
+    if not width:
+        return last
+    hidden = nn.Conv2d(n_channels, width, kernel_size=1, bias=False)
+    return nn.Sequential(hidden, nn.BatchNorm2d(width), nn.ReLU(), last)
 
 
 def _as_it_is(output: Tensor, prefix: int, size: tuple[int, int]) -> Tensor:

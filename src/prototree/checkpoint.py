@@ -41,7 +41,7 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
             "size": list(tree.prototypes.shape[2:]),
             "sources": [source and dataclasses.asdict(source) for source in tree.sources],
         },
-        "backbone": {"name": backbone.name, "level": backbone.level},
+        "backbone": {"name": backbone.name, "level": backbone.level, "head_width": tree.features.head_width},
         "preprocessing": tree.preprocessing.to_json(),
     }
     write_state(Path(folder), TREE, header, tree.state_dict())
@@ -149,7 +149,7 @@ def _build(header: dict[str, Any]) -> ProtoTree:
         header["backbone"]["name"], None, image_size=preprocessing.size, level=header["backbone"]["level"]
     )
     height, width = header["prototypes"]["size"]
-    features = FeatureExtractor(backbone, header["prototypes"]["depth"])
+    features = FeatureExtractor(backbone, header["prototypes"]["depth"], header["backbone"]["head_width"])
     tree = ProtoTree(topology, features, [str(name) for name in header["classes"]], (height, width))
     tree.preprocessing = preprocessing
     tree.sources = tuple(source and _source(source) for source in header["prototypes"]["sources"])

@@ -114,16 +114,16 @@ def _synchronised_norm(layer: Any, x: Tensor) -> Tensor:
     axes = [axis for axis in range(x.dim()) if axis != 1]
     shape = [1, -1, *[1] * (x.dim() - 2)]
     ones = x.new_full((1,), x.numel() / x.shape[1])
-    total = all_reduce(torch.cat([ones, x.sum(axes)]))  # type: ignore[no-untyped-call]
+    total = all_reduce(torch.cat([ones, x.sum(axes)]))
     count, mean = total[0], total[1:] / total[0]
     # Two rounds rather than E[x²] − E[x]², which cancels.
-    variance = all_reduce((x - mean.view(shape)).square().sum(axes)) / count  # type: ignore[no-untyped-call]
+    variance = all_reduce((x - mean.view(shape)).square().sum(axes)) / count
     with torch.no_grad():
         layer.num_batches_tracked.add_(1)
         layer.running_mean.lerp_(mean, layer.momentum)
         layer.running_var.lerp_(variance * count / (count - 1), layer.momentum)
-    scale = torch.rsqrt(variance + layer.eps) * layer.weight
-    return (x - mean.view(shape)) * scale.view(shape) + layer.bias.view(shape)
+    normal: Tensor = (x - mean.view(shape)) * torch.rsqrt(variance + layer.eps).view(shape)
+    return normal * layer.weight.view(shape) + layer.bias.view(shape) if layer.affine else normal
 
 
 def _after_norm(layer: Any, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Notation used for tensor shapes: M images, K classes, L leaves.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -21,6 +21,7 @@ from prototree.routing import STRATEGIES, Strategy
 HARD: tuple[Strategy, ...] = ("max_path", "greedy")
 _CALIBRATION_BINS = 15
 _LEAF_BINS = 20
+_DTYPES = {"confidence": torch.float32, "in_top5": torch.bool}
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,24 @@ class Judged:
 
 
 @torch.no_grad()
-def judge(tree: ProtoTree, maps: Iterable[MapBatch]) -> Judged:
-    """Every strategy's answer for every image; in several processes all get the answers of all."""
-    rows: list[Judged] = []
+def judge(trees: Sequence[ProtoTree], maps: Iterable[MapBatch]) -> list[Judged]:
+    """Every strategy's answer for every image, for trees that share their features, from one pass over the data.
+
+    In several processes all get the answers of all.
+    """
+    rows: list[list[Judged]] = [[] for _ in trees]
     for feature_map, labels, places in maps:
-        if len(labels):
-            rows.append(_judge_batch(tree.decide(tree.route(feature_map)), labels, places))
+        for tree, own in zip(trees, rows, strict=True):
+            if len(labels):
+                own.append(_judge_batch(tree.decide(tree.route(feature_map)), labels, places))
+    return [_collect(own) for own in rows]
+
+
+def _collect(rows: list[Judged]) -> Judged:
     columns = {}
     for field in fields(Judged):
         parts = [getattr(row, field.name).cpu() for row in rows]
-        own = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
+        own = torch.cat(parts) if parts else torch.zeros(0, dtype=_DTYPES.get(field.name, torch.long))
         columns[field.name] = torch.cat(distributed.gather(own))
     if not len(columns["label"]):
         raise DataError("expected at least one image to evaluate on, got none")
@@ -96,8 +105,14 @@ class Metrics:
 
 
 def evaluate(tree: ProtoTree, maps: Iterable[MapBatch]) -> Metrics:
-    """All numbers from one pass over the data."""
-    return measure(tree, judge(tree, maps))
+    """All numbers of a tree from one pass over the data."""
+    return measure(tree, judge([tree], maps)[0])
+
+
+def evaluate_all(trees: Mapping[str, ProtoTree], maps: Iterable[MapBatch]) -> dict[str, Metrics]:
+    """All numbers of several trees that share their features, such as the stages of a run, from one pass."""
+    judged = judge(list(trees.values()), maps)
+    return {name: measure(tree, one) for (name, tree), one in zip(trees.items(), judged, strict=True)}
 
 
 def measure(tree: ProtoTree, judged: Judged) -> Metrics:

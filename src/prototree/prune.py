@@ -59,8 +59,8 @@ def prune(tree: ProtoTree, threshold: float | None = None) -> Pruned:
     kept = (confidence > threshold).cpu().numpy()
     if not kept.any():
         raise PruneError(
-            f"threshold {threshold:.4g} removes all {len(kept)} leaves (largest maximum {confidence.max():.4g}); lower it"
-            " or train longer"
+            f"threshold {threshold:.4g} removes all {len(kept)} leaves (largest maximum {confidence.max():.4g}); "
+            "lower it or train longer"
         )
     smaller = tree.with_topology(*tree.topology.keep_leaves(kept))
     return Pruned(smaller, threshold, tree.topology.n_leaves, smaller.topology.n_leaves)

@@ -96,7 +96,7 @@ class ViewDataset(Dataset[Item]):
         self.entries: tuple[Entry, ...] = tuple(
             Entry(index, sample, view) for index, sample in enumerate(samples) for view in views(sample)
         )
-        self._transform: Transform = transform if transform is not None else Plain(preprocessing)
+        self.transform: Transform = transform if transform is not None else Plain(preprocessing)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -108,7 +108,7 @@ class ViewDataset(Dataset[Item]):
         photo = read_photo(sample.path, at_least=_pixels_needed(view, sample.size, self.preprocessing.resize))
         image = squash(photo.image, self.preprocessing, view, size=photo.size)
         with _chance_of(self.seed, epoch, index):
-            return Item(self._transform(image), sample.label, index)
+            return Item(self.transform(image), sample.label, index)
 
 
 def _pixels_needed(view: View, size: Size | None, side: int) -> int | None:
@@ -137,7 +137,7 @@ def _chance_of(*values: int) -> Iterator[None]:
         torch.default_generator.set_state(before)
 
 
-class _Batches:
+class BatchOrder:
     """This process's share of each batch of an epoch, as positions; tells the loader which epoch it is in."""
 
     def __init__(self, n_items: int, batch_size: int, *, shuffle_seed: int | None, shard: Shard) -> None:
@@ -152,9 +152,10 @@ class _Batches:
 
     def __iter__(self) -> Iterator[list[Position]]:
         # Fixed now, not when the first batch is drawn: a prefetching loader draws late.
-        return self._positions(self.epoch, self.start)
+        return self.positions(self.epoch, self.start)
 
-    def _positions(self, epoch: int, start: int) -> Iterator[list[Position]]:
+    def positions(self, epoch: int, start: int) -> Iterator[list[Position]]:
+        """This process's share of each batch of an epoch, from batch `start` on."""
         order = self._order(epoch)
         for first in range(start * self._batch_size, self._n_items, self._batch_size):
             batch = order[first : first + self._batch_size]
@@ -206,7 +207,7 @@ class Loader:
     them.
     """
 
-    def __init__(self, dataset: ViewDataset, batches: _Batches, *, workers: int = 0, strict: bool = False) -> None:
+    def __init__(self, dataset: ViewDataset, batches: BatchOrder, *, workers: int = 0, strict: bool = False) -> None:
         self.dataset = dataset
         self.problems: dict[str, Problem] = {}
         self.n_skipped = 0
@@ -263,5 +264,7 @@ def make_loader(
     """
     if batch_size < 1 or workers < 0:
         raise ConfigError(f"expected batch_size >= 1 and workers >= 0, got {batch_size} and {workers}")
-    batches = _Batches(len(dataset), batch_size, shuffle_seed=dataset.seed if shuffle else None, shard=shard or Shard())
+    batches = BatchOrder(
+        len(dataset), batch_size, shuffle_seed=dataset.seed if shuffle else None, shard=shard or Shard()
+    )
     return Loader(dataset, batches, workers=workers, strict=strict)

@@ -1,0 +1,370 @@
+"""A run is a folder: train → prune → project → evaluate, each stage written down so that it can be done again alone."""
+
+import dataclasses
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prototree import checkpoint, distributed
+from prototree.backbone import Backbone, FeatureExtractor
+from prototree.batches import (
+    Batches,
+    CachedBatches,
+    PhasedBatches,
+    PhotoBatches,
+    cache_borders,
+    cache_size,
+    maps_of,
+)
+from prototree.config import AUTO_PRESET, Config, default_height, preset, read_config
+from prototree.data import ImageData, open_data
+from prototree.data.augment import augmentation
+from prototree.data.loading import ViewDataset, derived_seed
+from prototree.data.views import evaluation_views, projection_views, training_views
+from prototree.engine import Listener, Options
+from prototree.errors import CheckpointError, ConfigError, DataError
+from prototree.evaluate import Metrics, evaluate_all
+from prototree.leaf_training import LEAF_TRAINERS
+from prototree.model import ProtoTree
+from prototree.preprocessing import Preprocessing
+from prototree.project import Places, Projected, project
+from prototree.prune import Pruned, prune
+from prototree.teacher import open_teacher, teach
+from prototree.topology import Topology
+from prototree.train import ClassifierObjective, Schedule, SoftTargets, TreeObjective, train
+
+log = logging.getLogger(__name__)
+
+STAGES = ("train", "prune", "project", "evaluate")
+TRAINED, PRUNED, PROJECTED = "trained", "pruned", "projected"
+_OWN = ("config.toml", "log.csv", "metrics.json", "last", "pretrained", "cache", "teacher", TRAINED, PRUNED, PROJECTED)
+# Settings that say how a run is done, not what comes out of it: a run may be continued with others.
+_FREE = ("workers", "save_minutes", "compile")
+
+
+class Observer(Listener):
+    """Hears of every step of a run; does nothing by itself."""
+
+    def stage(self, text: str) -> None:
+        """A stage begins, or has something to say."""
+
+    def caching(self, done: int, total: int) -> None:
+        """Photos that have gone through the frozen trunk."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder of results."""
+
+    folder: Path
+
+    def tree(self, stage: str | None = None) -> ProtoTree:
+        """The tree after a stage; by default the last one there is."""
+        stages = [stage] if stage else [s for s in (PROJECTED, PRUNED, TRAINED) if (self.folder / s).exists()]
+        if not stages:
+            raise CheckpointError(f"expected a run with a trained tree in {self.folder}, found none; train one first")
+        return checkpoint.load(self.folder / stages[0])
+
+    @property
+    def config(self) -> Config:
+        return read_config(self.folder / "config.toml")
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The content of metrics.json; empty before the first evaluation."""
+        path = self.folder / "metrics.json"
+        return checkpoint.read_json(path) if path.exists() else {}
+
+    def note(self, **values: Any) -> None:
+        """Adds to metrics.json."""
+        if distributed.is_first():
+            content = json.dumps({**self.metrics, **values}, indent=1).encode()
+            checkpoint.write_file(self.folder / "metrics.json", content)
+
+
+def fit(
+    data: str | Path | ImageData,
+    out: str | Path,
+    *,
+    preset_name: str = AUTO_PRESET,
+    settings: Mapping[str, Any] | None = None,
+    stages: Iterable[str] = STAGES,
+    resume: bool = False,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+) -> Run:
+    """From a folder of images to a small readable tree and its numbers. Also runs under `torchrun`.
+
+    >>> run = prototree.fit("photos/", "runs/photos", settings={"height": 8})
+    >>> run.metrics["stages"]["projected"]["accuracy"]
+    """
+    chosen = [stage for stage in STAGES if stage in set(stages)]
+    if unknown := set(stages) - set(STAGES):
+        raise ConfigError(f"unknown stage {sorted(unknown)[0]!r}; expected some of {', '.join(STAGES)}")
+    config, observer = preset(preset_name).changed(settings or {}), observer or Observer()
+    with distributed.processes() as device:
+        images = data if isinstance(data, ImageData) else open_source(data, test_share=config.test_share)
+        config = derived(config, images)
+        run = _prepare_folder(Path(out), config, resume=resume, overwrite=overwrite, train="train" in chosen)
+        run.note(source=str(data if isinstance(data, str | Path) else images.root))
+        work = Work(run, images, config, device, observer)
+        for stage in chosen:
+            start = time.monotonic()
+            getattr(work, stage)()
+            run.note(seconds={**run.metrics.get("seconds", {}), stage: round(time.monotonic() - start, 1)})
+            distributed.wait_for_all()
+    return run
+
+
+def open_source(source: str | Path, *, test_share: float = 0.2) -> ImageData:
+    """A data set by path; `birds` is the generated one, drawn on first use."""
+    if str(source) != "birds":
+        return open_data(source, test_share=test_share)
+    from prototree.data.birds import write_birds
+    from prototree.data.scan import cache_folder
+
+    folder = cache_folder() / "birds-1"
+    if not folder.exists() and distributed.is_first():
+        write_birds(folder)
+    distributed.wait_for_all()
+    return open_data(folder)
+
+
+def derived(config: Config, data: ImageData) -> Config:
+    """The settings with everything filled in that follows from the data."""
+    resize = config.resize or config.image_size
+    return config.changed(
+        {
+            "height": config.height or default_height(data.n_classes),
+            "threshold": config.threshold or 2 / data.n_classes,
+            "resize": resize,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """The stages, on one data set with one configuration."""
+
+    run: Run
+    data: ImageData
+    config: Config
+    device: torch.device
+    observer: Observer
+
+    def train(self) -> None:
+        """Algorithm 1 up to line 14."""
+        torch.manual_seed(derived_seed("start", self.config.seed))
+        tree = self.start()
+        batches = self._training_batches(tree)
+        schedule = _schedule(self.config)
+        leaf_trainer = LEAF_TRAINERS[self.config.leaves]()
+        objective = TreeObjective(tree, batches, schedule, leaf_trainer, self._soft_targets())
+        self.observer.stage(f"training {tree.topology.n_nodes} prototypes for {self.config.epochs} epochs")
+        train(objective, batches, self.config.epochs, self._options("last"), self.observer)
+        tree.leaf_logits.requires_grad_(False)
+        _save(tree, self.run.folder / TRAINED)
+
+    def prune(self) -> Pruned:
+        """§5.1."""
+        pruned = prune(self.run.tree(TRAINED), self.config.threshold)
+        self.observer.stage(str(pruned))
+        _save(pruned.tree, self.run.folder / PRUNED)
+        self.run.note(
+            pruning={
+                "threshold": pruned.threshold,
+                "leaves": [pruned.leaves_before, pruned.leaves_after],
+                "prototypes": [pruned.prototypes_before, pruned.prototypes_after],
+                "share_pruned": pruned.share_pruned,
+            }
+        )
+        return pruned
+
+    def project(self) -> Projected:
+        """Eq. 6 or S1, with the other one measured beside it."""
+        tree = self.run.tree(PRUNED).to(self.device)
+        self.observer.stage(
+            f"projecting {tree.topology.n_nodes} prototypes onto {len(self.data.train)} training photos"
+        )
+        batches = self.projection_batches(tree)
+        places = Places(self.data.root, batches.entries)
+        maps = maps_of(batches, tree.features, self.device)
+        projected = project(tree, maps, places, constrain_classes=self.config.constrain_classes, compare=True)
+        _save(projected.tree, self.run.folder / PROJECTED)
+        self.run.note(
+            projection={
+                "mean_distance": projected.mean_distance,
+                "constraint_cost": projected.constraint_cost,
+                "duplicates": projected.n_duplicates,
+            }
+        )
+        return projected
+
+    def evaluate(self) -> dict[str, Metrics]:
+        """All stages there are, in one pass over the test photos."""
+        names = [name for name in (TRAINED, PRUNED, PROJECTED) if (self.run.folder / name).exists()]
+        trees = {name: self.run.tree(name).to(self.device) for name in names}
+        first = next(iter(trees.values()))
+        self.observer.stage(f"evaluating on {len(self.data.test)} test photos")
+        metrics = evaluate_all(trees, maps_of(self.test_batches(first), first.features, self.device))
+        self.run.note(
+            version=1,
+            data={"kind": self.data.kind, "train": len(self.data.train), "test": len(self.data.test)},
+            classes=list(self.data.class_names),
+            stages={name: m.to_json() for name, m in metrics.items()},
+        )
+        return metrics
+
+    def start(self) -> ProtoTree:
+        """An untrained tree, on a backbone that was pretrained somewhere, or is now."""
+        config = self.config
+        backbone = Backbone(
+            config.backbone,
+            None if config.weights == "none" else config.weights,
+            image_size=config.image_size,
+            level=config.level,
+        )
+        preprocessing = dataclasses.replace(backbone.preprocessing, resize=config.resize)
+        backbone.preprocessing = preprocessing
+        if config.pretrain_epochs:
+            self._pretrain(backbone)
+        features = FeatureExtractor(backbone, config.depth, config.head_width)
+        size = (config.prototype_height, config.prototype_width)
+        return ProtoTree(Topology.full(config.height), features, self.data.class_names, size)
+
+    def training_set(self, preprocessing: Preprocessing) -> ViewDataset:
+        """Every training view, augmented."""
+        return ViewDataset(
+            self.data.train,
+            partial(training_views, kind=self.data.kind),
+            preprocessing,
+            transform=augmentation(self.config.augment, preprocessing),
+            seed=self.config.seed,
+        )
+
+    def projection_batches(self, tree: ProtoTree) -> Batches:
+        """One plain view of every training photo."""
+        views = partial(projection_views, kind=self.data.kind)
+        return self._plain(ViewDataset(self.data.train, views, tree.preprocessing))
+
+    def test_batches(self, tree: ProtoTree) -> Batches:
+        """Every test photo, whole."""
+        return self._plain(ViewDataset(self.data.test, evaluation_views, tree.preprocessing))
+
+    def _plain(self, dataset: ViewDataset) -> Batches:
+        return PhotoBatches(dataset, self.config.batch_size, shuffle=False, workers=self.config.workers)
+
+    def _training_batches(self, tree: ProtoTree) -> Batches:
+        config, dataset = self.config, self.training_set(tree.preprocessing)
+        photos = PhotoBatches(dataset, config.batch_size, shuffle=True, workers=config.workers)
+        if not config.cache_views or not config.freeze_epochs:
+            return photos
+        backbone, n_views = tree.features.backbone.to(self.device), config.cache_views
+        gigabytes = cache_size(backbone, len(dataset), n_views) / 1e9
+        self.observer.stage(
+            f"running the frozen trunk once over {len(dataset)} views × {n_views}: {gigabytes:.2f} GB of cache"
+        )
+        cache = cache_borders(
+            backbone,
+            dataset,
+            self.run.folder / "cache",
+            variants=n_views,
+            workers=config.workers,
+            tick=self.observer.caching,
+        )
+        cached = CachedBatches(cache, config.batch_size, shuffle=True, seed=config.seed)
+        return PhasedBatches(cached, photos, config.freeze_epochs)
+
+    def _pretrain(self, backbone: Backbone) -> None:
+        config = self.config
+        self.observer.stage(f"training the backbone as a plain classifier for {config.pretrain_epochs} epochs")
+        photos = PhotoBatches(
+            self.training_set(backbone.preprocessing), config.batch_size, shuffle=True, workers=config.workers
+        )
+        objective = ClassifierObjective(backbone, self.data.n_classes, config.lr_tail)
+        train(objective, photos, config.pretrain_epochs, self._options("pretrained"), self.observer)
+
+    def _soft_targets(self) -> SoftTargets | None:
+        config = self.config
+        if not config.teacher:
+            return None
+        teacher = open_teacher(config.teacher, self.data.n_classes, config.image_size)
+        self.observer.stage("asking the teacher")
+        views = partial(training_views, kind=self.data.kind)
+        plain = ViewDataset(self.data.train, views, teacher.preprocessing)
+        return SoftTargets(
+            teach(teacher, plain, config.temperature, self.run.folder / "teacher"), config.teacher_weight
+        )
+
+    def _options(self, folder: str) -> Options:
+        config, device = self.config, self.device
+        half = config.precision == "bfloat16" or (
+            config.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
+        )
+        return Options(
+            folder=self.run.folder / folder,
+            identity=_identity(config, self.data),
+            resume=True,  # the folder was emptied unless the run is to be continued
+            save_minutes=config.save_minutes,
+            seed=derived_seed("train", config.seed),
+            autocast=torch.bfloat16 if half else None,
+            channels_last=config.channels_last,
+            device=device,
+        )
+
+
+def work_on(folder: str | Path, data: str | Path | None = None, observer: Observer | None = None) -> Work:
+    """The stages of a run that is there, on the data it was made with or on other data with the same classes."""
+    run = Run(Path(folder))
+    if not (run.folder / "config.toml").exists():
+        raise CheckpointError(f"expected a run in {run.folder}, but there is no config.toml; train one first")
+    source = data or run.metrics.get("source")
+    if source is None:
+        raise DataError(f"{run.folder} does not say which data it was made with; name it")
+    images = open_source(source, test_share=run.config.test_share)
+    return Work(run, images, run.config, torch.device("cpu"), observer or Observer())
+
+
+def _schedule(config: Config) -> Schedule:
+    names = [field.name for field in dataclasses.fields(Schedule)]
+    return Schedule(**{name: getattr(config, name) for name in names})
+
+
+def _prepare_folder(folder: Path, config: Config, *, resume: bool, overwrite: bool, train: bool) -> Run:
+    """An empty folder, or one whose run is to be continued or replaced."""
+    run = Run(folder)
+    if distributed.is_first():
+        used = [name for name in _OWN if (folder / name).exists()]
+        if used and train and overwrite:
+            for name in used:
+                path = folder / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        elif used and train and not resume:
+            raise ConfigError(
+                f"{folder} already holds a run ({', '.join(used[:3])}); continue it with --resume, replace it with "
+                "--overwrite, or choose another folder"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_file(folder / "config.toml", config.to_toml().encode())
+    distributed.wait_for_all()
+    return run
+
+
+def _identity(config: Config, data: ImageData) -> str:
+    """What must be the same for a run to be continued."""
+    values = {key: value for key, value in dataclasses.asdict(config).items() if key not in _FREE}
+    return json.dumps({**values, "classes": data.n_classes, "train": len(data.train)}, sort_keys=True)
+
+
+def _save(tree: ProtoTree, folder: Path) -> None:
+    if distributed.is_first():
+        checkpoint.save(tree, folder)
+    distributed.wait_for_all()

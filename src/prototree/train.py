@@ -1,0 +1,169 @@
+"""Algorithm 1: what is learned by gradients, at which rates, beside the leaves (§4, Table S2)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from prototree import distributed
+from prototree.backbone import Backbone
+from prototree.batches import Batches, Inputs
+from prototree.engine import Group, Listener, Loop, Objective, Options
+from prototree.leaf_training import Interleaved, LeafTrainer, Target, Visit
+from prototree.leaves import class_log_probs, predict
+from prototree.model import ProtoTree, Routed
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Rates and when they change. Epochs count from 0."""
+
+    epochs: int
+    freeze_epochs: int = 30
+    lr_prototypes: float = 1e-3
+    lr_tail: float = 1e-3
+    lr_trunk: float = 1e-5
+    weight_decay: float = 0.0
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.5
+
+    def factor(self, epoch: int) -> float:
+        """What the rates are multiplied with."""
+        return float(self.gamma ** sum(epoch >= milestone for milestone in self.milestones))
+
+    def is_frozen(self, epoch: int) -> bool:
+        """Whether the trunk stays as it is in this epoch."""
+        return epoch < self.freeze_epochs
+
+
+@dataclass(frozen=True)
+class SoftTargets:
+    """A teacher's class probabilities for every entry of the data, mixed with the labels (§3, distillation)."""
+
+    probs: Float[Tensor, "entries K"]
+    weight: float
+
+    def of(self, labels: Int[Tensor, " B"], entries: Int[Tensor, " B"]) -> Float[Tensor, "B K"]:
+        taught = self.probs[entries.cpu()].to(labels.device, torch.float32)
+        return self.weight * taught + (1 - self.weight) * one_hot(labels, taught.shape[1])
+
+
+class TreeObjective(Objective):
+    """A tree with its leaves' way of learning: lines 5–10 of Algorithm 1."""
+
+    def __init__(
+        self,
+        tree: ProtoTree,
+        batches: Batches,
+        schedule: Schedule,
+        leaf_trainer: LeafTrainer | None = None,
+        targets: SoftTargets | None = None,
+        after_epoch: Callable[[int], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.tree = tree
+        self._batches, self._schedule, self._targets = batches, schedule, targets
+        self.leaf_trainer = leaf_trainer or Interleaved()
+        self._after_epoch = after_epoch
+        self._routed: Routed | None = None
+        self.leaf_trainer.prepare(tree)
+
+    def groups(self, epoch: int) -> list[Group]:
+        """The paper's three rates, and weight decay on the 1×1 convolution alone."""
+        schedule, features = self._schedule, self.tree.features
+        factor = schedule.factor(epoch)
+        prototypes = [self.tree.prototypes]
+        if self.tree.leaf_logits.requires_grad:
+            prototypes.append(self.tree.leaf_logits)
+        return [
+            Group(prototypes, schedule.lr_prototypes * factor),
+            Group(list(features.head.parameters()), schedule.lr_tail * factor, schedule.weight_decay),
+            Group(list(features.backbone.tail_parameters()), schedule.lr_tail * factor),
+            Group(list(features.backbone.trunk_parameters()), schedule.lr_trunk * factor),
+        ]
+
+    def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
+        # In every epoch, not once: a continued run must freeze as well.
+        self.tree.features.backbone.freeze(self._schedule.is_frozen(epoch))
+        if not is_continued:
+            self.leaf_trainer.start_epoch(self.tree, self.sweep)
+        self.train()
+
+    @torch.no_grad()
+    def sweep(self, visit: Visit) -> None:
+        """All training images through the tree as it is."""
+        self.eval()
+        device = self.tree.prototypes.device
+        for inputs in self._batches.epoch(0):
+            if len(inputs.labels):
+                inputs = Inputs(inputs.values.to(device), inputs.labels.to(device), inputs.entries)
+                visit(self.tree.route(self._batches.encode(self.tree.features, inputs.values)), self._target(inputs))
+
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        feature_map = self._batches.encode(self.tree.features, values)
+        if not len(values):  # this process's share of a small batch: nothing, but all parameters take part
+            nothing = 0 * (feature_map.sum() + self.tree.prototypes.sum())
+            return nothing.expand(0, self.tree.topology.n_nodes), values.new_zeros(0), nothing.expand(0, 1)
+        routed = self.tree.route(feature_map)
+        return routed.distance, routed.patch, routed.log_path_probs
+
+    def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        if not len(inputs.labels):
+            self._routed = None
+            return outputs[0].sum(dim=1), outputs[0].new_zeros(0)
+        self._routed = Routed(*outputs)
+        log_path_probs = self._routed.log_path_probs
+        losses = -self.tree.log_likelihood(self._routed, self._target(inputs))
+        with torch.no_grad():
+            probs = predict(log_path_probs.detach(), class_log_probs(self.tree.leaf_logits))
+        return losses, (probs.argmax(dim=1) == inputs.labels).float()
+
+    def after_batch(self, inputs: Inputs) -> None:
+        self.leaf_trainer.after_batch(self.tree, self._routed, self._target(inputs), self._batches.n_batches)
+
+    def end_epoch(self, epoch: int) -> None:
+        if self._after_epoch is not None:
+            self._after_epoch(epoch)
+
+    def _target(self, inputs: Inputs) -> Target:
+        if self._targets is None:
+            return inputs.labels
+        return self._targets.of(inputs.labels, inputs.entries)
+
+
+class ClassifierObjective(Objective):
+    """The backbone as a plain classifier on the same data: §4's "training it on a specific prediction task first"."""
+
+    def __init__(self, backbone: Backbone, n_classes: int, rate: float) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.linear = nn.Linear(backbone.n_channels, n_classes)
+        self._rate = rate
+
+    def groups(self, epoch: int) -> list[Group]:
+        return [Group(list(self.parameters()), self._rate)]
+
+    def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
+        self.backbone.freeze(False)
+
+    def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B K"]:
+        return self.linear(self.backbone(images).mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+    def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        losses = cross_entropy(outputs, inputs.labels, reduction="none")
+        return losses, (outputs.argmax(dim=1) == inputs.labels).float()
+
+
+def train(
+    objective: Objective, batches: Batches, epochs: int, options: Options, listener: Listener | None = None
+) -> None:
+    """Trains in this process or, under `torchrun`, in all of them."""
+    distributed.synchronise_batch_norm(objective)
+    objective.to(options.device)
+    if options.channels_last:
+        objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    Loop(objective, batches, epochs, options, listener).run()
