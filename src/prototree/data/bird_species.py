@@ -1,0 +1,267 @@
+"""Made-up bird species: families of near look-alikes that differ in one or two parts.
+
+A species is one `Look` (shape, colour, pattern, accent) per part. Each family starts from a hand-made bird;
+every further member copies an earlier member of its family and changes one or two parts, so that telling
+species apart needs a look at the parts and not at the overall colour.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from prototree.errors import ConfigError
+
+PART_NAMES = ("beak", "crest", "eye ring", "head", "body", "belly", "wing", "tail", "legs")
+MIN_SPECIES, MAX_SPECIES = 2, 100
+
+Colour = tuple[int, int, int]
+
+PALETTE: dict[str, Colour] = {
+    "red": (200, 54, 48),
+    "orange": (233, 124, 42),
+    "yellow": (244, 202, 62),
+    "green": (104, 150, 70),
+    "teal": (42, 142, 142),
+    "blue": (58, 108, 186),
+    "violet": (126, 86, 160),
+    "rose": (226, 134, 152),
+    "rust": (168, 84, 48),
+    "brown": (122, 90, 64),
+    "cream": (242, 226, 190),
+    "white": (248, 246, 240),
+    "grey": (146, 152, 160),
+    "black": (54, 52, 60),
+}
+
+# Squared colour distances are compared with these: seen at a glance, and seen beside each other.
+_CLEARLY_DIFFERENT = 105
+_CONTRASTING = 130
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one part looks; `shape` "none" means that the bird has no such part."""
+
+    shape: str
+    colour: str
+    pattern: str = "plain"
+    accent: str = ""
+
+
+@dataclass(frozen=True)
+class Species:
+    """A kind of bird: a name and one look per entry of `PART_NAMES`."""
+
+    name: str
+    looks: tuple[Look, ...]
+
+    def look(self, part: str) -> Look:
+        """The look of the part of that name."""
+        return self.looks[PART_NAMES.index(part)]
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """What a part may change into; patterns need an accent colour, except "plain"."""
+
+    shapes: tuple[str, ...]
+    colours: tuple[str, ...]
+    patterns: tuple[str, ...] = ("plain",)
+    accents: tuple[str, ...] = ()
+
+
+_FEATHERS = ("red", "orange", "yellow", "green", "teal", "blue", "violet", "rose", "rust", "brown", "grey", "black")
+_CHOICES: dict[str, _Choices] = {
+    "beak": _Choices(("cone", "needle", "hook", "sickle", "dagger"), ("orange", "yellow", "red", "black", "grey")),
+    "crest": _Choices(
+        ("none", "tuft", "spikes", "fan", "plume"), ("red", "orange", "yellow", "blue", "violet", "white", "black")
+    ),
+    "eye ring": _Choices(("none", "ring", "stripe"), ("white", "yellow", "red", "black", "blue")),
+    "head": _Choices(
+        ("round",), (*_FEATHERS, "cream", "white"), ("plain", "cap", "cheek"), ("black", "white", "red", "blue", "rust")
+    ),
+    "body": _Choices(("round",), _FEATHERS),
+    "belly": _Choices(
+        ("round",),
+        ("red", "orange", "yellow", "green", "rose", "rust", "cream", "white", "grey", "blue", "violet"),
+        ("plain", "spots", "streaks", "band"),
+        ("black", "brown", "white", "red", "blue"),
+    ),
+    "wing": _Choices(
+        ("rounded", "pointed"), _FEATHERS, ("plain", "bars", "patch", "tips"), ("white", "yellow", "black", "red", "blue")
+    ),
+    "tail": _Choices(
+        ("square", "forked", "long", "fan"), _FEATHERS, ("plain", "banded", "tips"), ("white", "yellow", "black", "red")
+    ),
+    "legs": _Choices(("bare",), ("orange", "yellow", "red", "black", "grey", "rose", "blue")),
+}
+
+# Shapes that only few neighbours share would make a part pop out; legs are too thin to be the only difference.
+_PARTS_TO_CHANGE = tuple(part for part in PART_NAMES if part not in ("body", "legs"))
+
+
+def _base(*looks: str) -> tuple[Look, ...]:
+    return tuple(Look(*look.split()) for look in looks)
+
+
+# Hand-made birds, one per family, in the order of PART_NAMES; each has parts that go together.
+_BASES = (
+    _base("needle black", "none black", "stripe black", "round white cap blue", "round green", "round yellow",
+          "rounded blue bars white", "square blue", "bare grey"),
+    _base("cone orange", "tuft red", "none white", "round red", "round brown", "round rose",
+          "rounded rust", "long red", "bare brown"),
+    _base("sickle black", "fan orange tips black", "none white", "round orange", "round rust", "round cream",
+          "rounded black bars white", "square black banded white", "bare grey"),
+    _base("needle black", "none black", "ring white", "round brown", "round brown", "round orange",
+          "rounded brown", "square brown", "bare rose"),
+    _base("dagger black", "spikes blue", "none white", "round teal cheek white", "round teal", "round rust",
+          "rounded blue", "square teal", "bare red"),
+    _base("cone yellow", "none black", "ring yellow", "round grey", "round grey", "round cream spots brown",
+          "rounded brown bars white", "fan grey", "bare orange"),
+    _base("sickle black", "plume violet", "none white", "round violet", "round green", "round yellow",
+          "pointed green", "forked violet", "bare black"),
+    _base("cone black", "tuft rust", "stripe black", "round rust", "round grey", "round rose",
+          "pointed grey patch yellow", "square grey tips yellow", "bare black"),
+    _base("needle black", "none black", "none white", "round blue cheek rust", "round blue", "round white band blue",
+          "pointed blue", "forked blue", "bare grey"),
+    _base("hook grey", "spikes yellow", "ring blue", "round green", "round green", "round red",
+          "pointed teal patch yellow", "long teal tips yellow", "bare grey"),
+)  # fmt: skip
+
+
+def colour_distance(first: str, second: str) -> float:
+    """Distance of two palette colours in RGB."""
+    return float(np.linalg.norm(np.subtract(PALETTE[first], PALETTE[second])))
+
+
+def differing_parts(first: Species, second: Species) -> tuple[str, ...]:
+    """Names of the parts in which two species look different, in the order of `PART_NAMES`."""
+    return _differing(first.looks, second.looks)
+
+
+def make_species(n: int, seed: int) -> tuple[Species, ...]:
+    """`n` species in families of about four; each has a relative that differs in one or two parts."""
+    if not MIN_SPECIES <= n <= MAX_SPECIES:
+        raise ConfigError(
+            f"the number of species must lie in {MIN_SPECIES} to {MAX_SPECIES}, got {n}; choose another n_species"
+        )
+    rng = np.random.default_rng([seed, n])
+    n_families = min(len(_BASES), max(1, n // 4))
+    looks: list[tuple[Look, ...]] = []
+    names: list[str] = []
+    for family, base_number in enumerate(rng.permutation(len(_BASES))[:n_families]):
+        members = [_BASES[base_number]]
+        changed: list[tuple[str, ...]] = [()]
+        n_members = n // n_families + (family < n % n_families)
+        while len(members) < n_members:
+            parent = members[int(rng.integers(len(members)))]
+            child = _vary(parent, rng)
+            if all(_tellable(child, other) for other in (*looks, *members)):
+                members.append(child)
+                changed.append(_differing(parent, child))
+        # The base bird is named last: it is what its relatives are not, so it takes what is left.
+        for member, parts in zip(members, changed, strict=True):
+            names.append(_name(member, parts, taken=names))
+        looks.extend(members)
+    return tuple(Species(name, look) for name, look in zip(names, looks, strict=True))
+
+
+def _differing(first: tuple[Look, ...], second: tuple[Look, ...]) -> tuple[str, ...]:
+    # Colours of a part that is not there are no difference.
+    return tuple(
+        part
+        for part, a, b in zip(PART_NAMES, first, second, strict=True)
+        if a != b and not a.shape == b.shape == "none"
+    )
+
+
+def _tellable(first: tuple[Look, ...], second: tuple[Look, ...]) -> bool:
+    pairs = zip(PART_NAMES, first, second, strict=True)
+    return any(_clearly_different(a, b) for part, a, b in pairs if part != "legs")
+
+
+def _clearly_different(first: Look, second: Look) -> bool:
+    if first.shape == second.shape == "none":
+        return False
+    if (first.shape, first.pattern) != (second.shape, second.pattern):
+        return True
+    return colour_distance(first.colour, second.colour) >= _CLEARLY_DIFFERENT
+
+
+def _vary(parent: tuple[Look, ...], rng: np.random.Generator) -> tuple[Look, ...]:
+    """A copy with one part changed, or two for two birds in five."""
+    parts = [str(rng.choice(_PARTS_TO_CHANGE))]
+    if rng.random() < 0.4:
+        others = [part for part in PART_NAMES if part not in parts]
+        parts.append(str(rng.choice(others)))
+    looks = list(parent)
+    for part in parts:
+        index = PART_NAMES.index(part)
+        looks[index] = _vary_look(parent[index], _CHOICES[part], rng)
+    return tuple(looks)
+
+
+def _vary_look(old: Look, choices: _Choices, rng: np.random.Generator) -> Look:
+    while True:
+        shape, colour, pattern, accent = old.shape, old.colour, old.pattern, old.accent
+        what = rng.choice(("shape", "colour", "pattern"))
+        if what == "shape":
+            shape = str(rng.choice(choices.shapes))
+        if what == "colour" or old.shape == "none":
+            colour = str(rng.choice(choices.colours))
+        if what == "pattern":
+            pattern = str(rng.choice(choices.patterns))
+            accent = str(rng.choice(choices.accents)) if pattern != "plain" else ""
+        new = Look(shape, colour, pattern, accent)
+        if _clearly_different(old, new) and (not accent or colour_distance(colour, accent) >= _CONTRASTING):
+            return new
+
+
+_NOUNS = {"belly": "belly", "wing": "wing", "tail": "tail", "body": "back", "head": "crown"}
+_COLOURED = {
+    "beak": "billed", "crest": "crested", "eye ring": "ringed", "head": "headed", "body": "backed",
+    "belly": "bellied", "wing": "winged", "tail": "tailed", "legs": "legged",
+}  # fmt: skip
+_SHAPED = {
+    "cone": "Stout-billed", "needle": "Thin-billed", "hook": "Hook-billed", "sickle": "Sickle-billed",
+    "dagger": "Dagger-billed", "tuft": "Tufted", "spikes": "Spike-crested", "fan": "Fan-{}", "plume": "Plumed",
+    "pointed": "Sharp-winged", "forked": "Fork-tailed", "long": "Long-tailed", "square": "Square-tailed",
+}  # fmt: skip
+_PATTERNED = {
+    "cap": "capped", "cheek": "cheeked", "spots": "spotted", "streaks": "streaked", "band": "breasted",
+    "bars": "barred", "patch": "shouldered", "tips": "tipped", "banded": "banded",
+}  # fmt: skip
+
+
+def _name(looks: tuple[Look, ...], changed: tuple[str, ...], taken: list[str]) -> str:
+    """The first free name whose every word is true of the bird, with the changed parts named first."""
+    order = (*changed, *(part for part in PART_NAMES if part not in (*changed, "body", "legs")), "body", "legs")
+    for n_adjectives in (1, 2, 3):
+        for noun_part in ("belly", "wing", "tail", "body", "head"):
+            noun = looks[PART_NAMES.index(noun_part)].colour.capitalize() + _NOUNS[noun_part]
+            adjectives = [
+                word
+                for part in order
+                if part != noun_part or part in changed
+                for word in _adjectives(part, looks[PART_NAMES.index(part)], with_colour=part != noun_part)
+            ]
+            for words in combinations(adjectives, n_adjectives):
+                name = " ".join((*words, noun))
+                if name not in taken:
+                    return name
+    raise AssertionError("a bird has more true names than there are species")
+
+
+def _adjectives(part: str, look: Look, with_colour: bool) -> Iterator[str]:
+    if look.shape == "none":
+        return
+    if look.pattern != "plain":
+        yield f"{look.accent.capitalize()}-{_PATTERNED[look.pattern]}"
+    if look.shape == "stripe":
+        yield f"{look.colour.capitalize()}-browed"
+    elif with_colour:
+        yield f"{look.colour.capitalize()}-{_COLOURED[part]}"
+    if look.shape in _SHAPED:
+        yield _SHAPED[look.shape].format(_COLOURED[part])
