@@ -4,18 +4,20 @@ Colour and label are drawn in one stroke into the four bands of one image, sever
 Unpainted pixels are black with label 0, so reducing the image gives colours already weighted by their cover.
 """
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 Points = NDArray[np.float64]
+Point = tuple[float, float]
 Colour = tuple[int, int, int]
 
 SCENERY_LABEL = 255
+_IS_PAINTED = [0] + [255] * 255
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,12 @@ class Frame:
         """Canvas pixels of points given in this frame's units."""
         return points @ self.matrix.T + self.origin
 
-    def inner(self, at: Sequence[float], degrees: float = 0.0, stretch: Sequence[float] = (1.0, 1.0)) -> "Frame":
+    def inner(self, at: Point, degrees: float = 0.0, stretch: Point = (1.0, 1.0)) -> "Frame":
         """A frame whose origin is this frame's point `at`, turned and stretched there."""
-        angle = np.deg2rad(degrees)
-        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-        return Frame(self.matrix @ turn * np.asarray(stretch), self.matrix @ np.asarray(at, float) + self.origin)
+        cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+        (wide, tall), (x, y) = stretch, at
+        turn = np.array([[cosine * wide, -sine * tall], [sine * wide, cosine * tall]])
+        return Frame(self.matrix @ turn, self.matrix @ np.array([x, y], dtype=float) + self.origin)
 
     @property
     def unit(self) -> float:
@@ -41,8 +44,7 @@ class Frame:
         return float(np.hypot(self.matrix[0, 1], self.matrix[1, 1]))
 
 
-@cache
-def smooth(*corners: tuple[float, float], closed: bool = True, steps: int = 5) -> Points:
+def smooth(*corners: Point, closed: bool = True, steps: int = 5) -> Points:
     """A Catmull-Rom curve through the corners; naming a corner twice keeps it sharp."""
     points = np.array(corners, dtype=float)
     padded = np.concatenate([points[-1:], points, points[:2]] if closed else [points[:1], points, points[-1:]])
@@ -52,15 +54,21 @@ def smooth(*corners: tuple[float, float], closed: bool = True, steps: int = 5) -
         end - before + t * (2 * before - 5 * start + 4 * end - after + t * (3 * (start - end) + after - before))
     )
     curve = curve.reshape(-1, 2)
-    curve = curve if closed else np.concatenate([curve, points[-1:]])
-    curve.flags.writeable = False  # cached: a caller must not change it
-    return curve
+    return curve if closed else np.concatenate([curve, points[-1:]])
 
 
 def mix(first: Colour, second: Colour, share: float) -> Colour:
     """The first colour with a share of the second."""
     red, green, blue = (round(a + (b - a) * share) for a, b in zip(first, second, strict=True))
     return red, green, blue
+
+
+@lru_cache(maxsize=1024)
+def line_on(colour: Colour, strength: float) -> Colour:
+    """A colour for lines drawn on another: darker, or lighter where the ground is too dark for that."""
+    if sum(colour) < 240:
+        return mix(colour, (236, 236, 244), 0.55 * strength)
+    return mix(colour, (44, 36, 44), strength)
 
 
 class Canvas:
@@ -73,12 +81,11 @@ class Canvas:
         self._draw = ImageDraw.Draw(self._image)
 
     def fill(self, points: Points, colour: Colour, label: int, edge: float = 0.0) -> None:
-        """A filled outline; `edge` is the width in canvas pixels of a darker rim of the same label."""
+        """A filled outline; `edge` is the width in canvas pixels of a visible rim of the same label."""
         flat = points.ravel().tolist()
         self._draw.polygon(flat, fill=(*colour, label))
         if edge > 0:
-            dark = mix(colour, (40, 30, 40), 0.38)
-            self._draw.line(flat + flat[:2], fill=(*dark, label), width=max(1, round(edge)))
+            self._draw.line(flat + flat[:2], fill=(*line_on(colour, 0.4), label), width=max(1, round(edge)))
 
     def stroke(self, points: Points, colour: Colour, label: int, width: float) -> None:
         """A line through the points, with joints rounded."""
@@ -89,10 +96,20 @@ class Canvas:
         x, y = centre.tolist()
         self._draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=(*colour, label))
 
-    def labels(self) -> Image.Image:
-        """The labels at canvas resolution."""
-        return self._image.getchannel(3)
+    def labels(self) -> NDArray[np.uint8]:
+        """What is seen in the middle of each final pixel, H W."""
+        return np.asarray(self._image.resize((self.size, self.size), Image.Resampling.NEAREST))[..., 3]
+
+    def cover(self) -> NDArray[np.float32]:
+        """How much of each final pixel is painted, H W in 0 to 1."""
+        painted = self._image.getchannel(3).point(_IS_PAINTED)
+        return np.asarray(painted.reduce(self.supersampling), dtype=np.float32) / 255
 
     def colours(self) -> NDArray[np.float32]:
-        """Colours weighted by cover at the final size, H W 3 in 0 to 255."""
-        return np.asarray(self._image.reduce(self.supersampling), dtype=np.float32)[..., :3]
+        """Colours weighted by cover at the final size, 3 H W in 0 to 255."""
+        return planes(self._image.reduce(self.supersampling))[:3]
+
+
+def planes(image: Image.Image) -> NDArray[np.float32]:
+    """The bands of an image, C H W: arithmetic on whole planes is several times faster than on pixels."""
+    return np.ascontiguousarray(np.moveaxis(np.asarray(image), -1, 0), dtype=np.float32)

@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
 from prototree.data import bird_shapes as shapes
-from prototree.data.bird_canvas import Canvas, Colour, Frame, Points, mix
+from prototree.data.bird_canvas import Canvas, Colour, Frame, Points, line_on, mix
 from prototree.data.bird_species import PALETTE, PART_NAMES, Look, Species
 
-_DARK: Colour = (44, 36, 44)
 _LIGHT: Colour = (255, 250, 238)
 
 
@@ -45,11 +44,11 @@ class Bird:
                 _paint_eye(_Brush(self._canvas, PART_NAMES.index("head") + 1, self.stand.unit), self)
 
     def shading(self, size: int) -> NDArray[np.float32]:
-        """Soft light from above as factors around 1, H W 1; the same for every species."""
-        half = max(16, size // 2)
-        image = Image.new("L", (half, half), 128)
+        """Soft light from above as factors around 1, H W; the same for every species."""
+        grid = 48
+        image = Image.new("L", (grid, grid), 128)
         draw = ImageDraw.Draw(image)
-        scale = half / (self._canvas.size * self._canvas.supersampling)
+        scale = grid / (self._canvas.size * self._canvas.supersampling)
         for frame, outline, tone in (
             (self.body, shapes.UNDERSIDE, 78),
             (self.body, shapes.UNDER_WING, 88),
@@ -60,8 +59,8 @@ class Bird:
             (self.tail, shapes.TAIL_ROOT, 92),
         ):
             draw.polygon((frame.place(outline) * scale).ravel().tolist(), fill=tone)
-        soft = image.filter(ImageFilter.GaussianBlur(half / 24)).resize((size, size), Image.Resampling.BILINEAR)
-        return np.asarray(soft, dtype=np.float32)[..., None] / 128
+        soft = image.filter(ImageFilter.GaussianBlur(grid / 24)).resize((size, size), Image.Resampling.BILINEAR)
+        return np.asarray(soft, dtype=np.float32) / 128
 
 
 @dataclass(frozen=True)
@@ -87,16 +86,14 @@ def _paint_tail(brush: _Brush, bird: Bird, look: Look) -> None:
     colour, outline = PALETTE[look.colour], shapes.TAIL[look.shape]
     brush.fill(bird.tail.place(outline), colour)
     if look.pattern == "tips":
-        brush.fill(bird.tail.place(shapes.cut(outline, 0, 0.68 * outline[:, 0].max(), 99)), PALETTE[look.accent])
+        brush.fill(bird.tail.place(shapes.cut("tail", look.shape, 0.68 * outline[:, 0].max(), 99)), PALETTE[look.accent])
     if look.pattern == "banded":
         for start in (14, 26, 38, 50):
             if start + 5 < outline[:, 0].max():
-                brush.fill(bird.tail.place(shapes.cut(outline, 0, start, start + 6)), PALETTE[look.accent])
-    reach = {"square": (37, 7), "forked": (40, 12), "long": (55, 4), "fan": (38, 17)}[look.shape]
-    quills = [np.array([(4, y * 3), (reach[0] - abs(y) * 2, y * reach[1])]) for y in (-0.6, -0.2, 0.2, 0.6)]
-    brush.strokes(map(bird.tail.place, quills), mix(colour, _DARK, 0.35), 0.8)
+                brush.fill(bird.tail.place(shapes.cut("tail", look.shape, start, start + 6)), PALETTE[look.accent])
+    brush.strokes(bird.tail.place(shapes.TAIL_QUILLS[look.shape]), line_on(colour, 0.35), 0.8)
     rim = bird.tail.place(np.concatenate([outline, outline[:1]]))
-    brush.strokes([rim], mix(colour, _DARK, 0.4), 0.9)
+    brush.strokes([rim], line_on(colour, 0.4), 0.9)
 
 
 def _paint_legs(brush: _Brush, bird: Bird, look: Look) -> None:
@@ -104,18 +101,18 @@ def _paint_legs(brush: _Brush, bird: Bird, look: Look) -> None:
     for hip_x, foot_x in ((0.0, 1.0), (11.0, 13.0)):
         hip = bird.body.place(np.array([hip_x, 33.0]))
         knee, foot = bird.stand.place(np.array([(foot_x - 1.5, 41.0), (foot_x, shapes.FEET[1] - 0.5)]))
-        brush.strokes([np.stack([hip, knee, foot])], mix(colour, _DARK, 0.25), 4.2)
+        brush.strokes([np.stack([hip, knee, foot])], line_on(colour, 0.25), 4.2)
         brush.strokes([np.stack([hip, knee, foot])], colour, 3.0)
         for toe_x, toe_y in ((-5.0, 2.5), (1.0, 5.0), (5.5, 4.0), (8.0, 1.5)):
             toe = bird.stand.place(np.array([foot_x + toe_x, shapes.FEET[1] + toe_y]))
             brush.strokes([np.stack([foot, toe])], colour, 2.6)
-            brush.dot(toe, 1.2, mix(colour, _DARK, 0.5))
+            brush.dot(toe, 1.2, line_on(colour, 0.5))
 
 
 def _paint_body(brush: _Brush, bird: Bird, look: Look) -> None:
     colour = PALETTE[look.colour]
     brush.fill(bird.body.place(shapes.BODY), colour, edge=0.9)
-    brush.strokes(map(bird.body.place, shapes.BACK_FEATHERS), mix(colour, _DARK, 0.22), 0.9)
+    brush.strokes(bird.body.place(shapes.BACK_FEATHERS), line_on(colour, 0.22), 0.9)
 
 
 def _paint_belly(brush: _Brush, bird: Bird, look: Look) -> None:
@@ -123,30 +120,26 @@ def _paint_belly(brush: _Brush, bird: Bird, look: Look) -> None:
     accent = PALETTE[look.accent] if look.accent else colour
     brush.fill(bird.body.place(shapes.BELLY), colour)
     if look.pattern == "band":
-        brush.fill(bird.body.place(shapes.cut(shapes.BELLY, 78, -9, 2)), accent)
+        brush.fill(bird.body.place(shapes.cut("belly", "round", -9, 2)), accent)
     elif look.pattern == "spots":
         for spot in bird.body.place(shapes.BELLY_MARKS):
             brush.dot(spot, 2.0, accent)
     elif look.pattern == "streaks":
-        brush.strokes(map(bird.body.place, shapes.BELLY_MARKS[:, None] + np.array([(0.8, -3.2), (-0.8, 3.2)])), accent, 1.9)
+        brush.strokes(bird.body.place(shapes.BELLY_MARKS[:, None] + np.array([(0.8, -3.2), (-0.8, 3.2)])), accent, 1.9)
     else:
-        brush.strokes(map(bird.body.place, shapes.BELLY_FEATHERS), mix(colour, _DARK, 0.13), 0.9)
-    brush.strokes([bird.body.place(shapes.BELLY_RIM)], mix(colour, _DARK, 0.38), 0.9)
+        brush.strokes(bird.body.place(shapes.BELLY_FEATHERS), line_on(colour, 0.13), 0.9)
+    brush.strokes([bird.body.place(shapes.BELLY_RIM)], line_on(colour, 0.38), 0.9)
 
 
 def _paint_crest(brush: _Brush, bird: Bird, look: Look) -> None:
     colour = PALETTE[look.colour]
     for feather in shapes.CREST[look.shape]:
         brush.fill(bird.head.place(feather), colour, edge=0.9)
+    quills = bird.head.place(shapes.CREST_QUILLS[look.shape])
+    brush.strokes(quills, line_on(colour, 0.3), 0.9)
     if look.shape == "fan":
-        tip = mix(colour, _DARK, 0.72)
-        for degrees in range(-148, -39, 18):
-            angle = np.deg2rad(degrees)
-            ray = np.array([(-3.0, -12.0)]) + np.array([[12.0], [26.0]]) * (np.cos(angle), np.sin(angle))
-            brush.strokes([bird.head.place(ray)], mix(colour, _DARK, 0.3), 0.9)
-            brush.dot(bird.head.place(ray[1]), 2.3, tip)
-    else:
-        brush.strokes(map(bird.head.place, shapes.CREST_QUILLS[look.shape]), mix(colour, _DARK, 0.3), 0.9)
+        for quill in quills:
+            brush.dot(quill[1], 2.3, line_on(colour, 0.75))
 
 
 def _paint_head(brush: _Brush, bird: Bird, look: Look) -> None:
@@ -154,34 +147,34 @@ def _paint_head(brush: _Brush, bird: Bird, look: Look) -> None:
     brush.fill(bird.head.place(shapes.SKULL), colour)
     if look.pattern == "cap":
         brush.fill(bird.head.place(shapes.CAP), PALETTE[look.accent])
-    brush.strokes([bird.head.place(shapes.SKULL_RIM)], mix(colour, _DARK, 0.38), 0.9)
+    brush.strokes([bird.head.place(shapes.SKULL_RIM)], line_on(colour, 0.38), 0.9)
     if look.pattern == "cheek":
         brush.fill(bird.face.place(shapes.CHEEK), PALETTE[look.accent])
-    brush.strokes(map(bird.head.place, shapes.NECK_FEATHERS), mix(colour, _DARK, 0.18), 0.9)
+    brush.strokes(bird.head.place(shapes.NECK_FEATHERS), line_on(colour, 0.18), 0.9)
 
 
 def _paint_wing(brush: _Brush, bird: Bird, look: Look) -> None:
     colour, outline = PALETTE[look.colour], shapes.WING[look.shape]
     accent = PALETTE[look.accent] if look.accent else colour
     brush.fill(bird.body.place(outline), colour)
-    brush.fill(bird.body.place(shapes.cut(outline, shapes.WING_ANGLE, 20, 99)), mix(colour, _DARK, 0.2))
+    brush.fill(bird.body.place(shapes.cut("wing", look.shape, 20, 99)), line_on(colour, 0.14))
     if look.pattern == "tips":
-        brush.fill(bird.body.place(shapes.cut(outline, shapes.WING_ANGLE, 27, 99)), accent)
+        brush.fill(bird.body.place(shapes.cut("wing", look.shape, 27, 99)), accent)
     if look.pattern == "patch":
-        brush.fill(bird.body.place(shapes.cut(outline, shapes.WING_ANGLE, -99, 0)), accent)
-    brush.strokes(map(bird.body.place, shapes.FLIGHT_FEATHERS[look.shape]), mix(colour, _DARK, 0.45), 0.9)
-    brush.strokes(map(bird.body.place, shapes.COVERTS), mix(colour, _DARK, 0.3), 0.9)
+        brush.fill(bird.body.place(shapes.cut("wing", look.shape, -99, 0)), accent)
+    brush.strokes(bird.body.place(shapes.FLIGHT_FEATHERS[look.shape]), line_on(colour, 0.45), 0.9)
+    brush.strokes(bird.body.place(shapes.COVERTS), line_on(colour, 0.3), 0.9)
     if look.pattern == "bars":
         for start in (5, 15):
-            brush.fill(bird.body.place(shapes.cut(outline, shapes.WING_ANGLE, start, start + 5)), accent)
+            brush.fill(bird.body.place(shapes.cut("wing", look.shape, start, start + 5)), accent)
     rim = bird.body.place(np.concatenate([outline, outline[:1]]))
-    brush.strokes([rim], mix(colour, _DARK, 0.5), 0.9)
+    brush.strokes([rim], line_on(colour, 0.5), 0.9)
 
 
 def _paint_beak(brush: _Brush, bird: Bird, look: Look) -> None:
     colour = PALETTE[look.colour]
     brush.fill(bird.face.place(shapes.BEAK[look.shape]), colour, edge=0.9)
-    brush.strokes([bird.face.place(shapes.GAPE[look.shape])], mix(colour, _DARK, 0.6), 0.9)
+    brush.strokes([bird.face.place(shapes.GAPE[look.shape])], line_on(colour, 0.6), 0.9)
     brush.strokes([bird.face.place(shapes.GLINT)], mix(colour, _LIGHT, 0.45), 1.1)
 
 
@@ -190,7 +183,7 @@ def _paint_eye_ring(brush: _Brush, bird: Bird, look: Look) -> None:
     if look.shape == "stripe":
         brush.fill(bird.face.place(shapes.EYE_STRIPE), colour)
     else:
-        brush.dot(bird.face.place(shapes.EYE), 8.6, mix(colour, _DARK, 0.3))
+        brush.dot(bird.face.place(shapes.EYE), 8.6, line_on(colour, 0.3))
         brush.dot(bird.face.place(shapes.EYE), 8.0, colour)
     _paint_eye(brush, bird)
 

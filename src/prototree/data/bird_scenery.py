@@ -1,14 +1,15 @@
 """What surrounds a bird: a blurred background, a perch, leaves in front of it, and the planted berries."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from prototree.data.bird_canvas import SCENERY_LABEL, Canvas, Colour, Frame, Points, mix, smooth
+from prototree.data.bird_canvas import SCENERY_LABEL, Canvas, Colour, Frame, Points, mix, planes, smooth
 
-_BACKGROUND_GRID = 64  # backgrounds are out of focus, so a coarse grid holds all there is to see
+_BACKGROUND_GRID = 48  # backgrounds are out of focus, so a coarse grid holds all there is to see
 
 _FOLIAGE = ((112, 142, 82), (146, 168, 92), (84, 116, 72), (182, 190, 116), (98, 134, 104))
 _AUTUMN = ((198, 142, 72), (176, 106, 62), (222, 184, 112), (150, 118, 74), (206, 164, 124))
@@ -21,7 +22,7 @@ Brush = ImageDraw.ImageDraw
 
 
 def paint_background(rng: np.random.Generator, size: int) -> NDArray[np.float32]:
-    """A soft scene behind the bird, H W 3 in 0 to 255."""
+    """A soft scene behind the bird, 3 H W in 0 to 255."""
     grid = _BACKGROUND_GRID
     paint, colours, blur = _BACKGROUNDS[int(rng.integers(len(_BACKGROUNDS)))]
     top, bottom = (np.array(colour) + rng.uniform(-14, 14, 3) for colour in colours)
@@ -30,24 +31,24 @@ def paint_background(rng: np.random.Generator, size: int) -> NDArray[np.float32]
     image = Image.fromarray(np.repeat(ramp[:, None], grid, axis=1))
     paint(ImageDraw.Draw(image), rng)
     soft = image.filter(ImageFilter.GaussianBlur(blur * float(rng.uniform(0.7, 1.4))))
-    return np.asarray(soft.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float32)
+    return planes(soft.resize((size, size), Image.Resampling.BILINEAR))
 
 
 def _discs(draw: Brush, rng: np.random.Generator, colours: tuple[Colour, ...], count: int, low: float, high: float) -> None:
     """Round blurs of light between the heights `low` and `high`, given as shares of the image."""
     grid = _BACKGROUND_GRID
     for x, y, radius, pick in rng.random((count, 4)).tolist():
-        x, y, radius = x * grid, (low + (high - low) * y) * grid, 2.0 + 8.0 * radius**2
+        x, y, radius = x * grid, (low + (high - low) * y) * grid, 1.5 + 6.0 * radius**2
         draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colours[int(pick * len(colours))])
 
 
 def _paint_foliage(draw: Brush, rng: np.random.Generator) -> None:
-    _discs(draw, rng, _FOLIAGE, 34, 0.0, 1.0)
+    _discs(draw, rng, _FOLIAGE, 28, 0.0, 1.0)
     _discs(draw, rng, ((222, 226, 168), (196, 212, 150)), 5, 0.0, 0.6)
 
 
 def _paint_autumn(draw: Brush, rng: np.random.Generator) -> None:
-    _discs(draw, rng, _AUTUMN, 30, 0.0, 1.0)
+    _discs(draw, rng, _AUTUMN, 26, 0.0, 1.0)
     _discs(draw, rng, ((246, 224, 170),), 5, 0.0, 0.7)
 
 
@@ -56,7 +57,7 @@ def _paint_clouds(draw: Brush, rng: np.random.Generator) -> None:
     for x, y, width in rng.random((4, 3)).tolist():
         for step in range(4):
             left, top = (x - 0.2 + 0.1 * step * (0.5 + width)) * grid, (0.8 * y - 0.03 * (step % 2)) * grid
-            draw.ellipse((left, top, left + 14, top + 6 + 2 * (step % 2)), fill=(244, 246, 248))
+            draw.ellipse((left, top, left + 11, top + 5 + 2 * (step % 2)), fill=(244, 246, 248))
 
 
 def _paint_hills(draw: Brush, rng: np.random.Generator) -> None:
@@ -74,7 +75,7 @@ def _paint_meadow(draw: Brush, rng: np.random.Generator) -> None:
     _discs(draw, rng, _FOLIAGE, 14, horizon - 0.04, 1.0)
     for x, y, pick in rng.random((10, 3)).tolist():
         x, y = x * grid, (horizon + (1 - horizon) * y) * grid
-        draw.ellipse((x - 1.5, y - 1.5, x + 1.5, y + 1.5), fill=((240, 214, 120), (226, 170, 190), (244, 240, 230))[int(3 * pick)])
+        draw.ellipse((x - 1.2, y - 1.2, x + 1.2, y + 1.2), fill=((240, 214, 120), (226, 170, 190), (244, 240, 230))[int(3 * pick)])
 
 
 def _paint_water(draw: Brush, rng: np.random.Generator) -> None:
@@ -82,13 +83,13 @@ def _paint_water(draw: Brush, rng: np.random.Generator) -> None:
     for x, y, width, pick in rng.random((26, 4)).tolist():
         tone = ((196, 214, 218), (128, 162, 172), (110, 146, 150))[int(3 * pick)]
         left, top = (1.3 * x - 0.3) * grid, (0.3 + 0.7 * y) * grid
-        draw.ellipse((left, top, left + 8 + 22 * width, top + 2.5), fill=tone)
+        draw.ellipse((left, top, left + 6 + 16 * width, top + 2), fill=tone)
 
 
 def _paint_trunks(draw: Brush, rng: np.random.Generator) -> None:
     grid = _BACKGROUND_GRID
     for x, width, slant in rng.random((5, 3)).tolist():
-        left, right, shift = x * grid, x * grid + 2 + 6 * width, 8 * (slant - 0.5)
+        left, right, shift = x * grid, x * grid + 2 + 4 * width, 6 * (slant - 0.5)
         tone = mix((78, 74, 66), (128, 118, 100), slant)
         draw.polygon([(left, 0), (right, 0), (right + shift, grid), (left + shift, grid)], fill=tone)
     _discs(draw, rng, _FOLIAGE[:3], 8, 0.6, 1.0)
@@ -100,13 +101,13 @@ def _paint_nothing(draw: Brush, rng: np.random.Generator) -> None:
 
 # Each: what is painted, the colours at the top and at the bottom, and the blur in grid cells.
 _BACKGROUNDS: tuple[tuple[Callable[[Brush, np.random.Generator], None], tuple[Colour, Colour], float], ...] = (
-    (_paint_foliage, ((156, 180, 112), (88, 118, 76)), 2.2),
-    (_paint_autumn, ((222, 190, 130), (146, 104, 72)), 2.2),
-    (_paint_clouds, ((126, 176, 216), (206, 224, 232)), 2.0),
-    (_paint_hills, ((236, 196, 176), (196, 172, 190)), 1.4),
-    (_paint_meadow, ((186, 212, 228), (216, 226, 210)), 1.6),
-    (_paint_water, ((196, 212, 214), (122, 158, 166)), 1.1),
-    (_paint_trunks, ((176, 186, 158), (112, 128, 96)), 1.8),
+    (_paint_foliage, ((156, 180, 112), (88, 118, 76)), 1.7),
+    (_paint_autumn, ((222, 190, 130), (146, 104, 72)), 1.7),
+    (_paint_clouds, ((126, 176, 216), (206, 224, 232)), 1.5),
+    (_paint_hills, ((236, 196, 176), (196, 172, 190)), 0.8),
+    (_paint_meadow, ((186, 212, 228), (216, 226, 210)), 1.2),
+    (_paint_water, ((196, 212, 214), (122, 158, 166)), 0.8),
+    (_paint_trunks, ((176, 186, 158), (112, 128, 96)), 1.4),
     (_paint_nothing, ((226, 222, 210), (186, 194, 196)), 1.0),
 )
 
@@ -141,14 +142,16 @@ def _paint_branch(
     slope = wobble[0] / 40
     along = np.array([-150.0, -70.0, x, 70.0, 150.0])
     middle = y + 5.5 + slope * (along - x) + np.array([wobble[1], wobble[2], 0.0, wobble[3], wobble[4]])
-    thick = 5.5 + 0.5 * wobble[5] * np.sign(wobble[1]) * np.array([-0.8, -0.4, 0.0, 0.4, 0.8])
-    upper, lower = (smooth(*zip(along, middle + side * thick, strict=True), closed=False) for side in (-1, 1))
+    curve = smooth(*zip(along.tolist(), middle.tolist(), strict=True), closed=False)
+    # Thinner towards one end, and just as thick as toes can hold in the middle.
+    thick = np.stack([np.zeros(len(curve)), 5.5 + wobble[5] / 3 * np.linspace(-1, 1, len(curve))], axis=1)
+    upper, lower = curve - thick, curve + thick
     for across, along_twig, length, pick in twigs.tolist():
         if across < 0.7:  # a leaf on the branch, away from the feet
             at = (x + (26 + 40 * along_twig) * (1 if across < 0.4 else -1), float(middle.mean()))
-            leaf = stand.inner(at, degrees=50 + 60 * pick if pick < 0.5 else 20 + 100 * pick)
             span = 14 + 10 * length
-            _paint_leaf(canvas, Frame(leaf.matrix * span, leaf.origin), _LEAF[int(pick * 5)], SCENERY_LABEL)
+            leaf = stand.inner(at, 20 + 120 * pick, (span, span))
+            _paint_leaf(canvas, leaf, _LEAF[int(pick * 5)], SCENERY_LABEL)
     canvas.fill(stand.place(np.concatenate([upper, lower[::-1]])), bark, SCENERY_LABEL)
     light = np.concatenate([upper, (0.6 * upper + 0.4 * lower)[::-1]])
     canvas.fill(stand.place(light), mix(bark, (255, 240, 214), 0.22), SCENERY_LABEL)
@@ -175,12 +178,12 @@ def paint_leaves(canvas: Canvas, rng: np.random.Generator) -> None:
     width = canvas.size * canvas.supersampling
     page = Frame(np.eye(2) * width, np.zeros(2))
     for side, along, angle, length, pick in rng.random((3, 5))[:count].tolist():
-        middle = np.array([0.5, 0.5])
-        around = 2 * np.pi * along
-        at = middle + (0.56 if side < 0.7 else 0.3) * np.array([np.cos(around), np.sin(around)])
-        inward = np.rad2deg(around) + 180 + 80 * (angle - 0.5)
+        around = 2 * math.pi * along
+        reach = 0.56 if side < 0.7 else 0.3
+        at = (0.5 + reach * math.cos(around), 0.5 + reach * math.sin(around))
+        inward = math.degrees(around) + 180 + 80 * (angle - 0.5)
         span = 0.17 + 0.1 * length
-        leaf = page.inner(at.tolist(), inward, (span, span))
+        leaf = page.inner(at, inward, (span, span))
         _paint_leaf(canvas, leaf, _LEAF[int(pick * len(_LEAF))], SCENERY_LABEL)
 
 

@@ -15,10 +15,9 @@ HIP = (4.0, 28.0)
 NECK = (17.0, -20.0)
 HEAD_FROM_NECK = (7.0, -12.0)
 TAIL_BASE, TAIL_ANGLE = (-22.0, 17.0), 146.0
-WING_ANGLE = 138.0
 
 BODY = smooth(
-    (8, -36), (-8, -20), (-23, 2), (-34, 20), (-33, 31), (-18, 37), (4, 37), (23, 27), (34, 9), (36, -10), (35, -28)
+    (5, -31), (-9, -18), (-23, 2), (-34, 20), (-33, 31), (-18, 37), (4, 37), (23, 27), (34, 9), (36, -10), (35, -28)
 )
 BELLY = smooth(
     (35, -24), (36.3, -10), (34.3, 9), (23.3, 27.3), (4, 37.3), (-18, 37.3), (-32, 32), (-32, 32),
@@ -50,6 +49,10 @@ TAIL = {
     "long": smooth((0, -8), (25, -7), (54, -6), (60, 0), (54, 6), (25, 7), (0, 8)),
     "fan": smooth((0, -7), (18, -14), (35, -24), (42, -12), (44, 0), (42, 12), (35, 23), (18, 13), (0, 7)),
 }
+TAIL_QUILLS = {
+    shape: np.array([[(4, side * 3), (length - abs(side) * 2, side * spread)] for side in (-0.6, -0.2, 0.2, 0.6)])
+    for shape, length, spread in (("square", 37, 7), ("forked", 40, 12), ("long", 55, 4), ("fan", 38, 17))
+}
 BEAK = {
     "cone": smooth((13, -6), (23, -5), (33, 2), (33, 2), (23, 8), (14, 10)),
     "needle": smooth((14, -3), (25, -1.5), (41, 2), (41, 2), (26, 5), (14, 6.5)),
@@ -80,18 +83,21 @@ CREST = {
     ),
 }
 CREST_QUILLS = {
-    "tuft": (smooth((2, -18), (-6, -28), (-17, -35), closed=False), smooth((-6, -18), (-11, -25), (-18, -32), closed=False)),
-    "spikes": (
+    "tuft": np.stack([
+        smooth((2, -18), (-6, -28), (-17, -35), closed=False),
+        smooth((-6, -18), (-11, -25), (-18, -32), closed=False),
+    ]),
+    "spikes": np.stack([
         smooth((-10, -14), (-18, -18), (-27, -21), closed=False),
         smooth((-2, -18), (-9, -27), (-17, -34), closed=False),
         smooth((5, -18), (2, -29), (-2, -38), closed=False),
-    ),
-    "fan": tuple(
+    ]),
+    "fan": np.stack([
         np.array([(-3.0, -12.0)]) + np.array([[12.0], [26.0]]) * (np.cos(angle), np.sin(angle))
         for angle in np.deg2rad(range(-148, -39, 18))
-    ),
-    "plume": (smooth((7, -18), (6, -28), (12, -36), (20, -37), closed=False),),
-}  # fmt: skip
+    ]),
+    "plume": smooth((7, -18), (6, -28), (12, -36), (20, -37), closed=False)[None],
+}
 
 # Where light and shadow fall, as outlines that are blurred before use.
 UNDERSIDE = smooth((38, 6), (30, 20), (20, 28), (4, 32), (-18, 33), (-34, 28), (-34, 42), (4, 44), (28, 36), (42, 16))
@@ -103,16 +109,12 @@ BROW = smooth((-14, -12), (-4, -18), (7, -17), (14, -9), (4, -10), (-6, -10))
 TAIL_ROOT = smooth((6, -10), (20, -10), (20, 9), (6, 10))
 
 
-def cut(outline: Points, degrees: float, low: float, high: float) -> Points:
-    """The slice of an outline whose points, measured along a direction, lie between `low` and `high`."""
-    return _cut(tuple(map(tuple, outline.tolist())), degrees, low, high)
-
-
 @cache
-def _cut(outline: tuple[tuple[float, float], ...], degrees: float, low: float, high: float) -> Points:
+def cut(part: str, shape: str, low: float, high: float) -> Points:
+    """The slice of a belly, wing or tail that lies between two distances along the part."""
+    outlines, degrees = {"belly": ({"round": BELLY}, 78.0), "wing": (WING, 138.0), "tail": (TAIL, 0.0)}[part]
     direction = np.array([np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))])
-    points = _keep_above(np.array(outline), direction, low)
-    return _keep_above(points, -direction, -high)
+    return _keep_above(_keep_above(outlines[shape], direction, low), -direction, -high)
 
 
 def _keep_above(points: Points, direction: Points, bound: float) -> Points:
@@ -137,12 +139,12 @@ def _inside(points: Points, outline: Points) -> Points:
     return points[(crosses & (x < at)).sum(1) % 2 == 1]
 
 
-def _scales(outline: Points, spacing: float, width: float, degrees: float) -> tuple[Points, ...]:
+def _scales(outline: Points, spacing: float, width: float, degrees: float) -> Points:
     """Small arcs in staggered rows over an outline: a hint of feathers."""
     angle = np.deg2rad(degrees)
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     arc = np.array([(-0.5, -0.25), (-0.25, 0.12), (0.0, 0.25), (0.25, 0.12), (0.5, -0.25)]) * width @ turn
-    return tuple(centre + arc for centre in _staggered(outline, spacing, degrees))
+    return _staggered(outline, spacing, degrees)[:, None] + arc
 
 
 def _staggered(outline: Points, spacing: float, degrees: float = 0.0) -> Points:
@@ -158,18 +160,18 @@ def _staggered(outline: Points, spacing: float, degrees: float = 0.0) -> Points:
     return _inside(np.array(rows) @ turn + middle, middle + (outline - middle) * 0.86)
 
 
-BACK_FEATHERS = _scales(BODY, 9.0, 6.0, 45.0)
-BELLY_FEATHERS = _scales(BELLY, 9.0, 4.5, 15.0)
+BACK_FEATHERS = _scales(smooth((6, -32), (-9, -18), (-26, 6), (-20, 4), (-6, -12), (12, -14)), 7.0, 5.0, 45.0)
+BELLY_FEATHERS = _scales(smooth((33, -18), (34, 9), (4, 36), (-14, 35), (6, 25), (20, 12), (22, -12)), 9.0, 4.5, 15.0)
 BELLY_MARKS = _staggered(BELLY, 8.5, 15.0)
-NECK_FEATHERS = _scales(smooth((-18, 4), (13, 7), (12, 15), (0, 18), (-12, 15)), 6.5, 4.5, 20.0)
+NECK_FEATHERS = _scales(smooth((-18, 4), (13, 7), (12, 15), (0, 18), (-12, 15)), 7.5, 4.5, 20.0)
 COVERTS = _scales(smooth((17, -4), (10, -12), (-4, -11), (-16, -1), (-4, 16), (9, 17), (18, 6)), 8.5, 7.0, 48.0)
 FLIGHT_FEATHERS = {
-    "rounded": tuple(
+    "rounded": np.stack([
         smooth((7 - 6 * i, 17.5 - 7.5 * i), (-12 - 4.5 * i, 25 - 5 * i), (-33 - 0.8 * i, 29 - 2.2 * i), closed=False)
         for i in range(4)
-    ),
-    "pointed": tuple(
+    ]),
+    "pointed": np.stack([
         smooth((5 - 6 * i, 16 - 7 * i), (-16 - 5 * i, 25 - 5 * i), (-44 - 2.5 * i, 36 - 0.3 * i), closed=False)
         for i in range(4)
-    ),
+    ]),
 }
