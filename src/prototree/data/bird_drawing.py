@@ -59,7 +59,9 @@ class Bird:
             (self.tail, shapes.TAIL_ROOT, 92),
         ):
             draw.polygon((frame.place(outline) * scale).ravel().tolist(), fill=tone)
-        soft = image.filter(ImageFilter.GaussianBlur(grid / 24)).resize((size, size), Image.Resampling.BILINEAR)
+        soft = image.filter(ImageFilter.GaussianBlur(grid / 24)).resize(
+            (size, size), Image.Resampling.BILINEAR
+        )
         return np.asarray(soft, dtype=np.float32) / 128
 
 
@@ -86,11 +88,16 @@ def _paint_tail(brush: _Brush, bird: Bird, look: Look) -> None:
     colour, outline = PALETTE[look.colour], shapes.TAIL[look.shape]
     brush.fill(bird.tail.place(outline), colour)
     if look.pattern == "tips":
-        brush.fill(bird.tail.place(shapes.cut("tail", look.shape, 0.68 * outline[:, 0].max(), 99)), PALETTE[look.accent])
+        brush.fill(
+            bird.tail.place(shapes.cut("tail", look.shape, 0.68 * outline[:, 0].max(), 99)),
+            PALETTE[look.accent],
+        )
     if look.pattern == "banded":
         for start in (14, 26, 38, 50):
             if start + 5 < outline[:, 0].max():
-                brush.fill(bird.tail.place(shapes.cut("tail", look.shape, start, start + 6)), PALETTE[look.accent])
+                brush.fill(
+                    bird.tail.place(shapes.cut("tail", look.shape, start, start + 6)), PALETTE[look.accent]
+                )
     brush.strokes(bird.tail.place(shapes.TAIL_QUILLS[look.shape]), line_on(colour, 0.35), 0.8)
     rim = bird.tail.place(np.concatenate([outline, outline[:1]]))
     brush.strokes([rim], line_on(colour, 0.4), 0.9)
@@ -103,8 +110,7 @@ def _paint_legs(brush: _Brush, bird: Bird, look: Look) -> None:
         knee, foot = bird.stand.place(np.array([(foot_x - 1.5, 41.0), (foot_x, shapes.FEET[1] - 0.5)]))
         brush.strokes([np.stack([hip, knee, foot])], line_on(colour, 0.25), 4.2)
         brush.strokes([np.stack([hip, knee, foot])], colour, 3.0)
-        for toe_x, toe_y in ((-5.0, 2.5), (1.0, 5.0), (5.5, 4.0), (8.0, 1.5)):
-            toe = bird.stand.place(np.array([foot_x + toe_x, shapes.FEET[1] + toe_y]))
+        for toe in bird.stand.place(shapes.TOES + (foot_x, shapes.FEET[1])):
             brush.strokes([np.stack([foot, toe])], colour, 2.6)
             brush.dot(toe, 1.2, line_on(colour, 0.5))
 
@@ -125,7 +131,9 @@ def _paint_belly(brush: _Brush, bird: Bird, look: Look) -> None:
         for spot in bird.body.place(shapes.BELLY_MARKS):
             brush.dot(spot, 2.0, accent)
     elif look.pattern == "streaks":
-        brush.strokes(bird.body.place(shapes.BELLY_MARKS[:, None] + np.array([(0.8, -3.2), (-0.8, 3.2)])), accent, 1.9)
+        brush.strokes(
+            bird.body.place(shapes.BELLY_MARKS[:, None] + np.array([(0.8, -3.2), (-0.8, 3.2)])), accent, 1.9
+        )
     else:
         brush.strokes(bird.body.place(shapes.BELLY_FEATHERS), line_on(colour, 0.13), 0.9)
     brush.strokes([bird.body.place(shapes.BELLY_RIM)], line_on(colour, 0.38), 0.9)

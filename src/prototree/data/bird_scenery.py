@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from prototree.data.bird_canvas import SCENERY_LABEL, Canvas, Colour, Frame, Points, mix, planes, smooth
+from prototree.data.bird_canvas import SCENERY_LABEL, Canvas, Colour, Frame, Points, mix, smooth
 
 _BACKGROUND_GRID = 48  # backgrounds are out of focus, so a coarse grid holds all there is to see
 
@@ -22,7 +22,7 @@ Brush = ImageDraw.ImageDraw
 
 
 def paint_background(rng: np.random.Generator, size: int) -> NDArray[np.float32]:
-    """A soft scene behind the bird, 3 H W in 0 to 255."""
+    """A soft scene behind the bird, H W 3 in 0 to 255."""
     grid = _BACKGROUND_GRID
     paint, colours, blur = _BACKGROUNDS[int(rng.integers(len(_BACKGROUNDS)))]
     top, bottom = (np.array(colour) + rng.uniform(-14, 14, 3) for colour in colours)
@@ -31,10 +31,12 @@ def paint_background(rng: np.random.Generator, size: int) -> NDArray[np.float32]
     image = Image.fromarray(np.repeat(ramp[:, None], grid, axis=1))
     paint(ImageDraw.Draw(image), rng)
     soft = image.filter(ImageFilter.GaussianBlur(blur * float(rng.uniform(0.7, 1.4))))
-    return planes(soft.resize((size, size), Image.Resampling.BILINEAR))
+    return np.asarray(soft.resize((size, size), Image.Resampling.BILINEAR), dtype=np.float32)
 
 
-def _discs(draw: Brush, rng: np.random.Generator, colours: tuple[Colour, ...], count: int, low: float, high: float) -> None:
+def _discs(
+    draw: Brush, rng: np.random.Generator, colours: tuple[Colour, ...], count: int, low: float, high: float
+) -> None:
     """Round blurs of light between the heights `low` and `high`, given as shares of the image."""
     grid = _BACKGROUND_GRID
     for x, y, radius, pick in rng.random((count, 4)).tolist():
@@ -75,7 +77,10 @@ def _paint_meadow(draw: Brush, rng: np.random.Generator) -> None:
     _discs(draw, rng, _FOLIAGE, 14, horizon - 0.04, 1.0)
     for x, y, pick in rng.random((10, 3)).tolist():
         x, y = x * grid, (horizon + (1 - horizon) * y) * grid
-        draw.ellipse((x - 1.2, y - 1.2, x + 1.2, y + 1.2), fill=((240, 214, 120), (226, 170, 190), (244, 240, 230))[int(3 * pick)])
+        draw.ellipse(
+            (x - 1.2, y - 1.2, x + 1.2, y + 1.2),
+            fill=((240, 214, 120), (226, 170, 190), (244, 240, 230))[int(3 * pick)],
+        )
 
 
 def _paint_water(draw: Brush, rng: np.random.Generator) -> None:
@@ -100,7 +105,9 @@ def _paint_nothing(draw: Brush, rng: np.random.Generator) -> None:
 
 
 # Each: what is painted, the colours at the top and at the bottom, and the blur in grid cells.
-_BACKGROUNDS: tuple[tuple[Callable[[Brush, np.random.Generator], None], tuple[Colour, Colour], float], ...] = (
+_BACKGROUNDS: tuple[
+    tuple[Callable[[Brush, np.random.Generator], None], tuple[Colour, Colour], float], ...
+] = (
     (_paint_foliage, ((156, 180, 112), (88, 118, 76)), 1.7),
     (_paint_autumn, ((222, 190, 130), (146, 104, 72)), 1.7),
     (_paint_clouds, ((126, 176, 216), (206, 224, 232)), 1.5),
@@ -112,6 +119,7 @@ _BACKGROUNDS: tuple[tuple[Callable[[Brush, np.random.Generator], None], tuple[Co
 )
 
 _BLADE = smooth((0, 0), (0, 0), (0.25, -0.2), (0.6, -0.22), (1, 0), (1, 0), (0.6, 0.22), (0.25, 0.2))
+_VEINS = np.array([[(x, 0.0), (x + 0.15, side)] for x in (0.3, 0.56) for side in (-0.13, 0.13)])
 
 
 def _paint_leaf(canvas: Canvas, leaf: Frame, colour: Colour, label: int) -> None:
@@ -119,9 +127,8 @@ def _paint_leaf(canvas: Canvas, leaf: Frame, colour: Colour, label: int) -> None
     canvas.fill(leaf.place(_BLADE), colour, label, edge=0.028 * leaf.unit)
     vein = mix(colour, (236, 240, 200), 0.4)
     canvas.stroke(leaf.place(np.array([(-0.12, 0.0), (0.93, 0.0)])), vein, label, 0.04 * leaf.unit)
-    for x in (0.25, 0.45, 0.65):
-        for side in (-0.13, 0.13):
-            canvas.stroke(leaf.place(np.array([(x, 0.0), (x + 0.14, side)])), vein, label, 0.02 * leaf.unit)
+    for line in leaf.place(_VEINS):
+        canvas.stroke(line, vein, label, 0.02 * leaf.unit)
 
 
 def paint_perch(canvas: Canvas, stand: Frame, feet: tuple[float, float], rng: np.random.Generator) -> None:
@@ -130,7 +137,9 @@ def paint_perch(canvas: Canvas, stand: Frame, feet: tuple[float, float], rng: np
     wobble = rng.uniform(-4, 4, 6)
     twigs = rng.random((3, 4))
     if kind < 0.8:
-        _paint_branch(canvas, stand, feet, mix(_BARK[int(tone * 4)], (60, 70, 50), 0.3 * shade), wobble, twigs)
+        _paint_branch(
+            canvas, stand, feet, mix(_BARK[int(tone * 4)], (60, 70, 50), 0.3 * shade), wobble, twigs
+        )
     else:
         _paint_boulder(canvas, stand, feet, mix(_STONE[int(tone * 3)], (112, 128, 84), 0.5 * shade), wobble)
 
@@ -165,11 +174,23 @@ def _paint_boulder(
 ) -> None:
     x, y = feet
     rise = 6 + abs(wobble)
-    ridge = ((x - 70, y + 34 + rise[0]), (x - 46, y + 12 + rise[1]), (x - 16, y + 1), (x, y), (x + 16, y + 1), (x + 44, y + 10 + rise[2]), (x + 72, y + 34 + rise[3]))
+    left, right = (x - 74, y + 30 + rise[0]), (x + 76, y + 30 + rise[1])
+    ridge = (
+        left,
+        (x - 46, y + 8 + rise[2]),
+        (x - 18, y + 1.5),
+        (x + 18, y + 1.5),
+        (x + 46, y + 8 + rise[3]),
+        right,
+    )
     foot = ((x + 90, y + 90), (x - 90, y + 90))
-    canvas.fill(stand.place(smooth(*ridge, *foot)), stone, SCENERY_LABEL, edge=0.9 * stand.unit)
-    shadow = ((x - 60, y + 40), (x - 20, y + 22 + rise[4]), (x + 20, y + 20 + rise[5]), (x + 62, y + 40))
-    canvas.fill(stand.place(smooth(*shadow, *foot)), mix(stone, (50, 48, 56), 0.25), SCENERY_LABEL)
+    canvas.fill(
+        stand.place(smooth(*ridge, *foot)), mix(stone, (255, 246, 226), 0.2), SCENERY_LABEL, edge=stand.unit
+    )
+    shadow = (left, (x - 34, y + 13 + rise[4]), (x - 6, y + 10), (x + 24, y + 12 + rise[5]), right)
+    canvas.fill(stand.place(smooth(*shadow, *foot)), mix(stone, (50, 48, 56), 0.12), SCENERY_LABEL)
+    for lichen in stand.place(np.stack([x + 9 * wobble, y + 7 + np.abs(wobble[::-1])], axis=1)):
+        canvas.dot(lichen, 2.2 * stand.unit, mix(stone, (196, 190, 120), 0.45), SCENERY_LABEL)
 
 
 def paint_leaves(canvas: Canvas, rng: np.random.Generator) -> None:

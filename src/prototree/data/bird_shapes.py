@@ -11,24 +11,37 @@ import numpy as np
 from prototree.data.bird_canvas import Points, smooth
 
 FEET = (7.0, 49.0)
+TOES = np.array([(-5.0, 2.5), (1.0, 5.0), (5.5, 4.0), (8.0, 1.5)])
 HIP = (4.0, 28.0)
 NECK = (17.0, -20.0)
 HEAD_FROM_NECK = (7.0, -12.0)
 TAIL_BASE, TAIL_ANGLE = (-22.0, 17.0), 146.0
 
 BODY = smooth(
-    (5, -31), (-9, -18), (-23, 2), (-34, 20), (-33, 31), (-18, 37), (4, 37), (23, 27), (34, 9), (36, -10), (35, -28)
+    (5, -31),
+    (-9, -18),
+    (-23, 2),
+    (-34, 20),
+    (-33, 31),
+    (-18, 37),
+    (4, 37),
+    (23, 27),
+    (34, 9),
+    (36, -10),
+    (35, -28),
 )
 BELLY = smooth(
-    (35, -24), (36.3, -10), (34.3, 9), (23.3, 27.3), (4, 37.3), (-18, 37.3), (-32, 32), (-32, 32),
+    (35.5, -24), (36.8, -10), (34.8, 9), (23.6, 27.6), (4, 37.6), (-18, 37.6), (-32, 32), (-32, 32),
     (-16, 27), (-2, 22), (9, 12), (14, -2), (17, -14), (24, -22),
 )  # fmt: skip
 BELLY_RIM = smooth(
-    (35, -20), (36.3, -10), (34.3, 9), (23.3, 27.3), (4, 37.3), (-18, 37.3), (-32, 32), closed=False
+    (35.5, -20), (36.8, -10), (34.8, 9), (23.6, 27.6), (4, 37.6), (-18, 37.6), (-32, 32), closed=False
 )  # fmt: skip
 SKULL = smooth((-19, 4), (-17, -9), (-6, -18.5), (7, -18), (17, -9), (19, 3), (13, 14), (0, 18), (-13, 15))
 SKULL_RIM = smooth((-19, 4), (-17, -9), (-6, -18.5), (7, -18), (17, -9), (19, 3), closed=False)
-CAP = smooth((-19, 1), (-17, -9), (-6, -18.5), (7, -18), (16, -10), (18, -5), (18, -5), (8, -9), (-4, -8), (-13, -2))
+CAP = smooth(
+    (-19, 1), (-17, -9), (-6, -18.5), (7, -18), (16, -10), (18, -5), (18, -5), (8, -9), (-4, -8), (-13, -2)
+)
 CHEEK = smooth((-11, 5), (-2, 3), (8, 5), (8, 12), (0, 16), (-9, 13))
 EYE = np.array((7.5, -2.5))
 EYE_STRIPE = smooth((17, -3), (8, -7), (-4, -5), (-17, 2), (-17, 2), (-5, 4), (8, 3), (17, 1))
@@ -38,7 +51,17 @@ WING = {
         (19, -4), (11, -13), (-4, -12), (-20, 0), (-35, 19), (-38, 28), (-30, 30), (-10, 28), (9, 19), (19, 7)
     ),
     "pointed": smooth(
-        (19, -4), (11, -13), (-4, -12), (-24, 2), (-46, 25), (-58, 41), (-58, 41), (-38, 35), (-12, 26), (9, 17), (19, 7)
+        (19, -4),
+        (11, -13),
+        (-4, -12),
+        (-24, 2),
+        (-46, 25),
+        (-58, 41),
+        (-58, 41),
+        (-38, 35),
+        (-12, 26),
+        (9, 17),
+        (19, 7),
     ),
 }
 TAIL = {
@@ -50,7 +73,9 @@ TAIL = {
     "fan": smooth((0, -7), (18, -14), (35, -24), (42, -12), (44, 0), (42, 12), (35, 23), (18, 13), (0, 7)),
 }
 TAIL_QUILLS = {
-    shape: np.array([[(4, side * 3), (length - abs(side) * 2, side * spread)] for side in (-0.6, -0.2, 0.2, 0.6)])
+    shape: np.array(
+        [[(4, side * 3), (length - abs(side) * 2, side * spread)] for side in (-0.6, -0.2, 0.2, 0.6)]
+    )
     for shape, length, spread in (("square", 37, 7), ("forked", 40, 12), ("long", 55, 4), ("fan", 38, 17))
 }
 BEAK = {
@@ -76,31 +101,51 @@ CREST = {
         smooth((12, -14), (6, -30), (-2, -42), (-2, -42), (-4, -26), (-3, -14)),
     ),
     "fan": (
-        smooth((13, -14), (17, -28), (10, -39), (-3, -42), (-16, -38), (-25, -28), (-25, -17), (-14, -8), (0, -12)),
+        smooth(
+            (13, -14),
+            (17, -28),
+            (10, -39),
+            (-3, -42),
+            (-16, -38),
+            (-25, -28),
+            (-25, -17),
+            (-14, -8),
+            (0, -12),
+        ),
     ),
     "plume": (
-        smooth((4, -16), (2, -28), (8, -39), (19, -43), (27, -37), (23, -29), (16, -31), (11, -26), (10, -16)),
+        smooth(
+            (4, -16), (2, -28), (8, -39), (19, -43), (27, -37), (23, -29), (16, -31), (11, -26), (10, -16)
+        ),
     ),
 }
 CREST_QUILLS = {
-    "tuft": np.stack([
-        smooth((2, -18), (-6, -28), (-17, -35), closed=False),
-        smooth((-6, -18), (-11, -25), (-18, -32), closed=False),
-    ]),
-    "spikes": np.stack([
-        smooth((-10, -14), (-18, -18), (-27, -21), closed=False),
-        smooth((-2, -18), (-9, -27), (-17, -34), closed=False),
-        smooth((5, -18), (2, -29), (-2, -38), closed=False),
-    ]),
-    "fan": np.stack([
-        np.array([(-3.0, -12.0)]) + np.array([[12.0], [26.0]]) * (np.cos(angle), np.sin(angle))
-        for angle in np.deg2rad(range(-148, -39, 18))
-    ]),
+    "tuft": np.stack(
+        [
+            smooth((2, -18), (-6, -28), (-17, -35), closed=False),
+            smooth((-6, -18), (-11, -25), (-18, -32), closed=False),
+        ]
+    ),
+    "spikes": np.stack(
+        [
+            smooth((-10, -14), (-18, -18), (-27, -21), closed=False),
+            smooth((-2, -18), (-9, -27), (-17, -34), closed=False),
+            smooth((5, -18), (2, -29), (-2, -38), closed=False),
+        ]
+    ),
+    "fan": np.stack(
+        [
+            np.array([(-3.0, -12.0)]) + np.array([[12.0], [26.0]]) * (np.cos(angle), np.sin(angle))
+            for angle in np.deg2rad(range(-148, -39, 18))
+        ]
+    ),
     "plume": smooth((7, -18), (6, -28), (12, -36), (20, -37), closed=False)[None],
 }
 
 # Where light and shadow fall, as outlines that are blurred before use.
-UNDERSIDE = smooth((38, 6), (30, 20), (20, 28), (4, 32), (-18, 33), (-34, 28), (-34, 42), (4, 44), (28, 36), (42, 16))
+UNDERSIDE = smooth(
+    (38, 6), (30, 20), (20, 28), (4, 32), (-18, 33), (-34, 28), (-34, 42), (4, 44), (28, 36), (42, 16)
+)
 UNDER_WING = smooth((19, 6), (9, 18), (-10, 27), (-34, 29), (-34, 36), (-8, 34), (14, 25), (24, 10))
 SHOULDER = smooth((12, -14), (-4, -13), (-22, 3), (-30, 14), (-20, 8), (-4, -2), (12, -6))
 BREAST = smooth((34, -16), (34, 0), (28, 10), (24, 4), (26, -10))
@@ -121,7 +166,9 @@ def _keep_above(points: Points, direction: Points, bound: float) -> Points:
     """Sutherland and Hodgman's clipping of a polygon at one line."""
     heights = points @ direction - bound
     kept = []
-    for start, end, here, there in zip(points, np.roll(points, -1, 0), heights, np.roll(heights, -1), strict=True):
+    for start, end, here, there in zip(
+        points, np.roll(points, -1, 0), heights, np.roll(heights, -1), strict=True
+    ):
         if here >= 0:
             kept.append(start)
         if (here >= 0) != (there >= 0):
@@ -161,17 +208,35 @@ def _staggered(outline: Points, spacing: float, degrees: float = 0.0) -> Points:
 
 
 BACK_FEATHERS = _scales(smooth((6, -32), (-9, -18), (-26, 6), (-20, 4), (-6, -12), (12, -14)), 7.0, 5.0, 45.0)
-BELLY_FEATHERS = _scales(smooth((33, -18), (34, 9), (4, 36), (-14, 35), (6, 25), (20, 12), (22, -12)), 9.0, 4.5, 15.0)
+BELLY_FEATHERS = _scales(
+    smooth((33, -18), (34, 9), (4, 36), (-14, 35), (6, 25), (20, 12), (22, -12)), 9.0, 4.5, 15.0
+)
 BELLY_MARKS = _staggered(BELLY, 8.5, 15.0)
 NECK_FEATHERS = _scales(smooth((-18, 4), (13, 7), (12, 15), (0, 18), (-12, 15)), 7.5, 4.5, 20.0)
-COVERTS = _scales(smooth((17, -4), (10, -12), (-4, -11), (-16, -1), (-4, 16), (9, 17), (18, 6)), 8.5, 7.0, 48.0)
+COVERTS = _scales(
+    smooth((17, -4), (10, -12), (-4, -11), (-16, -1), (-4, 16), (9, 17), (18, 6)), 8.5, 7.0, 48.0
+)
 FLIGHT_FEATHERS = {
-    "rounded": np.stack([
-        smooth((7 - 6 * i, 17.5 - 7.5 * i), (-12 - 4.5 * i, 25 - 5 * i), (-33 - 0.8 * i, 29 - 2.2 * i), closed=False)
-        for i in range(4)
-    ]),
-    "pointed": np.stack([
-        smooth((5 - 6 * i, 16 - 7 * i), (-16 - 5 * i, 25 - 5 * i), (-44 - 2.5 * i, 36 - 0.3 * i), closed=False)
-        for i in range(4)
-    ]),
+    "rounded": np.stack(
+        [
+            smooth(
+                (7 - 6 * i, 17.5 - 7.5 * i),
+                (-12 - 4.5 * i, 25 - 5 * i),
+                (-33 - 0.8 * i, 29 - 2.2 * i),
+                closed=False,
+            )
+            for i in range(4)
+        ]
+    ),
+    "pointed": np.stack(
+        [
+            smooth(
+                (5 - 6 * i, 16 - 7 * i),
+                (-16 - 5 * i, 25 - 5 * i),
+                (-44 - 2.5 * i, 36 - 0.3 * i),
+                closed=False,
+            )
+            for i in range(4)
+        ]
+    ),
 }

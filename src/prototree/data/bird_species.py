@@ -72,15 +72,34 @@ class _Choices:
     accents: tuple[str, ...] = ()
 
 
-_FEATHERS = ("red", "orange", "yellow", "green", "teal", "blue", "violet", "rose", "rust", "brown", "grey", "black")
+_FEATHERS = (
+    "red",
+    "orange",
+    "yellow",
+    "green",
+    "teal",
+    "blue",
+    "violet",
+    "rose",
+    "rust",
+    "brown",
+    "grey",
+    "black",
+)
 _CHOICES: dict[str, _Choices] = {
-    "beak": _Choices(("cone", "needle", "hook", "sickle", "dagger"), ("orange", "yellow", "red", "black", "grey")),
+    "beak": _Choices(
+        ("cone", "needle", "hook", "sickle", "dagger"), ("orange", "yellow", "red", "black", "grey")
+    ),
     "crest": _Choices(
-        ("none", "tuft", "spikes", "fan", "plume"), ("red", "orange", "yellow", "blue", "violet", "white", "black")
+        ("none", "tuft", "spikes", "fan", "plume"),
+        ("red", "orange", "yellow", "blue", "violet", "white", "black"),
     ),
     "eye ring": _Choices(("none", "ring", "stripe"), ("white", "yellow", "red", "black", "blue")),
     "head": _Choices(
-        ("round",), (*_FEATHERS, "cream", "white"), ("plain", "cap", "cheek"), ("black", "white", "red", "blue", "rust")
+        ("round",),
+        (*_FEATHERS, "cream", "white"),
+        ("plain", "cap", "cheek"),
+        ("black", "white", "red", "blue", "rust"),
     ),
     "body": _Choices(("round",), _FEATHERS),
     "belly": _Choices(
@@ -90,15 +109,21 @@ _CHOICES: dict[str, _Choices] = {
         ("black", "brown", "white", "red", "blue"),
     ),
     "wing": _Choices(
-        ("rounded", "pointed"), _FEATHERS, ("plain", "bars", "patch", "tips"), ("white", "yellow", "black", "red", "blue")
+        ("rounded", "pointed"),
+        _FEATHERS,
+        ("plain", "bars", "patch", "tips"),
+        ("white", "yellow", "black", "red", "blue"),
     ),
     "tail": _Choices(
-        ("square", "forked", "long", "fan"), _FEATHERS, ("plain", "banded", "tips"), ("white", "yellow", "black", "red")
+        ("square", "forked", "long", "fan"),
+        _FEATHERS,
+        ("plain", "banded", "tips"),
+        ("white", "yellow", "black", "red"),
     ),
     "legs": _Choices(("bare",), ("orange", "yellow", "red", "black", "grey", "rose", "blue")),
 }
 
-# Shapes that only few neighbours share would make a part pop out; legs are too thin to be the only difference.
+# Legs are too thin, and the back is too much hidden, to be the only difference.
 _PARTS_TO_CHANGE = tuple(part for part in PART_NAMES if part not in ("body", "legs"))
 
 
@@ -145,27 +170,30 @@ def make_species(n: int, seed: int) -> tuple[Species, ...]:
     """`n` species in families of about four; each has a relative that differs in one or two parts."""
     if not MIN_SPECIES <= n <= MAX_SPECIES:
         raise ConfigError(
-            f"the number of species must lie in {MIN_SPECIES} to {MAX_SPECIES}, got {n}; choose another n_species"
+            f"n_species must lie in {MIN_SPECIES} to {MAX_SPECIES}, got {n}; choose another number"
         )
     rng = np.random.default_rng([seed, n])
     n_families = min(len(_BASES), max(1, n // 4))
-    looks: list[tuple[Look, ...]] = []
-    names: list[str] = []
-    for family, base_number in enumerate(rng.permutation(len(_BASES))[:n_families]):
-        members = [_BASES[base_number]]
-        changed: list[tuple[str, ...]] = [()]
+    species: list[Species] = []
+    for family, base_number in enumerate(rng.permutation(len(_BASES))[:n_families].tolist()):
         n_members = n // n_families + (family < n % n_families)
-        while len(members) < n_members:
-            parent = members[int(rng.integers(len(members)))]
-            child = _vary(parent, rng)
-            if all(_tellable(child, other) for other in (*looks, *members)):
-                members.append(child)
-                changed.append(_differing(parent, child))
-        # The base bird is named last: it is what its relatives are not, so it takes what is left.
-        for member, parts in zip(members, changed, strict=True):
-            names.append(_name(member, parts, taken=names))
-        looks.extend(members)
-    return tuple(Species(name, look) for name, look in zip(names, looks, strict=True))
+        species.extend(_family(_BASES[base_number], n_members, tuple(species), rng))
+    return tuple(species)
+
+
+def _family(
+    base: tuple[Look, ...], size: int, others: tuple[Species, ...], rng: np.random.Generator
+) -> tuple[Species, ...]:
+    """The base bird and its descendants, each told apart from every species before it."""
+    noun_part = str(rng.choice(list(_NOUNS)))
+    members = [Species(_name(base, base, noun_part, [bird.name for bird in others]), base)]
+    while len(members) < size:
+        parent = members[int(rng.integers(len(members)))].looks
+        child = _vary(parent, rng)
+        known = (*others, *members)
+        if all(_tellable(child, bird.looks) for bird in known):
+            members.append(Species(_name(child, parent, noun_part, [bird.name for bird in known]), child))
+    return tuple(members)
 
 
 def _differing(first: tuple[Look, ...], second: tuple[Look, ...]) -> tuple[str, ...]:
@@ -219,49 +247,56 @@ def _vary_look(old: Look, choices: _Choices, rng: np.random.Generator) -> Look:
             return new
 
 
-_NOUNS = {"belly": "belly", "wing": "wing", "tail": "tail", "body": "back", "head": "crown"}
+_NOUNS = {"belly": "belly", "wing": "wing", "tail": "tail"}
 _COLOURED = {
     "beak": "billed", "crest": "crested", "eye ring": "ringed", "head": "headed", "body": "backed",
     "belly": "bellied", "wing": "winged", "tail": "tailed", "legs": "legged",
 }  # fmt: skip
 _SHAPED = {
-    "cone": "Stout-billed", "needle": "Thin-billed", "hook": "Hook-billed", "sickle": "Sickle-billed",
-    "dagger": "Dagger-billed", "tuft": "Tufted", "spikes": "Spike-crested", "fan": "Fan-{}", "plume": "Plumed",
-    "pointed": "Sharp-winged", "forked": "Fork-tailed", "long": "Long-tailed", "square": "Square-tailed",
+    ("beak", "cone"): "Stout-billed", ("beak", "needle"): "Thin-billed", ("beak", "hook"): "Hook-billed",
+    ("beak", "sickle"): "Sickle-billed", ("beak", "dagger"): "Dagger-billed", ("crest", "tuft"): "Tufted",
+    ("crest", "spikes"): "Spike-crested", ("crest", "fan"): "Fan-crested", ("crest", "plume"): "Plumed",
+    ("wing", "pointed"): "Sharp-winged", ("wing", "rounded"): "Round-winged", ("tail", "square"): "Square-tailed",
+    ("tail", "forked"): "Fork-tailed", ("tail", "long"): "Long-tailed", ("tail", "fan"): "Fan-tailed",
 }  # fmt: skip
 _PATTERNED = {
     "cap": "capped", "cheek": "cheeked", "spots": "spotted", "streaks": "streaked", "band": "breasted",
     "bars": "barred", "patch": "shouldered", "tips": "tipped", "banded": "banded",
 }  # fmt: skip
+_NAMING_ORDER = ("crest", "head", "tail", "wing", "eye ring", "beak", "belly", "body", "legs")
 
 
-def _name(looks: tuple[Look, ...], changed: tuple[str, ...], taken: list[str]) -> str:
-    """The first free name whose every word is true of the bird, with the changed parts named first."""
-    order = (*changed, *(part for part in PART_NAMES if part not in (*changed, "body", "legs")), "body", "legs")
+def _name(looks: tuple[Look, ...], parent: tuple[Look, ...], noun_part: str, taken: list[str]) -> str:
+    """The first free name whose every word is true of the bird; what sets it apart from its parent comes first."""
+    noun = looks[PART_NAMES.index(noun_part)].colour.capitalize() + _NOUNS[noun_part]
+    words: list[tuple[bool, str]] = []
+    for part in _NAMING_ORDER:
+        look, old = (bird[PART_NAMES.index(part)] for bird in (looks, parent))
+        words.extend(_adjectives(part, look, old, with_colour=part != noun_part))
+    adjectives = [
+        word for _, word in sorted(words, key=lambda entry: not entry[0])
+    ]  # stable: the order is kept
     for n_adjectives in (1, 2, 3):
-        for noun_part in ("belly", "wing", "tail", "body", "head"):
-            noun = looks[PART_NAMES.index(noun_part)].colour.capitalize() + _NOUNS[noun_part]
-            adjectives = [
-                word
-                for part in order
-                if part != noun_part or part in changed
-                for word in _adjectives(part, looks[PART_NAMES.index(part)], with_colour=part != noun_part)
-            ]
-            for words in combinations(adjectives, n_adjectives):
-                name = " ".join((*words, noun))
-                if name not in taken:
-                    return name
+        for chosen in combinations(adjectives, n_adjectives):
+            name = " ".join((*chosen, noun))
+            if name not in taken:
+                return name
     raise AssertionError("a bird has more true names than there are species")
 
 
-def _adjectives(part: str, look: Look, with_colour: bool) -> Iterator[str]:
+def _adjectives(part: str, look: Look, old: Look, with_colour: bool) -> Iterator[tuple[bool, str]]:
+    """Words for a part, each with whether it says what has changed."""
     if look.shape == "none":
         return
+    appeared = old.shape == "none"
     if look.pattern != "plain":
-        yield f"{look.accent.capitalize()}-{_PATTERNED[look.pattern]}"
-    if look.shape == "stripe":
-        yield f"{look.colour.capitalize()}-browed"
-    elif with_colour:
-        yield f"{look.colour.capitalize()}-{_COLOURED[part]}"
-    if look.shape in _SHAPED:
-        yield _SHAPED[look.shape].format(_COLOURED[part])
+        yield (
+            (look.pattern, look.accent) != (old.pattern, old.accent),
+            f"{look.accent.capitalize()}-{_PATTERNED[look.pattern]}",
+        )
+    if with_colour:
+        word = "browed" if look.shape == "stripe" else _COLOURED[part]
+        reshaped = look.shape != old.shape and part == "eye ring"
+        yield look.colour != old.colour or appeared or reshaped, f"{look.colour.capitalize()}-{word}"
+    if (part, look.shape) in _SHAPED:
+        yield look.shape != old.shape, _SHAPED[part, look.shape]
