@@ -1,7 +1,7 @@
 """A canvas that keeps, beside the colour of each pixel, what is painted there; and smooth outlines for it.
 
-Colour and label are drawn in one stroke into the four bands of one image, several times larger than asked for.
-Unpainted pixels are black with label 0, so reducing the image gives colours already weighted by their cover.
+Colour and label are drawn in one stroke into the four bands of one image, several times larger than asked
+for. Unpainted pixels are black with label 0, so reducing the image gives colours weighted by their cover.
 """
 
 import math
@@ -29,7 +29,9 @@ class Frame:
 
     def place(self, points: Points) -> Points:
         """Canvas pixels of points given in this frame's units."""
-        return np.dot(points, self.matrix.T) + self.origin  # for arrays this small, faster than @
+        placed: Points = np.dot(points, self.matrix.T)  # for arrays this small, faster than @
+        placed += self.origin
+        return placed
 
     def inner(self, at: Point, degrees: float = 0.0, stretch: Point = (1.0, 1.0)) -> "Frame":
         """A frame whose origin is this frame's point `at`, turned and stretched there."""
@@ -109,7 +111,7 @@ class Canvas:
     def cover(self) -> NDArray[np.float32]:
         """How much of each final pixel is painted, H W in 0 to 1."""
         painted = self._image.getchannel(3).point(_IS_PAINTED)
-        return np.asarray(painted.reduce(self.supersampling), dtype=np.float32) / 255
+        return np.asarray(painted.reduce(self.supersampling), dtype=np.float32) / np.float32(255)
 
     def colours(self) -> NDArray[np.float32]:
         """Colours weighted by cover at the final size, H W 3 in 0 to 255."""

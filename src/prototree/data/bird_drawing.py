@@ -16,7 +16,7 @@ _LIGHT: Colour = (255, 250, 238)
 
 @dataclass(frozen=True)
 class Pose:
-    """How a bird sits: body and head rotation in degrees, and how far the face turns to the viewer (0 to 1)."""
+    """How a bird sits: rotation of body and head in degrees, and the face's turn to the viewer (0 to 1)."""
 
     lean: float
     nod: float
@@ -45,7 +45,7 @@ class Bird:
 
     def shading(self, size: int) -> NDArray[np.float32]:
         """Soft light from above as factors around 1, H W; the same for every species."""
-        grid = 48
+        grid = 48  # blurred anyway
         image = Image.new("L", (grid, grid), 128)
         draw = ImageDraw.Draw(image)
         scale = grid / (self._canvas.size * self._canvas.supersampling)
@@ -59,10 +59,8 @@ class Bird:
             (self.tail, shapes.TAIL_ROOT, 92),
         ):
             draw.polygon((frame.place(outline) * scale).ravel().tolist(), fill=tone)
-        soft = image.filter(ImageFilter.GaussianBlur(grid / 24)).resize(
-            (size, size), Image.Resampling.BILINEAR
-        )
-        return np.asarray(soft, dtype=np.float32) / 128
+        soft = image.filter(ImageFilter.GaussianBlur(2)).resize((size, size), Image.Resampling.BILINEAR)
+        return np.asarray(soft, dtype=np.float32) / np.float32(128)
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def _paint_legs(brush: _Brush, bird: Bird, look: Look) -> None:
         knee, foot = bird.stand.place(np.array([(foot_x - 1.5, 41.0), (foot_x, shapes.FEET[1] - 0.5)]))
         brush.strokes([np.stack([hip, knee, foot])], line_on(colour, 0.25), 4.2)
         brush.strokes([np.stack([hip, knee, foot])], colour, 3.0)
-        for toe in bird.stand.place(shapes.TOES + (foot_x, shapes.FEET[1])):
+        for toe in bird.stand.place(np.add(shapes.TOES, (foot_x, shapes.FEET[1]))):
             brush.strokes([np.stack([foot, toe])], colour, 2.6)
             brush.dot(toe, 1.2, line_on(colour, 0.5))
 
@@ -199,8 +197,8 @@ def _paint_eye_ring(brush: _Brush, bird: Bird, look: Look) -> None:
 def _paint_eye(brush: _Brush, bird: Bird) -> None:
     brush.dot(bird.face.place(shapes.EYE), 5.0, (92, 58, 40))
     brush.dot(bird.face.place(shapes.EYE), 4.5, (26, 20, 24))
-    brush.dot(bird.face.place(shapes.EYE + (1.0, 2.0)), 1.7, (92, 62, 48))
-    brush.dot(bird.face.place(shapes.EYE + (1.3, -1.6)), 1.7, (255, 255, 255))
+    brush.dot(bird.face.place(np.add(shapes.EYE, (1.0, 2.0))), 1.7, (92, 62, 48))
+    brush.dot(bird.face.place(np.add(shapes.EYE, (1.3, -1.6))), 1.7, (255, 255, 255))
 
 
 _PAINTERS: dict[str, Callable[[_Brush, Bird, Look], None]] = {

@@ -29,7 +29,7 @@ _TO_PART = np.array([label if label <= _SHORTCUT_LABEL else 0 for label in range
 
 @dataclass(frozen=True)
 class BirdPart:
-    """Where a part is: a pixel of it near its middle, and its (left, top, right, bottom), right and bottom outside.
+    """Where a part is: a pixel of it near its middle, and its box (left, top, right, bottom; ends exclusive).
 
     A part that the species lacks, or of which nothing can be seen, has zeros. `visible` is False as well when
     leaves cover more than half of the part.

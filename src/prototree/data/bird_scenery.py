@@ -223,4 +223,4 @@ def paint_berries(canvas: Canvas, at: tuple[float, float], label: int, rng: np.r
     for berry in berries:
         canvas.dot(cluster.place(berry), 4.6 * cluster.unit, mix(_BERRY, (60, 0, 20), 0.45), label)
         canvas.dot(cluster.place(berry), 4.0 * cluster.unit, _BERRY, label)
-        canvas.dot(cluster.place(berry + (-1.3, -1.4)), 1.2 * cluster.unit, (255, 226, 220), label)
+        canvas.dot(cluster.place(np.add(berry, (-1.3, -1.4))), 1.2 * cluster.unit, (255, 226, 220), label)

@@ -183,28 +183,31 @@ def _inside(points: Points, outline: Points) -> Points:
     crosses = (start[:, 1] > y) != (end[:, 1] > y)
     rise = np.where(end[:, 1] == start[:, 1], 1.0, end[:, 1] - start[:, 1])
     at = start[:, 0] + (y - start[:, 1]) / rise * (end[:, 0] - start[:, 0])
-    return points[(crosses & (x < at)).sum(1) % 2 == 1]
+    inside: Points = points[(crosses & (x < at)).sum(1) % 2 == 1]
+    return inside
 
 
 def _scales(outline: Points, spacing: float, width: float, degrees: float) -> Points:
     """Small arcs in staggered rows over an outline: a hint of feathers."""
+    arc = width * np.array([(-0.5, -0.25), (-0.25, 0.12), (0.0, 0.25), (0.25, 0.12), (0.5, -0.25)])
+    scales: Points = _staggered(outline, spacing, degrees)[:, None] + arc @ _turned(degrees)
+    return scales
+
+
+def _turned(degrees: float) -> Points:
     angle = np.deg2rad(degrees)
-    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-    arc = np.array([(-0.5, -0.25), (-0.25, 0.12), (0.0, 0.25), (0.25, 0.12), (0.5, -0.25)]) * width @ turn
-    return _staggered(outline, spacing, degrees)[:, None] + arc
+    return np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
 
 
-def _staggered(outline: Points, spacing: float, degrees: float = 0.0) -> Points:
+def _staggered(outline: Points, spacing: float, degrees: float) -> Points:
     """A staggered grid of points well inside an outline."""
-    angle = np.deg2rad(degrees)
-    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     rows = [
         (column * spacing + row % 2 * spacing / 2, row * spacing * 0.8)
         for row in range(-20, 21)
         for column in range(-15, 16)
     ]
     middle = outline.mean(0)
-    return _inside(np.array(rows) @ turn + middle, middle + (outline - middle) * 0.86)
+    return _inside(np.array(rows) @ _turned(degrees) + middle, middle + (outline - middle) * 0.86)
 
 
 BACK_FEATHERS = _scales(smooth((6, -32), (-9, -18), (-26, 6), (-20, 4), (-6, -12), (12, -14)), 7.0, 5.0, 45.0)

@@ -35,7 +35,7 @@ PALETTE: dict[str, Colour] = {
     "black": (54, 52, 60),
 }
 
-# Squared colour distances are compared with these: seen at a glance, and seen beside each other.
+# Distances of colours: told apart in two images, and seen beside each other in one.
 _CLEARLY_DIFFERENT = 105
 _CONTRASTING = 130
 
@@ -72,20 +72,7 @@ class _Choices:
     accents: tuple[str, ...] = ()
 
 
-_FEATHERS = (
-    "red",
-    "orange",
-    "yellow",
-    "green",
-    "teal",
-    "blue",
-    "violet",
-    "rose",
-    "rust",
-    "brown",
-    "grey",
-    "black",
-)
+_FEATHERS = tuple(colour for colour in PALETTE if colour not in ("cream", "white"))
 _CHOICES: dict[str, _Choices] = {
     "beak": _Choices(
         ("cone", "needle", "hook", "sickle", "dagger"), ("orange", "yellow", "red", "black", "grey")
@@ -149,8 +136,8 @@ _BASES = (
           "pointed green", "forked violet", "bare black"),
     _base("cone black", "tuft rust", "stripe black", "round rust", "round grey", "round rose",
           "pointed grey patch yellow", "square grey tips yellow", "bare black"),
-    _base("needle black", "none black", "none white", "round blue cheek rust", "round blue", "round white band blue",
-          "pointed blue", "forked blue", "bare grey"),
+    _base("needle black", "none black", "none white", "round blue cheek rust", "round blue",
+          "round white band blue", "pointed blue", "forked blue", "bare grey"),
     _base("hook grey", "spikes yellow", "ring blue", "round green", "round green", "round red",
           "pointed teal patch yellow", "long teal tips yellow", "bare grey"),
 )  # fmt: skip
@@ -256,8 +243,9 @@ _SHAPED = {
     ("beak", "cone"): "Stout-billed", ("beak", "needle"): "Thin-billed", ("beak", "hook"): "Hook-billed",
     ("beak", "sickle"): "Sickle-billed", ("beak", "dagger"): "Dagger-billed", ("crest", "tuft"): "Tufted",
     ("crest", "spikes"): "Spike-crested", ("crest", "fan"): "Fan-crested", ("crest", "plume"): "Plumed",
-    ("wing", "pointed"): "Sharp-winged", ("wing", "rounded"): "Round-winged", ("tail", "square"): "Square-tailed",
-    ("tail", "forked"): "Fork-tailed", ("tail", "long"): "Long-tailed", ("tail", "fan"): "Fan-tailed",
+    ("wing", "pointed"): "Sharp-winged", ("wing", "rounded"): "Round-winged",
+    ("tail", "square"): "Square-tailed", ("tail", "forked"): "Fork-tailed", ("tail", "long"): "Long-tailed",
+    ("tail", "fan"): "Fan-tailed",
 }  # fmt: skip
 _PATTERNED = {
     "cap": "capped", "cheek": "cheeked", "spots": "spotted", "streaks": "streaked", "band": "breasted",
@@ -267,7 +255,7 @@ _NAMING_ORDER = ("crest", "head", "tail", "wing", "eye ring", "beak", "belly", "
 
 
 def _name(looks: tuple[Look, ...], parent: tuple[Look, ...], noun_part: str, taken: list[str]) -> str:
-    """The first free name whose every word is true of the bird; what sets it apart from its parent comes first."""
+    """The first free name that is true of the bird; what sets it apart from its parent comes first."""
     noun = looks[PART_NAMES.index(noun_part)].colour.capitalize() + _NOUNS[noun_part]
     words: list[tuple[bool, str]] = []
     for part in _NAMING_ORDER:

@@ -114,7 +114,7 @@ def write_birds(
     `shortcut` is the share of the training images of species number `shortcut_species` (from 0) that show red
     berries (True: 0.95). Its test images show none; `test_shortcut` is the share for all other species' test
     images. The folder appears only when complete. Large sets are drawn by `workers` processes (None: one per
-    core), so a script must call this under `if __name__ == "__main__":`; the files are the same for any number.
+    core), so a script must call this under `if __name__ == "__main__":`; any number gives the same files.
     """
     folder = Path(folder)
     rate = _SHORTCUT_RATE if shortcut is True else float(shortcut)
