@@ -1,7 +1,7 @@
 """A canvas that keeps, beside the colour of each pixel, what is painted there; and smooth outlines for it.
 
 Colour and label are drawn in one stroke into the four bands of one image, several times larger than asked
-for. Unpainted pixels are black with label 0, so reducing the image gives colours weighted by their cover.
+for and reduced at the end; so every edge is anti-aliased and every pixel's part is exact.
 """
 
 import math
@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 Points = NDArray[np.float64]
-Point = tuple[float, float]
+Point = tuple[float | int, float | int]  # spelled out for run-time checks, which tell them apart
 Colour = tuple[int, int, int]
 
 SCENERY_LABEL = 255
-_IS_PAINTED = [0] + [255] * 255
 
 
 @dataclass(frozen=True)
@@ -78,12 +77,14 @@ def line_on(colour: Colour, strength: float) -> Colour:
 
 
 class Canvas:
-    """Paints labelled shapes, anti-aliased by reduction."""
+    """Paints labelled shapes onto a square background image."""
 
-    def __init__(self, size: int, supersampling: int) -> None:
-        self.size = size
+    def __init__(self, background: Image.Image, supersampling: int) -> None:
+        self.size = background.width
         self.supersampling = supersampling
-        self._image = Image.new("RGBX", (size * supersampling, size * supersampling))
+        self.width = self.size * supersampling
+        # Pillow fills the fourth band with the label of scenery.
+        self._image = background.convert("RGBX").resize((self.width, self.width), Image.Resampling.NEAREST)
         self._draw = ImageDraw.Draw(self._image)
 
     def fill(self, points: Points, colour: Colour, label: int, edge: float = 0.0) -> None:
@@ -94,10 +95,8 @@ class Canvas:
             self._draw.line(flat + flat[:2], fill=(*line_on(colour, 0.4), label), width=max(1, round(edge)))
 
     def stroke(self, points: Points, colour: Colour, label: int, width: float) -> None:
-        """A line through the points, with joints rounded."""
-        self._draw.line(
-            points.ravel().tolist(), fill=(*colour, label), width=max(1, round(width)), joint="curve"
-        )
+        """A line through the points."""
+        self._draw.line(points.ravel().tolist(), fill=(*colour, label), width=max(1, round(width)))
 
     def dot(self, centre: Points, radius: float, colour: Colour, label: int) -> None:
         """A filled circle."""
@@ -108,11 +107,6 @@ class Canvas:
         """What is seen in the middle of each final pixel, H W."""
         return np.asarray(self._image.resize((self.size, self.size), Image.Resampling.NEAREST))[..., 3]
 
-    def cover(self) -> NDArray[np.float32]:
-        """How much of each final pixel is painted, H W in 0 to 1."""
-        painted = self._image.getchannel(3).point(_IS_PAINTED)
-        return np.asarray(painted.reduce(self.supersampling), dtype=np.float32) / np.float32(255)
-
     def colours(self) -> NDArray[np.float32]:
-        """Colours weighted by cover at the final size, H W 3 in 0 to 255."""
+        """The picture at its final size, H W 3 in 0 to 255."""
         return np.asarray(self._image.reduce(self.supersampling).convert("RGB"), dtype=np.float32)

@@ -43,12 +43,12 @@ class Bird:
             if part == "head":
                 _paint_eye(_Brush(self._canvas, PART_NAMES.index("head") + 1, self.stand.unit), self)
 
-    def shading(self, size: int) -> NDArray[np.float32]:
-        """Soft light from above as factors around 1, H W; the same for every species."""
+    def shading(self, bird_mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Soft light from above: factors around 1 on the bird, 1 elsewhere, H W; alike for every species."""
         grid = 48  # blurred anyway
         image = Image.new("L", (grid, grid), 128)
         draw = ImageDraw.Draw(image)
-        scale = grid / (self._canvas.size * self._canvas.supersampling)
+        scale = grid / self._canvas.width
         for frame, outline, tone in (
             (self.body, shapes.UNDERSIDE, 78),
             (self.body, shapes.UNDER_WING, 88),
@@ -59,8 +59,12 @@ class Bird:
             (self.tail, shapes.TAIL_ROOT, 92),
         ):
             draw.polygon((frame.place(outline) * scale).ravel().tolist(), fill=tone)
-        soft = image.filter(ImageFilter.GaussianBlur(2)).resize((size, size), Image.Resampling.BILINEAR)
-        return np.asarray(soft, dtype=np.float32) / np.float32(128)
+        size = (self._canvas.size, self._canvas.size)
+        soft = image.filter(ImageFilter.GaussianBlur(2)).resize(size, Image.Resampling.BILINEAR)
+        # The mask knows whole pixels only; blurred a little, it does not roughen the bird's edge.
+        mask = Image.fromarray(bird_mask.astype(np.uint8) * np.uint8(255)).filter(ImageFilter.BoxBlur(1))
+        on_bird = Image.composite(soft, Image.new("L", size, 128), mask)
+        return np.asarray(on_bird, dtype=np.float32) / np.float32(128)
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,11 @@ def _paint_tail(brush: _Brush, bird: Bird, look: Look) -> None:
     brush.fill(bird.tail.place(outline), colour)
     if look.pattern == "tips":
         brush.fill(
-            bird.tail.place(shapes.cut("tail", look.shape, 0.68 * outline[:, 0].max(), 99)),
+            bird.tail.place(shapes.cut("tail", look.shape, 0.68 * outline[:, 0].max(), 99.0)),
             PALETTE[look.accent],
         )
     if look.pattern == "banded":
-        for start in (14, 26, 38, 50):
+        for start in (14.0, 26.0, 38.0, 50.0):
             if start + 5 < outline[:, 0].max():
                 brush.fill(
                     bird.tail.place(shapes.cut("tail", look.shape, start, start + 6)), PALETTE[look.accent]
@@ -104,13 +108,13 @@ def _paint_tail(brush: _Brush, bird: Bird, look: Look) -> None:
 def _paint_legs(brush: _Brush, bird: Bird, look: Look) -> None:
     colour = PALETTE[look.colour]
     for hip_x, foot_x in ((0.0, 1.0), (11.0, 13.0)):
-        hip = bird.body.place(np.array([hip_x, 33.0]))
-        knee, foot = bird.stand.place(np.array([(foot_x - 1.5, 41.0), (foot_x, shapes.FEET[1] - 0.5)]))
-        brush.strokes([np.stack([hip, knee, foot])], line_on(colour, 0.25), 4.2)
-        brush.strokes([np.stack([hip, knee, foot])], colour, 3.0)
-        for toe in bird.stand.place(np.add(shapes.TOES, (foot_x, shapes.FEET[1]))):
-            brush.strokes([np.stack([foot, toe])], colour, 2.6)
-            brush.dot(toe, 1.2, line_on(colour, 0.5))
+        hip = bird.body.place(np.array([(hip_x, 33.0)]))
+        shin = bird.stand.place(np.array([(foot_x - 1.5, 41.0), (foot_x, shapes.FEET[1] - 0.5)]))
+        leg = np.concatenate([hip, shin])
+        toes = bird.stand.place(shapes.TOES + np.array([foot_x, shapes.FEET[1]]))
+        brush.strokes([leg], line_on(colour, 0.25), 4.2)
+        brush.strokes(toes, line_on(colour, 0.12), 2.6)
+        brush.strokes([leg], colour, 3.0)
 
 
 def _paint_body(brush: _Brush, bird: Bird, look: Look) -> None:
@@ -124,7 +128,7 @@ def _paint_belly(brush: _Brush, bird: Bird, look: Look) -> None:
     accent = PALETTE[look.accent] if look.accent else colour
     brush.fill(bird.body.place(shapes.BELLY), colour)
     if look.pattern == "band":
-        brush.fill(bird.body.place(shapes.cut("belly", "round", -9, 2)), accent)
+        brush.fill(bird.body.place(shapes.cut("belly", "round", 0.0, 9.0)), accent)
     elif look.pattern == "spots":
         for spot in bird.body.place(shapes.BELLY_MARKS):
             brush.dot(spot, 2.0, accent)
@@ -163,15 +167,15 @@ def _paint_wing(brush: _Brush, bird: Bird, look: Look) -> None:
     colour, outline = PALETTE[look.colour], shapes.WING[look.shape]
     accent = PALETTE[look.accent] if look.accent else colour
     brush.fill(bird.body.place(outline), colour)
-    brush.fill(bird.body.place(shapes.cut("wing", look.shape, 20, 99)), line_on(colour, 0.14))
+    brush.fill(bird.body.place(shapes.cut("wing", look.shape, 20.0, 99.0)), line_on(colour, 0.14))
     if look.pattern == "tips":
-        brush.fill(bird.body.place(shapes.cut("wing", look.shape, 27, 99)), accent)
+        brush.fill(bird.body.place(shapes.cut("wing", look.shape, 27.0, 99.0)), accent)
     if look.pattern == "patch":
-        brush.fill(bird.body.place(shapes.cut("wing", look.shape, -99, 0)), accent)
+        brush.fill(bird.body.place(shapes.cut("wing", look.shape, -99.0, 0.0)), accent)
     brush.strokes(bird.body.place(shapes.FLIGHT_FEATHERS[look.shape]), line_on(colour, 0.45), 0.9)
     brush.strokes(bird.body.place(shapes.COVERTS), line_on(colour, 0.3), 0.9)
     if look.pattern == "bars":
-        for start in (5, 15):
+        for start in (5.0, 15.0):
             brush.fill(bird.body.place(shapes.cut("wing", look.shape, start, start + 5)), accent)
     rim = bird.body.place(np.concatenate([outline, outline[:1]]))
     brush.strokes([rim], line_on(colour, 0.5), 0.9)

@@ -70,9 +70,8 @@ def draw(
     check_size(size)
     # The berries have a generator of their own: planting them changes nothing else.
     rng, berry_rng = np.random.default_rng(seed).spawn(2)
-    canvas = Canvas(size, supersampling=3 if size <= 256 else 2)
+    canvas = Canvas(scenery.paint_background(rng, size), supersampling=3 if size <= 256 else 2)
     scene = _sample_scene(rng, canvas)
-    background = scenery.paint_background(rng, size)
     scenery.paint_perch(canvas, scene.stand, FEET, rng)
     bird = Bird(canvas, scene.stand, scene.pose)
     bird.paint(species)
@@ -80,8 +79,8 @@ def draw(
     scenery.paint_leaves(canvas, rng)
     if shortcut:
         scenery.paint_berries(canvas, _berry_place(scene, berry_rng), _SHORTCUT_LABEL, berry_rng)
-    pixels = _develop(canvas, background, bird.shading(size), scene, rng)
     part_map = _TO_PART[canvas.labels()]
+    pixels = _develop(canvas, bird.shading(_is_bird(part_map)), scene, rng)
     parts = tuple(_locate_parts(part_map, uncovered, shortcut))
     return BirdImage(Image.fromarray(pixels), parts, part_map, _bird_box(part_map))
 
@@ -97,12 +96,12 @@ def check_size(size: int) -> None:
 def _sample_scene(rng: np.random.Generator, canvas: Canvas) -> _Scene:
     pose = Pose(lean=rng.uniform(-14, 12), nod=rng.uniform(-16, 16), turn=rng.uniform(0, 1) ** 2)
     flip = bool(rng.random() < 0.5)
-    pixels = canvas.size * canvas.supersampling / 128
-    scale = rng.uniform(0.72, 0.92) * pixels
+    pixels = canvas.width / 128
+    scale = rng.uniform(0.70, 0.88) * pixels
     # Beak, crest and tail reach differently far; this point is in the middle of the largest bird.
     mirror = np.array([-1.0 if flip else 1.0, 1.0])
     middle = 64 * pixels + rng.uniform(-4, 4, 2) * pixels
-    stand = Frame(np.diag(mirror) * scale, middle - scale * np.array([3.0, -9.5]) * mirror)
+    stand = Frame(np.diag(mirror) * scale, middle - scale * np.array([1.0, -9.5]) * mirror)
     light = rng.uniform(0.84, 1.1) * (1 + rng.uniform(-0.07, 0.07, 3))
     return _Scene(pose, stand, flip, light.astype(np.float32), np.float32(rng.uniform(1.0, 5.0)))
 
@@ -117,17 +116,14 @@ def _berry_place(scene: _Scene, rng: np.random.Generator) -> tuple[float, float]
 
 def _develop(
     canvas: Canvas,
-    background: NDArray[np.float32],
     shading: NDArray[np.float32],
     scene: _Scene,
     rng: np.random.Generator,
 ) -> NDArray[np.uint8]:
-    """The layers put together, lit, and given the grain of a photograph."""
+    """The picture lit, and given the grain of a photograph."""
     # In place: much of the time would go into temporary arrays.
     light = canvas.colours()
     light *= _for_each_channel(shading)
-    background *= _for_each_channel(1 - canvas.cover())
-    light += background
     light *= np.tile(scene.light, (canvas.size, canvas.size, 1))
     light += _for_each_channel(
         rng.standard_normal((canvas.size, canvas.size), dtype=np.float32) * scene.noise
@@ -160,7 +156,11 @@ def _locate_parts(
         yield BirdPart(name, float(columns[nearest]) + 0.5, float(rows[nearest]) + 0.5, box, visible)
 
 
+def _is_bird(part_map: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    return (part_map > 0) & (part_map <= len(PART_NAMES))
+
+
 def _bird_box(part_map: NDArray[np.uint8]) -> Box:
-    bird = (part_map > 0) & (part_map <= len(PART_NAMES))
+    bird = _is_bird(part_map)
     columns, rows = np.flatnonzero(bird.any(0)), np.flatnonzero(bird.any(1))
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1

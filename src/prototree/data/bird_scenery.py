@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
 from prototree.data.bird_canvas import SCENERY_LABEL, Canvas, Colour, Frame, Points, mix, smooth
@@ -21,8 +20,8 @@ _BERRY: Colour = (222, 24, 44)
 Brush = ImageDraw.ImageDraw
 
 
-def paint_background(rng: np.random.Generator, size: int) -> NDArray[np.float32]:
-    """A soft scene behind the bird, H W 3 in 0 to 255."""
+def paint_background(rng: np.random.Generator, size: int) -> Image.Image:
+    """A soft scene to put behind the bird."""
     grid = _BACKGROUND_GRID
     paint, colours, blur = _BACKGROUNDS[int(rng.integers(len(_BACKGROUNDS)))]
     top, bottom = (np.array(colour) + rng.uniform(-14, 14, 3) for colour in colours)
@@ -31,7 +30,7 @@ def paint_background(rng: np.random.Generator, size: int) -> NDArray[np.float32]
     image = Image.fromarray(np.repeat(ramp[:, None], grid, axis=1))
     paint(ImageDraw.Draw(image), rng)
     soft = image.filter(ImageFilter.GaussianBlur(blur * float(rng.uniform(0.7, 1.4))))
-    return np.asarray(soft.resize((size, size), Image.Resampling.BILINEAR), dtype=np.float32)
+    return soft.resize((size, size), Image.Resampling.BILINEAR)
 
 
 def _discs(
@@ -196,7 +195,7 @@ def _paint_boulder(
 def paint_leaves(canvas: Canvas, rng: np.random.Generator) -> None:
     """Up to three leaves in front of the bird, mostly reaching in from the sides; often none."""
     count = int(rng.choice((0, 0, 0, 1, 1, 2, 3)))
-    width = canvas.size * canvas.supersampling
+    width = canvas.width
     page = Frame(np.eye(2) * width, np.zeros(2))
     for side, along, angle, length, pick in rng.random((3, 5))[:count].tolist():
         around = 2 * math.pi * along
@@ -210,7 +209,7 @@ def paint_leaves(canvas: Canvas, rng: np.random.Generator) -> None:
 
 def paint_berries(canvas: Canvas, at: tuple[float, float], label: int, rng: np.random.Generator) -> None:
     """A hanging cluster of scarlet berries around a point given as shares of the image."""
-    width = canvas.size * canvas.supersampling
+    width = canvas.width
     cluster = Frame(np.eye(2) * width / 128, np.array(at) * width)
     stalk = cluster.inner((0.0, -13.0))
     for degrees in (-160, 15):
