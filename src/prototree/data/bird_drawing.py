@@ -40,8 +40,6 @@ class Bird:
             look = species.look(part)
             if look.shape != "none":
                 paint_part(_Brush(self._canvas, PART_NAMES.index(part) + 1, self.stand.unit), self, look)
-            if part == "head":
-                _paint_eye(_Brush(self._canvas, PART_NAMES.index("head") + 1, self.stand.unit), self)
 
     def shading(self, bird_mask: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Soft light from above: factors around 1 on the bird, 1 elsewhere, H W; alike for every species."""
@@ -161,6 +159,7 @@ def _paint_head(brush: _Brush, bird: Bird, look: Look) -> None:
     if look.pattern == "cheek":
         brush.fill(bird.face.place(shapes.CHEEK), PALETTE[look.accent])
     brush.strokes(bird.head.place(shapes.NECK_FEATHERS), line_on(colour, 0.18), 0.9)
+    _paint_eye(brush, bird)
 
 
 def _paint_wing(brush: _Brush, bird: Bird, look: Look) -> None:

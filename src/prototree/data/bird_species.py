@@ -96,7 +96,7 @@ _CHOICES: dict[str, _Choices] = {
         ("black", "brown", "white", "red", "blue"),
     ),
     "wing": _Choices(
-        ("rounded", "pointed"),
+        (),  # rounded or pointed wings belong to the family: over a tail of their colour they look alike
         _FEATHERS,
         ("plain", "bars", "patch", "tips"),
         ("white", "yellow", "black", "red", "blue"),
@@ -219,9 +219,11 @@ def _vary(parent: tuple[Look, ...], rng: np.random.Generator) -> tuple[Look, ...
 
 
 def _vary_look(old: Look, choices: _Choices, rng: np.random.Generator) -> Look:
+    options = {"shape": choices.shapes, "colour": choices.colours, "pattern": choices.patterns}
+    kinds = [kind for kind, values in options.items() if len(values) > 1]
     while True:
         shape, colour, pattern, accent = old.shape, old.colour, old.pattern, old.accent
-        what = rng.choice(("shape", "colour", "pattern"))
+        what = rng.choice(kinds)
         if what == "shape":
             shape = str(rng.choice(choices.shapes))
         if what == "colour" or old.shape == "none":
