@@ -75,13 +75,13 @@ def draw(
     scenery.paint_perch(canvas, scene.stand, FEET, rng)
     bird = Bird(canvas, scene.stand, scene.pose)
     bird.paint(species)
-    uncovered = _TO_PART[canvas.labels()]
+    areas = np.bincount(canvas.labels().ravel(), minlength=256)
     scenery.paint_leaves(canvas, rng)
     if shortcut:
         scenery.paint_berries(canvas, _berry_place(scene, berry_rng), _SHORTCUT_LABEL, berry_rng)
-    part_map = _TO_PART[canvas.labels()]
+    part_map = np.take(_TO_PART, canvas.labels())
     pixels = _develop(canvas, bird.shading(_is_bird(part_map)), scene, rng)
-    parts = tuple(_locate_parts(part_map, uncovered, shortcut))
+    parts = tuple(_locate_parts(part_map, areas, shortcut))
     return BirdImage(Image.fromarray(pixels), parts, part_map, _bird_box(part_map))
 
 
@@ -124,10 +124,10 @@ def _develop(
     # In place: much of the time would go into temporary arrays.
     light = canvas.colours()
     light *= _for_each_channel(shading)
-    light *= np.tile(scene.light, (canvas.size, canvas.size, 1))
-    light += _for_each_channel(
-        rng.standard_normal((canvas.size, canvas.size), dtype=np.float32) * scene.noise
-    )
+    by_row = light.reshape(canvas.size, -1)  # a view
+    by_row *= np.tile(scene.light, canvas.size)
+    grain = rng.standard_normal((canvas.size, canvas.size), dtype=np.float32)
+    light += _for_each_channel(grain * scene.noise)
     return light.clip(0, 255, out=light).astype(np.uint8)
 
 
@@ -136,11 +136,8 @@ def _for_each_channel(plane: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.repeat(plane, 3).reshape(*plane.shape, 3)
 
 
-def _locate_parts(
-    part_map: NDArray[np.uint8], uncovered: NDArray[np.uint8], shortcut: bool
-) -> Iterator[BirdPart]:
+def _locate_parts(part_map: NDArray[np.uint8], areas: NDArray[np.intp], shortcut: bool) -> Iterator[BirdPart]:
     names = (*PART_NAMES, SHORTCUT) if shortcut else PART_NAMES
-    areas = np.bincount(uncovered.ravel(), minlength=len(names) + 1)
     all_rows, all_columns = np.nonzero(part_map)
     labels = part_map[all_rows, all_columns]
     for label, name in enumerate(names, start=1):
