@@ -68,7 +68,7 @@ TAIL_QUILLS = {
     shape: np.array(
         [[(4, side * 3), (length - abs(side) * 2, side * spread)] for side in (-0.6, -0.2, 0.2, 0.6)]
     )
-    for shape, length, spread in (("square", 41, 7), ("forked", 40, 12), ("long", 55, 4), ("fan", 38, 17))
+    for shape, length, spread in (("square", 41, 7), ("forked", 27, 9), ("long", 55, 4), ("fan", 38, 17))
 }
 BEAK = {
     "cone": smooth((13, -6), (23, -5), (33, 2), (33, 2), (23, 8), (14, 10)),

@@ -178,7 +178,7 @@ def _family(
         parent = members[int(rng.integers(len(members)))].looks
         child = _vary(parent, rng)
         known = (*others, *members)
-        if all(_tellable(child, bird.looks) for bird in known):
+        if _ring_shows(child) and all(_tellable(child, bird.looks) for bird in known):
             members.append(Species(_name(child, parent, noun_part, [bird.name for bird in known]), child))
     return tuple(members)
 
@@ -190,6 +190,11 @@ def _differing(first: tuple[Look, ...], second: tuple[Look, ...]) -> tuple[str, 
         for part, a, b in zip(PART_NAMES, first, second, strict=True)
         if a != b and not a.shape == b.shape == "none"
     )
+
+
+def _ring_shows(looks: tuple[Look, ...]) -> bool:
+    ring, head = looks[PART_NAMES.index("eye ring")], looks[PART_NAMES.index("head")]
+    return ring.shape == "none" or colour_distance(ring.colour, head.colour) >= _CLEARLY_DIFFERENT
 
 
 def _tellable(first: tuple[Look, ...], second: tuple[Look, ...]) -> bool:
