@@ -45,7 +45,7 @@ class Frame:
         return math.hypot(self.matrix[0, 1], self.matrix[1, 1])
 
 
-def smooth(*corners: Point, closed: bool = True, steps: int = 5) -> Points:
+def smooth(*corners: Point, closed: bool = True, steps: int = 4) -> Points:
     """A Catmull-Rom curve through the corners; naming a corner twice keeps it sharp."""
     points = np.array(corners, dtype=float)
     padded = np.concatenate(

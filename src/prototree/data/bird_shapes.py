@@ -181,7 +181,7 @@ def _inside(points: Points, outline: Points) -> Points:
 
 def _scales(outline: Points, spacing: float, width: float, degrees: float) -> Points:
     """Small arcs in staggered rows over an outline: a hint of feathers."""
-    arc = width * np.array([(-0.5, -0.25), (-0.25, 0.12), (0.0, 0.25), (0.25, 0.12), (0.5, -0.25)])
+    arc = width * np.array([(-0.5, -0.25), (-0.2, 0.18), (0.2, 0.18), (0.5, -0.25)])
     scales: Points = _staggered(outline, spacing, degrees)[:, None] + arc @ _turned(degrees)
     return scales
 
