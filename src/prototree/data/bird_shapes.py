@@ -17,9 +17,9 @@ NECK = (17.0, -20.0)
 HEAD_FROM_NECK = (7.0, -12.0)
 TAIL_BASE, TAIL_ANGLE = (-22.0, 17.0), 146.0
 
-# The belly covers the body's front with some to spare: no line of the body shows there.
+# Belly and wing cover the body with some to spare: only its back shows, and no hairline elsewhere.
 BODY = smooth(
-    (5, -31), (-9, -18), (-23, 2), (-33, 19), (-31, 28), (-18, 33), (4, 34), (20, 25), (30, 9), (32, -10),
+    (5, -31), (-10, -18), (-21, -1), (-25, 15), (-26, 27), (-18, 33), (4, 34), (20, 25), (30, 9), (32, -10),
     (30, -28),
 )  # fmt: skip
 BELLY = smooth(
@@ -72,10 +72,12 @@ TAIL_QUILLS = {
 }
 BEAK = {
     "cone": smooth((13, -6), (23, -5), (33, 2), (33, 2), (23, 8), (14, 10)),
-    "needle": smooth((14, -3), (25, -1.5), (41, 2), (41, 2), (26, 5), (14, 6.5)),
-    "hook": smooth((12, -7), (24, -7), (33, 0), (33, 11), (33, 11), (28, 6), (22, 8), (13, 9)),
-    "sickle": smooth((14, -4), (28, -3), (40, 5), (47, 18), (47, 18), (36, 10), (26, 6), (14, 7)),
-    "dagger": smooth((11, -8), (24, -6), (48, 2), (48, 2), (25, 8), (12, 10)),
+    "needle": smooth((14, -3), (25, -1.5), (40, 0.8), (41, 2), (40, 3.2), (26, 5), (14, 6.5)),
+    "hook": smooth((12, -7), (24, -7), (33, 0), (34, 9), (33, 11), (31, 9.5), (28, 6), (22, 8), (13, 9)),
+    "sickle": smooth(
+        (14, -4), (28, -3), (40, 5), (47, 16), (47, 18), (45.5, 17.5), (36, 10), (26, 6), (14, 7)
+    ),
+    "dagger": smooth((11, -8), (24, -6), (46, 0.6), (48, 2), (46, 3.4), (25, 8), (12, 10)),
 }
 GAPE = {
     "cone": smooth((14, 2), (22, 2.5), (32, 2), closed=False),
@@ -202,7 +204,7 @@ def _staggered(outline: Points, spacing: float, degrees: float) -> Points:
     return _inside(np.array(rows) @ _turned(degrees) + middle, middle + (outline - middle) * 0.86)
 
 
-BACK_FEATHERS = _scales(smooth((6, -32), (-9, -18), (-26, 6), (-20, 4), (-6, -12), (12, -14)), 7.0, 5.0, 45.0)
+BACK_FEATHERS = _scales(smooth((8, -30), (-6, -18), (-14, -8), (-4, -12), (12, -14)), 7.0, 5.0, 45.0)
 BELLY_FEATHERS = _scales(
     smooth((33, -18), (34, 9), (4, 36), (-14, 35), (6, 25), (20, 12), (22, -12)), 9.0, 4.5, 15.0
 )
