@@ -29,9 +29,7 @@ def neighbours(species: tuple[Species, ...]) -> list[tuple[Species, Species]]:
     return [
         (
             bird,
-            min(
-                (other for other in species if other is not bird), key=lambda o: len(differing_parts(bird, o))
-            ),
+            min((other for other in species if other is not bird), key=lambda o: len(differing_parts(bird, o))),
         )
         for bird in species
     ]
@@ -285,9 +283,7 @@ def test_the_same_files_for_any_number_of_workers(tmp_path: Path) -> None:
 
 
 def test_an_image_does_not_depend_on_how_many_are_drawn(tmp_path: Path) -> None:
-    few, many = (
-        write_birds(tmp_path / str(count), **SMALL | {"train_per_species": count}) for count in (2, 4)
-    )
+    few, many = (write_birds(tmp_path / str(count), **SMALL | {"train_per_species": count}) for count in (2, 4))
     by_split = []
     for folder in (few, many):
         rows = zip(table(folder / "images.txt"), table(folder / "train_test_split.txt"), strict=True)

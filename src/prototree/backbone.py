@@ -35,11 +35,18 @@ class Backbone(nn.Module):
     """A timm network up to one of its feature maps.
 
     `weights` is a file, "hub" for timm's own pretrained weights, "auto" for the hub or else the packaged
-    EfficientNet-Lite0, or None for a random start. `level` −1 is the last map, −2 the finer one before it.
+    EfficientNet-Lite0, or None for a random start. `level` −1 is the last map, −2 the finer one before it. Without
+    `split` all of it is trunk.
     """
 
     def __init__(
-        self, name: str = AUTO, weights: str | Path | None = AUTO, *, image_size: int = 224, level: int = -1
+        self,
+        name: str = AUTO,
+        weights: str | Path | None = AUTO,
+        *,
+        image_size: int = 224,
+        level: int = -1,
+        split: bool = True,
     ) -> None:
         super().__init__()
         self.name = _AUTO_NAME if name == AUTO else name
@@ -56,7 +63,9 @@ class Backbone(nn.Module):
             feature_map = self.eval().forward(image)
         self.n_channels = feature_map.shape[1]
         self.map_size: tuple[int, int] = (feature_map.shape[2], feature_map.shape[3])
-        self._tail_names, self._finish = self._find_tail(image, calls)
+        self._finish: Callable[[Tensor], Tensor] = lambda y: y
+        if split:
+            self._tail_names, self._finish = self._find_tail(image, calls)
 
     def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C H W"]:
         if not hasattr(self.net, "forward_intermediates"):

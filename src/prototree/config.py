@@ -24,6 +24,7 @@ class Config:
     backbone: str = "auto"
     weights: str = "auto"  # "auto", "hub", "none" or a file
     level: int = -1  # which feature map: −1 the last, −2 a finer one
+    train_tail: bool = True  # whether the backbone's last block learns while the rest is frozen
     image_size: int = 224
     resize: int = 0  # photos are resized to this before cropping to image_size; 0: no crop
     depth: int = 256

@@ -133,7 +133,7 @@ def open_source(source: str | Path, *, test_share: float = 0.2) -> ImageData:
 
     folder = cache_folder() / "birds-1"
     if not folder.exists() and distributed.is_first():
-        write_birds(folder)
+        write_birds(folder, workers=1)  # a pool would ask scripts for an `if __name__ == "__main__"`
     distributed.wait_for_all()
     return open_data(folder)
 
@@ -231,6 +231,7 @@ class Work:
             None if config.weights == "none" else config.weights,
             image_size=config.image_size,
             level=config.level,
+            split=config.train_tail,
         )
         preprocessing = dataclasses.replace(backbone.preprocessing, resize=config.resize)
         backbone.preprocessing = preprocessing
@@ -321,16 +322,28 @@ class Work:
         )
 
 
-def work_on(folder: str | Path, data: str | Path | None = None, observer: Observer | None = None) -> Work:
-    """The stages of a run that is there, on the data it was made with or on other data with the same classes."""
+def redo(
+    folder: str | Path,
+    stage: str,
+    *,
+    data: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+) -> Run:
+    """One stage of a run again, with other settings or on other data with the same classes."""
     run = Run(Path(folder))
     if not (run.folder / "config.toml").exists():
         raise CheckpointError(f"expected a run in {run.folder}, but there is no config.toml; train one first")
     source = data or run.metrics.get("source")
     if source is None:
-        raise DataError(f"{run.folder} does not say which data it was made with; name it")
-    images = open_source(source, test_share=run.config.test_share)
-    return Work(run, images, run.config, torch.device("cpu"), observer or Observer())
+        raise DataError(f"{run.folder} does not say which data it was made with; name it with --data")
+    config = run.config.changed(settings or {})
+    images = open_source(source, test_share=config.test_share)
+    if images.class_names != run.tree().class_names:
+        raise DataError(f"expected the classes of the run in {source}, got others; choose the data it was made with")
+    with distributed.processes() as device:
+        getattr(Work(run, images, config, device, observer or Observer()), stage)()
+    return run
 
 
 def _schedule(config: Config) -> Schedule:

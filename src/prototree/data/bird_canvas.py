@@ -48,15 +48,11 @@ class Frame:
 def smooth(*corners: Point, closed: bool = True, steps: int = 4) -> Points:
     """A Catmull-Rom curve through the corners; naming a corner twice keeps it sharp."""
     points = np.array(corners, dtype=float)
-    padded = np.concatenate(
-        [points[-1:], points, points[:2]] if closed else [points[:1], points, points[-1:]]
-    )
+    padded = np.concatenate([points[-1:], points, points[:2]] if closed else [points[:1], points, points[-1:]])
     before, start, end, after = padded[:-3, None], padded[1:-2, None], padded[2:-1, None], padded[3:, None]
     t = np.linspace(0, 1, steps, endpoint=False)[None, :, None]
     curve = start + 0.5 * t * (
-        end
-        - before
-        + t * (2 * before - 5 * start + 4 * end - after + t * (3 * (start - end) + after - before))
+        end - before + t * (2 * before - 5 * start + 4 * end - after + t * (3 * (start - end) + after - before))
     )
     curve = curve.reshape(-1, 2)
     return curve if closed else np.concatenate([curve, points[-1:]])

@@ -95,9 +95,7 @@ def _paint_tail(brush: _Brush, bird: Bird, look: Look) -> None:
     if look.pattern == "banded":
         for start in (14.0, 26.0, 38.0, 50.0):
             if start + 5 < outline[:, 0].max():
-                brush.fill(
-                    bird.tail.place(shapes.cut("tail", look.shape, start, start + 6)), PALETTE[look.accent]
-                )
+                brush.fill(bird.tail.place(shapes.cut("tail", look.shape, start, start + 6)), PALETTE[look.accent])
     brush.strokes(bird.tail.place(shapes.TAIL_QUILLS[look.shape]), line_on(colour, 0.35), 0.8)
     rim = bird.tail.place(np.concatenate([outline, outline[:1]]))
     brush.strokes([rim], line_on(colour, 0.4), 0.9)
@@ -131,9 +129,7 @@ def _paint_belly(brush: _Brush, bird: Bird, look: Look) -> None:
         for spot in bird.body.place(shapes.BELLY_MARKS):
             brush.dot(spot, 2.0, accent)
     elif look.pattern == "streaks":
-        brush.strokes(
-            bird.body.place(shapes.BELLY_MARKS[:, None] + np.array([(0.8, -3.2), (-0.8, 3.2)])), accent, 1.9
-        )
+        brush.strokes(bird.body.place(shapes.BELLY_MARKS[:, None] + np.array([(0.8, -3.2), (-0.8, 3.2)])), accent, 1.9)
     else:
         brush.strokes(bird.body.place(shapes.BELLY_FEATHERS), line_on(colour, 0.13), 0.9)
     brush.strokes([bird.body.place(shapes.BELLY_RIM)], line_on(colour, 0.38), 0.9)

@@ -63,9 +63,7 @@ class _Scene:
     noise: np.float32
 
 
-def draw(
-    species: Species, seed: int | tuple[int, ...], *, size: int = 128, shortcut: bool = False
-) -> BirdImage:
+def draw(species: Species, seed: int | tuple[int, ...], *, size: int = 128, shortcut: bool = False) -> BirdImage:
     """A bird of the species, in the scene that belongs to the seed, with or without the planted berries."""
     check_size(size)
     # The berries have a generator of their own: planting them changes nothing else.
@@ -88,9 +86,7 @@ def draw(
 def check_size(size: int) -> None:
     """Refuse images too small to show the parts, or larger than the drawing is meant for."""
     if not MIN_SIZE <= size <= MAX_SIZE:
-        raise ConfigError(
-            f"size must lie in {MIN_SIZE} to {MAX_SIZE} pixels, got {size}; choose another size"
-        )
+        raise ConfigError(f"size must lie in {MIN_SIZE} to {MAX_SIZE} pixels, got {size}; choose another size")
 
 
 def _sample_scene(rng: np.random.Generator, canvas: Canvas) -> _Scene:

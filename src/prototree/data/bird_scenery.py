@@ -104,9 +104,7 @@ def _paint_nothing(draw: Brush, rng: np.random.Generator) -> None:
 
 
 # Each: what is painted, the colours at the top and at the bottom, and the blur in grid cells.
-_BACKGROUNDS: tuple[
-    tuple[Callable[[Brush, np.random.Generator], None], tuple[Colour, Colour], float], ...
-] = (
+_BACKGROUNDS: tuple[tuple[Callable[[Brush, np.random.Generator], None], tuple[Colour, Colour], float], ...] = (
     (_paint_foliage, ((156, 180, 112), (88, 118, 76)), 1.7),
     (_paint_autumn, ((222, 190, 130), (146, 104, 72)), 1.7),
     (_paint_clouds, ((126, 176, 216), (206, 224, 232)), 1.5),
@@ -136,9 +134,7 @@ def paint_perch(canvas: Canvas, stand: Frame, feet: tuple[float, float], rng: np
     wobble = rng.uniform(-4, 4, 6)
     twigs = rng.random((3, 4))
     if kind < 0.8:
-        _paint_branch(
-            canvas, stand, feet, mix(_BARK[int(tone * 4)], (60, 70, 50), 0.3 * shade), wobble, twigs
-        )
+        _paint_branch(canvas, stand, feet, mix(_BARK[int(tone * 4)], (60, 70, 50), 0.3 * shade), wobble, twigs)
     else:
         _paint_boulder(canvas, stand, feet, mix(_STONE[int(tone * 3)], (112, 128, 84), 0.5 * shade), wobble)
 
@@ -168,9 +164,7 @@ def _paint_branch(
         canvas.stroke(grain, mix(bark, (40, 30, 30), 0.3), SCENERY_LABEL, 0.8 * stand.unit)
 
 
-def _paint_boulder(
-    canvas: Canvas, stand: Frame, feet: tuple[float, float], stone: Colour, wobble: Points
-) -> None:
+def _paint_boulder(canvas: Canvas, stand: Frame, feet: tuple[float, float], stone: Colour, wobble: Points) -> None:
     x, y = feet
     rise = 6 + abs(wobble)
     left, right = (x - 74, y + 30 + rise[0]), (x + 76, y + 30 + rise[1])
@@ -183,9 +177,7 @@ def _paint_boulder(
         right,
     )
     foot = ((x + 90, y + 90), (x - 90, y + 90))
-    canvas.fill(
-        stand.place(smooth(*ridge, *foot)), mix(stone, (255, 246, 226), 0.2), SCENERY_LABEL, edge=stand.unit
-    )
+    canvas.fill(stand.place(smooth(*ridge, *foot)), mix(stone, (255, 246, 226), 0.2), SCENERY_LABEL, edge=stand.unit)
     shadow = (left, (x - 34, y + 13 + rise[4]), (x - 6, y + 10), (x + 24, y + 12 + rise[5]), right)
     canvas.fill(stand.place(smooth(*shadow, *foot)), mix(stone, (50, 48, 56), 0.12), SCENERY_LABEL)
     for lichen in stand.place(np.stack([x + 9 * wobble, y + 7 + np.abs(wobble[::-1])], axis=1)):

@@ -31,9 +31,7 @@ BELLY_RIM = smooth(
 )  # fmt: skip
 SKULL = smooth((-19, 4), (-17, -9), (-6, -18.5), (7, -18), (17, -9), (19, 3), (13, 14), (0, 18), (-13, 15))
 SKULL_RIM = smooth((-19, 4), (-17, -9), (-6, -18.5), (7, -18), (17, -9), (19, 3), closed=False)
-CAP = smooth(
-    (-19, 1), (-17, -9), (-6, -18.5), (7, -18), (16, -10), (18, -5), (18, -5), (8, -9), (-4, -8), (-13, -2)
-)
+CAP = smooth((-19, 1), (-17, -9), (-6, -18.5), (7, -18), (16, -10), (18, -5), (18, -5), (8, -9), (-4, -8), (-13, -2))
 CHEEK = smooth((-11, 5), (-2, 3), (8, 5), (8, 12), (0, 16), (-9, 13))
 EYE = np.array((7.5, -2.5))
 EYE_STRIPE = smooth((17, -3), (8, -7), (-4, -5), (-17, 2), (-17, 2), (-5, 4), (8, 3), (17, 1))
@@ -58,25 +56,19 @@ WING = {
 }
 TAIL = {
     "square": smooth((0, -8), (22, -9), (42, -10.5), (42, -10.5), (43, 9.5), (43, 9.5), (22, 8), (0, 8)),
-    "forked": smooth(
-        (0, -8), (20, -10), (50, -18), (50, -18), (29, 0), (29, 0), (50, 16), (50, 16), (20, 9), (0, 8)
-    ),
+    "forked": smooth((0, -8), (20, -10), (50, -18), (50, -18), (29, 0), (29, 0), (50, 16), (50, 16), (20, 9), (0, 8)),
     "long": smooth((0, -8), (25, -7), (54, -6), (60, 0), (54, 6), (25, 7), (0, 8)),
     "fan": smooth((0, -7), (18, -14), (35, -24), (42, -12), (44, 0), (42, 12), (35, 23), (18, 13), (0, 7)),
 }
 TAIL_QUILLS = {
-    shape: np.array(
-        [[(4, side * 3), (length - abs(side) * 2, side * spread)] for side in (-0.6, -0.2, 0.2, 0.6)]
-    )
+    shape: np.array([[(4, side * 3), (length - abs(side) * 2, side * spread)] for side in (-0.6, -0.2, 0.2, 0.6)])
     for shape, length, spread in (("square", 41, 7), ("forked", 27, 9), ("long", 55, 4), ("fan", 38, 17))
 }
 BEAK = {
     "cone": smooth((13, -6), (23, -5), (33, 2), (33, 2), (23, 8), (14, 10)),
     "needle": smooth((14, -3), (25, -1.5), (40, 0.8), (41, 2), (40, 3.2), (26, 5), (14, 6.5)),
     "hook": smooth((12, -7), (24, -7), (33, 0), (34, 9), (33, 11), (31, 9.5), (28, 6), (22, 8), (13, 9)),
-    "sickle": smooth(
-        (14, -4), (28, -3), (40, 5), (47, 16), (47, 18), (45.5, 17.5), (36, 10), (26, 6), (14, 7)
-    ),
+    "sickle": smooth((14, -4), (28, -3), (40, 5), (47, 16), (47, 18), (45.5, 17.5), (36, 10), (26, 6), (14, 7)),
     "dagger": smooth((11, -8), (24, -6), (46, 0.6), (48, 2), (46, 3.4), (25, 8), (12, 10)),
 }
 GAPE = {
@@ -107,11 +99,7 @@ CREST = {
             (0, -12),
         ),
     ),
-    "plume": (
-        smooth(
-            (4, -16), (2, -28), (8, -39), (19, -43), (27, -37), (23, -29), (16, -31), (11, -26), (10, -16)
-        ),
-    ),
+    "plume": (smooth((4, -16), (2, -28), (8, -39), (19, -43), (27, -37), (23, -29), (16, -31), (11, -26), (10, -16)),),
 }
 CREST_QUILLS = {
     "tuft": np.stack(
@@ -137,9 +125,7 @@ CREST_QUILLS = {
 }
 
 # Where light and shadow fall, as outlines that are blurred before use.
-UNDERSIDE = smooth(
-    (38, 6), (30, 20), (20, 28), (4, 32), (-18, 33), (-34, 28), (-34, 42), (4, 44), (28, 36), (42, 16)
-)
+UNDERSIDE = smooth((38, 6), (30, 20), (20, 28), (4, 32), (-18, 33), (-34, 28), (-34, 42), (4, 44), (28, 36), (42, 16))
 UNDER_WING = smooth((19, 6), (9, 18), (-10, 27), (-34, 29), (-34, 36), (-8, 34), (14, 25), (24, 10))
 SHOULDER = smooth((12, -14), (-4, -13), (-22, 3), (-30, 14), (-20, 8), (-4, -2), (12, -6))
 BREAST = smooth((34, -16), (34, 0), (28, 10), (24, 4), (26, -10))
@@ -160,9 +146,7 @@ def _keep_above(points: Points, direction: Points, bound: float) -> Points:
     """Sutherland and Hodgman's clipping of a polygon at one line."""
     heights = points @ direction - bound
     kept = []
-    for start, end, here, there in zip(
-        points, np.roll(points, -1, 0), heights, np.roll(heights, -1), strict=True
-    ):
+    for start, end, here, there in zip(points, np.roll(points, -1, 0), heights, np.roll(heights, -1), strict=True):
         if here >= 0:
             kept.append(start)
         if (here >= 0) != (there >= 0):
@@ -205,14 +189,10 @@ def _staggered(outline: Points, spacing: float, degrees: float) -> Points:
 
 
 BACK_FEATHERS = _scales(smooth((8, -30), (-6, -18), (-14, -8), (-4, -12), (12, -14)), 7.0, 5.0, 45.0)
-BELLY_FEATHERS = _scales(
-    smooth((33, -18), (34, 9), (4, 36), (-14, 35), (6, 25), (20, 12), (22, -12)), 9.0, 4.5, 15.0
-)
+BELLY_FEATHERS = _scales(smooth((33, -18), (34, 9), (4, 36), (-14, 35), (6, 25), (20, 12), (22, -12)), 9.0, 4.5, 15.0)
 BELLY_MARKS = _staggered(BELLY, 8.5, 15.0)
 NECK_FEATHERS = _scales(smooth((-18, 4), (13, 7), (12, 15), (0, 18), (-12, 15)), 7.5, 4.5, 20.0)
-COVERTS = _scales(
-    smooth((17, -4), (10, -12), (-4, -11), (-16, -1), (-4, 16), (9, 17), (18, 6)), 8.5, 7.0, 48.0
-)
+COVERTS = _scales(smooth((17, -4), (10, -12), (-4, -11), (-16, -1), (-4, 16), (9, 17), (18, 6)), 8.5, 7.0, 48.0)
 FLIGHT_FEATHERS = {
     "rounded": np.stack(
         [

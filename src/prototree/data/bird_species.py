@@ -74,9 +74,7 @@ class _Choices:
 
 _FEATHERS = tuple(colour for colour in PALETTE if colour not in ("cream", "white"))
 _CHOICES: dict[str, _Choices] = {
-    "beak": _Choices(
-        ("cone", "needle", "hook", "sickle", "dagger"), ("orange", "yellow", "red", "black", "grey")
-    ),
+    "beak": _Choices(("cone", "needle", "hook", "sickle", "dagger"), ("orange", "yellow", "red", "black", "grey")),
     "crest": _Choices(
         ("none", "tuft", "spikes", "fan", "plume"),
         ("red", "orange", "yellow", "blue", "violet", "white", "black"),
@@ -156,9 +154,7 @@ def differing_parts(first: Species, second: Species) -> tuple[str, ...]:
 def make_species(n: int, seed: int) -> tuple[Species, ...]:
     """`n` species in families of about four; each has a relative that differs in one or two parts."""
     if not MIN_SPECIES <= n <= MAX_SPECIES:
-        raise ConfigError(
-            f"n_species must lie in {MIN_SPECIES} to {MAX_SPECIES}, got {n}; choose another number"
-        )
+        raise ConfigError(f"n_species must lie in {MIN_SPECIES} to {MAX_SPECIES}, got {n}; choose another number")
     rng = np.random.default_rng([seed, n])
     n_families = min(len(_BASES), max(1, n // 4))
     species: list[Species] = []
@@ -268,9 +264,7 @@ def _name(looks: tuple[Look, ...], parent: tuple[Look, ...], noun_part: str, tak
     for part in _NAMING_ORDER:
         look, old = (bird[PART_NAMES.index(part)] for bird in (looks, parent))
         words.extend(_adjectives(part, look, old, with_colour=part != noun_part))
-    adjectives = [
-        word for _, word in sorted(words, key=lambda entry: not entry[0])
-    ]  # stable: the order is kept
+    adjectives = [word for _, word in sorted(words, key=lambda entry: not entry[0])]  # stable: the order is kept
     for n_adjectives in (1, 2, 3):
         for chosen in combinations(adjectives, n_adjectives):
             name = " ".join((*chosen, noun))

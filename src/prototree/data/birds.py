@@ -129,9 +129,7 @@ def write_birds(
         workers = 1 if len(keys) < _FEW_IMAGES else os.cpu_count() or 1
     # A killed run leaves only this folder behind, and a later run takes another name.
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.partial-", dir=folder.parent) as temporary:
-        plan = _Plan(
-            Path(temporary) / folder.name, species, size, seed, shortcut_species, rate, test_shortcut
-        )
+        plan = _Plan(Path(temporary) / folder.name, species, size, seed, shortcut_species, rate, test_shortcut)
         _write_annotations(plan, _write_images(plan, keys, workers))
         _check_free(folder)
         if folder.exists():
@@ -149,9 +147,7 @@ def _check_counts(train_per_species: int, test_per_species: int, seed: int, work
         if value < 0:
             raise ConfigError(f"{name} must be 0 or more, got {value}; choose another number")
     if train_per_species == test_per_species == 0:
-        raise ConfigError(
-            "train_per_species and test_per_species are both 0, so there is nothing to draw; raise one"
-        )
+        raise ConfigError("train_per_species and test_per_species are both 0, so there is nothing to draw; raise one")
     if workers is not None and workers < 1:
         raise ConfigError(f"workers must be 1 or more, or None for one per core, got {workers}")
 
@@ -161,16 +157,12 @@ def _check_shortcut(rate: float, test_rate: float, species: int, n_species: int)
         if not 0 <= value <= 1:
             raise ConfigError(f"{name} is a share of images and must lie in 0 to 1, got {value}")
     if not 0 <= species < max(n_species, 1):
-        raise ConfigError(
-            f"shortcut_species must lie in 0 to {n_species - 1} for {n_species} species, got {species}"
-        )
+        raise ConfigError(f"shortcut_species must lie in 0 to {n_species - 1} for {n_species} species, got {species}")
 
 
 def _check_free(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(
-            f"expected a new or empty folder, but {folder} holds something; remove it or name another"
-        )
+        raise DataError(f"expected a new or empty folder, but {folder} holds something; remove it or name another")
 
 
 def _keys(n_species: int, n_train: int, n_test: int) -> Iterator[_Key]:

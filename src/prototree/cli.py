@@ -1,0 +1,193 @@
+"""The command line: parse, call, print. Nothing here imports torch before a command needs it."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from prototree._version import __version__
+from prototree.config import KEYS, preset_names
+from prototree.errors import ConfigError, ProtoTreeError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Neural prototype trees: image classifiers that can be read in full.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Look at a data set, or make the generated one.")
+app.add_typer(data_app, name="data")
+console, complaints = Console(), Console(stderr=True)
+
+DataArgument = Annotated[str, typer.Argument(help="Image folder, CSV manifest, CUB or Cars folder; or 'birds'.")]
+RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
+DataOption = Annotated[str | None, typer.Option("--data", help="Other data than the run was made with.")]
+
+_SETTINGS = "Any setting can be given as --NAME VALUE: " + ", ".join(f"--{key.replace('_', '-')}" for key in KEYS) + "."
+
+
+def main() -> None:
+    """Entry point: a known error is one red line, not a traceback."""
+    try:
+        app(standalone_mode=False)
+    except ProtoTreeError as error:
+        complaints.print(f"[red]error:[/red] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        complaints.print("stopped")
+        sys.exit(130)
+    except Exception as error:
+        if not hasattr(error, "show"):  # click's own usage errors
+            raise
+        error.show()
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        console.print(__version__, highlight=False)
+        raise typer.Exit
+
+
+@app.command(
+    epilog=_SETTINGS, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, no_args_is_help=True
+)
+def train(
+    context: typer.Context,
+    data: DataArgument,
+    out: Annotated[Path, typer.Option(help="Where the run is written.")],
+    preset: Annotated[str, typer.Option(help=f"{', '.join(preset_names())}, or a TOML file.")] = "auto",
+    stages: Annotated[str, typer.Option(help="Which stages to do.")] = "train,prune,project,evaluate",
+    resume: Annotated[bool, typer.Option(help="Continue an interrupted run.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace a run that is there.")] = False,
+) -> None:
+    """From a folder of images to a small, readable tree."""
+    settings = _settings(context.args)
+    from prototree.engine import Interrupted
+    from prototree.progress import Display, results_table
+    from prototree.run import fit
+
+    try:
+        with Display(console, out / "tensorboard") as display:
+            run = fit(
+                data,
+                out,
+                preset_name=preset,
+                settings=settings,
+                stages=[stage.strip() for stage in stages.split(",") if stage.strip()],
+                resume=resume,
+                overwrite=overwrite,
+                observer=display,
+            )
+    except Interrupted:
+        complaints.print(f"stopped; the state is saved. Continue with the same command and --resume ({out})")
+        raise typer.Exit(130) from None
+    console.print(results_table(run.metrics, str(out)))
+    console.print(f"written to {out}", highlight=False)
+
+
+@app.command()
+def prune(
+    run: RunArgument,
+    threshold: Annotated[
+        float, typer.Option(help="Leaves whose largest probability is at most this go; 0: 2/K.")
+    ] = 0.0,
+    data: DataOption = None,
+) -> None:
+    """Prune a trained tree again (§5.1)."""
+    _stage(run, data, "prune", {"threshold": threshold} if threshold else {})
+
+
+@app.command()
+def project(
+    run: RunArgument,
+    any_class: Annotated[bool, typer.Option(help="Allow patches of any class (Eq. 6 instead of S1).")] = False,
+    data: DataOption = None,
+) -> None:
+    """Project the pruned tree's prototypes again (Eq. 6)."""
+    _stage(run, data, "project", {"constrain_classes": not any_class})
+
+
+@app.command()
+def evaluate(run: RunArgument, data: DataOption = None) -> None:
+    """Evaluate all stages of a run on its test photos."""
+    _stage(run, data, "evaluate", {})
+
+
+@data_app.command("check")
+def check(
+    path: DataArgument,
+    sheet: Annotated[Path | None, typer.Option(help="Also write a contact sheet to this PNG.")] = None,
+    strict: Annotated[bool, typer.Option(help="Fail on any file that cannot be used.")] = False,
+) -> None:
+    """What a data set holds, and what is wrong with it."""
+    from prototree.data import open_data
+    from prototree.data.check import contact_sheet, render, summarise
+
+    data = open_data(path, strict=strict)
+    console.print(render(summarise(data)), highlight=False, markup=False, soft_wrap=True)
+    if sheet is not None:
+        contact_sheet(data, sheet)
+        console.print(f"contact sheet: {sheet}", highlight=False)
+
+
+@data_app.command("birds")
+def birds(
+    out: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")],
+    species: Annotated[int, typer.Option(help="How many species.")] = 12,
+    train: Annotated[int, typer.Option(help="Training images of each.")] = 60,
+    test: Annotated[int, typer.Option(help="Test images of each.")] = 20,
+    size: Annotated[int, typer.Option(help="Pixels.")] = 128,
+    seed: Annotated[int, typer.Option(help="Another seed, other birds.")] = 0,
+    shortcut: Annotated[bool, typer.Option(help="Plant a bias: one species nearly always beside berries.")] = False,
+) -> None:
+    """Draw the generated birds into a folder in CUB's layout."""
+    from prototree.data.birds import write_birds
+
+    write_birds(
+        out,
+        n_species=species,
+        train_per_species=train,
+        test_per_species=test,
+        size=size,
+        seed=seed,
+        shortcut=shortcut,
+    )
+    console.print(f"{species} species, {species * (train + test)} images in {out}", highlight=False)
+
+
+def _stage(folder: Path, data: str | None, stage: str, settings: dict[str, object]) -> None:
+    from prototree.progress import Display, results_table
+    from prototree.run import redo
+
+    with Display(console) as display:
+        run = redo(folder, stage, data=data, settings=settings, observer=display)
+    if stage == "evaluate":
+        console.print(results_table(run.metrics, str(folder)))
+
+
+def _settings(arguments: list[str]) -> dict[str, str]:
+    """`--lr-tail 0.01 --height=8` as settings."""
+    settings, words = {}, list(arguments)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise ConfigError(f"expected a setting such as --height 8, got {word!r}")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            if not words:
+                raise ConfigError(f"expected a value after {word}")
+            value = words.pop(0)
+        settings[key.replace("-", "_")] = value
+    return settings
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,115 @@
+"""What people see while a run goes on: a live display in a terminal, plain lines elsewhere, and TensorBoard."""
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from prototree.distributed import is_first
+from prototree.engine import EpochLog
+from prototree.run import Observer
+
+_SECONDS_BETWEEN_LINES = 30.0
+
+
+class Display(Observer):
+    """Shows stages, batches and epochs; use it as a context manager."""
+
+    def __init__(self, console: Console, tensorboard: Path | None = None) -> None:
+        self._console = console if is_first() else Console(quiet=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[news]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._writer = _summary_writer(tensorboard) if tensorboard and is_first() else None
+        self._last_line = time.monotonic()
+        self._started = time.monotonic()
+
+    def __enter__(self) -> "Display":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+        if self._writer is not None:
+            self._writer.close()
+
+    def stage(self, text: str) -> None:
+        self._drop()
+        self._console.print(f"[bold]•[/bold] {text}", highlight=False)
+        self._started = time.monotonic()
+
+    def caching(self, done: int, total: int) -> None:
+        self._show("views", done, total, f"{done / max(time.monotonic() - self._started, 1e-9):.0f}/s")
+
+    def batch(self, epoch: int, batch: int, n_batches: int, loss: float, accuracy: float, rate: float) -> None:
+        news = f"loss {loss:.3f}  accuracy {accuracy:.1%}  {rate:.0f} images/s"
+        self._show(f"epoch {epoch + 1}", batch + 1, n_batches, news)
+
+    def epoch(self, row: EpochLog, n_epochs: int) -> None:
+        elapsed = time.monotonic() - self._started
+        left = elapsed / max(row.epoch, 1) * (n_epochs - row.epoch)
+        self._console.print(
+            f"  epoch {row.epoch:>{len(str(n_epochs))}}/{n_epochs}  loss {row.loss:.4f}  accuracy {row.accuracy:6.1%}  "
+            f"{row.images_per_second:.0f} images/s  {_minutes(left)} left",
+            highlight=False,
+        )
+        if self._writer is not None:
+            for name in ("loss", "accuracy", "images_per_second"):
+                self._writer.add_scalar(f"train/{name}", getattr(row, name), row.epoch)
+
+    def _show(self, what: str, done: int, total: int, news: str) -> None:
+        if self._console.is_terminal:
+            if self._task is None:
+                self._task = self._progress.add_task(what, total=total, news=news)
+            self._progress.update(self._task, description=what, completed=done, total=total, news=news)
+        elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            self._console.print(f"  {what}: {done}/{total}  {news}", highlight=False)
+
+    def _drop(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+
+
+def results_table(metrics: dict[str, Any], title: str) -> Table:
+    """What a run reached, a row for each stage."""
+    table = Table("stage", "soft", "max-path", "greedy", "prototypes", "path length", "fidelity", title=title)
+    for stage, values in metrics.get("stages", {}).items():
+        accuracy, length = values["accuracy"], values["path_length"]["max_path"]
+        table.add_row(
+            stage,
+            *(f"{accuracy[strategy]:.1%}" for strategy in ("soft", "max_path", "greedy")),
+            str(values["n_prototypes"]),
+            f"{length['mean']:.1f} ± {length['std']:.1f} ({length['min']}–{length['max']})",
+            f"{values['fidelity']['max_path']:.3f}",
+        )
+    return table
+
+
+def _minutes(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes}:{seconds:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+
+
+def _summary_writer(folder: Path) -> Any | None:
+    """TensorBoard's, where the extra `track` is installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))
