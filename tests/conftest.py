@@ -14,6 +14,8 @@ from prototree.data import ImageData, open_data
 from prototree.model import ProtoTree
 from prototree.topology import Topology
 
+torch.set_num_threads(1)  # tests run side by side, one process a core
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 

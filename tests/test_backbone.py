@@ -120,7 +120,7 @@ def test_unknown_names_levels_and_depths_are_refused(tiny_backbone: Backbone) ->
         Backbone("resnet18", None, image_size=64, level=-6)
     with pytest.raises(ConfigError, match="only its last feature map"):
         Backbone("vgg11_bn", None, image_size=64, level=-2)
-    with pytest.raises(ShapeError, match="depth of at least 1, got 0"):
+    with pytest.raises(ShapeError, match="depth of at least 1 and a head width of at least 0, got 0, 0"):
         FeatureExtractor(tiny_backbone, 0)
 
 
@@ -137,3 +137,10 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_error(monkeypatch: pytest.Mon
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(WeightsError, match=r"resnet18 could not be fetched \(no route to host\); give a local file"):
         Backbone("resnet18", "auto", image_size=64)
+
+
+def test_building_a_backbone_moves_no_batch_norm_statistics() -> None:
+    backbone = Backbone("resnet18", None, image_size=32)  # its last map is 1×1: batch norm would refuse to train on it
+    assert (backbone.net.get_buffer("bn1.running_mean") == 0).all()
+    assert backbone.net.get_buffer("bn1.num_batches_tracked") == 0
+    assert backbone.training

@@ -14,8 +14,10 @@ SOURCE = Path(prototree.__file__).parent
 
 # From the ground up: a room may import only from rooms before it.
 ROOMS = [
-    "_version", "errors", "_torchvision", "preprocessing", "topology", "patches", "routing", "leaves", "weights",
-    "backbone", "model", "data", "checkpoint",
+    "_version", "errors", "_torchvision", "preprocessing", "config", "topology", "patches", "routing", "leaves",
+    "weights", "backbone", "model", "data", "checkpoint", "distributed", "prune", "project", "evaluate", "ensemble",
+    "batches", "teacher", "leaf_training", "engine", "train", "run", "progress", "cli",
+    "__main__",
 ]  # fmt: skip
 
 

@@ -54,18 +54,20 @@ class Backbone(nn.Module):
         self.frozen = False
         self._tail_names: list[str] = []
         self.net, self.preprocessing = _build(self.name, image_size)
+        self.eval()  # the trial runs below must not move batch-norm statistics
         full = self.net.state_dict().keys()
         image = torch.rand(1, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
         calls = self._strip(image)
         kept = [key for key in self.net.state_dict() if key in full]
         self.weights = self._load(weights, kept)
         with torch.no_grad():
-            feature_map = self.eval().forward(image)
+            feature_map = self(image)
         self.n_channels = feature_map.shape[1]
         self.map_size: tuple[int, int] = (feature_map.shape[2], feature_map.shape[3])
         self._finish: Callable[[Tensor], Tensor] = lambda y: y
         if split:
             self._tail_names, self._finish = self._find_tail(image, calls)
+        self.train()
 
     def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C H W"]:
         if not hasattr(self.net, "forward_intermediates"):
@@ -127,7 +129,8 @@ class Backbone(nn.Module):
         """Removes what the chosen map does not need, so that no parameter is idle; returns the modules run."""
         self._index = 0
         if hasattr(self.net, "forward_intermediates"):
-            n_levels = len(self.net.forward_intermediates(image, intermediates_only=True))  # type: ignore[operator]
+            with torch.no_grad():
+                n_levels = len(self.net.forward_intermediates(image, intermediates_only=True))  # type: ignore[operator]
             if not -n_levels <= self.level < 0:
                 raise ConfigError(f"{self.name} has feature levels −1 to −{n_levels}, got {self.level}")
             self._index = self.net.prune_intermediate_layers([n_levels + self.level], True, True)[0]  # type: ignore[operator]
@@ -136,7 +139,7 @@ class Backbone(nn.Module):
         calls: list[str] = []
         hooks = [m.register_forward_hook(lambda *_, n=n: calls.append(n)) for n, m in self.net.named_modules()]
         with torch.no_grad():
-            self.eval().forward(image)
+            self(image)
         for hook in hooks:
             hook.remove()
         for name, _ in list(self.net.named_children()):

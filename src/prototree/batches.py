@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ class Inputs:
     entries: Int[Tensor, " B"]
 
 
+@runtime_checkable
 class Batches(Protocol):
     """Batches for training, the same for the same seed and epoch; in several processes, this one's share of each."""
 

@@ -31,12 +31,10 @@ _SETTINGS = "Any setting can be given as --NAME VALUE: " + ", ".join(f"--{key.re
 def main() -> None:
     """Entry point: a known error is one red line, not a traceback."""
     try:
-        app(standalone_mode=False)
+        sys.exit(app(standalone_mode=False))  # an exit code, or None
     except ProtoTreeError as error:
         complaints.print(f"[red]error:[/red] {_escaped(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
     except typer.Abort:
         sys.exit(130)
     except KeyboardInterrupt:

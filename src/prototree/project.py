@@ -23,7 +23,7 @@ from prototree.patches import extract_patches, nearest_patches
 
 log = logging.getLogger(__name__)
 
-MapBatch = tuple[Float[Tensor, "B D H W"], Int[Tensor, " B"], Int[Tensor, " B"]]
+MapBatch = tuple[Float[Tensor, "_ D H W"], Int[Tensor, " _"], Int[Tensor, " _"]]
 """Feature maps, labels, and the place of each in the data."""
 
 

@@ -4,7 +4,7 @@ A teacher is a saved tree, several of them, or a timm classifier: `runs/a`, `run
 """
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -21,6 +21,7 @@ from prototree.weights import read_state, timm_names
 import timm  # isort: skip (after the guard in `backbone`)
 
 
+@runtime_checkable
 class Teacher(Protocol):
     """Something that gives class probabilities."""
 

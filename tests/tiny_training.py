@@ -1,0 +1,75 @@
+"""A training problem small enough for tests: photos of coloured squares, and batches that need no network."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from prototree.backbone import FeatureExtractor
+from prototree.batches import Inputs
+from prototree.data.loading import BatchOrder, Entry, Shard
+
+COLOURS = {"red": (200, 40, 40), "green": (40, 180, 60), "blue": (50, 60, 200)}
+
+# A network and a schedule for which a whole run takes seconds.
+TINY = {
+    "backbone": "resnet18",
+    "weights": "none",
+    "image_size": 32,
+    "level": -3,
+    "depth": 8,
+    "height": 3,
+    "batch_size": 8,
+    "epochs": 3,
+    "freeze_epochs": 1,
+    "lr_trunk": 1e-3,
+    "augment": "light",
+    "workers": 0,
+}
+
+
+def write_squares(root: Path, train: int = 8, test: int = 3) -> Path:
+    """Three classes of photos: a square of the class's colour somewhere on grey noise."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", train), ("test", test)):
+        for name, colour in COLOURS.items():
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = random.integers(90, 160, (40, 40, 3), dtype=np.uint8)
+                top, left = random.integers(0, 24, 2)
+                pixels[top : top + 16, left : left + 16] = colour
+                Image.fromarray(pixels).save(root / split / name / f"{number}.png")
+    return root
+
+
+class MapBatches:
+    """Ready backbone maps in memory, one prototypical patch per class hidden in noise."""
+
+    def __init__(
+        self, n_channels: int, n_items: int = 30, n_classes: int = 3, batch_size: int = 8, seed: int = 0
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.labels = torch.arange(n_items) % n_classes
+        patches = 3 * torch.randn(n_classes, n_channels, generator=generator)
+        self.maps = torch.randn(n_items, n_channels, 3, 3, generator=generator)
+        for item, label in enumerate(self.labels.tolist()):
+            self.maps[item, :, item % 3, item // 3 % 3] = patches[label]
+        self._order = BatchOrder(n_items, batch_size, shuffle_seed=seed, shard=Shard())
+        self.entries: Sequence[Entry] = ()
+        self.served = 0
+
+    @property
+    def n_batches(self) -> int:
+        return len(self._order)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Inputs]:
+        for positions in self._order.positions(epoch, start):
+            self.served += 1
+            index = torch.tensor([place for _, place in positions])
+            yield Inputs(self.maps[index], self.labels[index], index)
+
+    def encode(self, features: FeatureExtractor, values: Tensor) -> Tensor:
+        return features.from_map(values)
