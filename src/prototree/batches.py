@@ -26,6 +26,7 @@ from prototree.backbone import Backbone, FeatureExtractor
 from prototree.checkpoint import read_json, write_file
 from prototree.data.loading import BatchOrder, Entry, ViewDataset, make_loader
 from prototree.errors import CheckpointError, DataError, TrainError
+from prototree.folding import folded
 from prototree.project import MapBatch
 
 log = logging.getLogger(__name__)
@@ -224,13 +225,13 @@ def _fill(
     """Writes this process's rows; returns the entries that could be read, of all processes."""
     loader = make_loader(dataset, 32, shard=distributed.shard(), workers=workers)
     row_bytes, device = int(np.prod(shape[2:])) * 2, next(backbone.parameters()).device
-    was_training, seen, done = backbone.training, set[int](), 0
-    backbone.eval()
+    trunk, seen, done = folded(backbone), set[int](), 0
     with open(path, "r+b") as file:
         for variant in range(shape[0]):
             for batch in loader.epoch(variant):
                 if len(batch.labels):
-                    borders = backbone.trunk(batch.images.to(device)).half().cpu().numpy()
+                    images = batch.images.to(device).contiguous(memory_format=torch.channels_last)
+                    borders = trunk.trunk(images).half().contiguous().cpu().numpy()
                     for index, border in zip(batch.entries.tolist(), borders, strict=True):
                         os.pwrite(file.fileno(), border.tobytes(), (variant * shape[1] + index) * row_bytes)
                 seen.update(batch.entries.tolist())
@@ -238,7 +239,6 @@ def _fill(
                 if tick:
                     tick(done, shape[0] * shape[1] // distributed.shard().world_size)
         os.fsync(file.fileno())
-    backbone.train(was_training)
     parts = distributed.gather(torch.tensor(sorted(seen), dtype=torch.long))
     if not any(len(part) for part in parts):
         raise DataError("expected at least one readable photo to cache, got none")
