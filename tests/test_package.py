@@ -16,7 +16,7 @@ SOURCE = Path(prototree.__file__).parent
 ROOMS = [
     "_version", "errors", "_torchvision", "preprocessing", "config", "topology", "patches", "routing", "leaves",
     "weights", "backbone", "model", "data", "checkpoint", "distributed", "prune", "project", "evaluate", "ensemble",
-    "folding", "batches", "teacher", "leaf_training", "engine", "train", "run", "progress", "cli",
+    "folding", "batches", "teacher", "leaf_training", "engine", "train", "clustering", "warm", "run", "progress", "cli",
     "__main__",
 ]  # fmt: skip
 

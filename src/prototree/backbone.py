@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import dropout2d, relu
 
 import prototree._torchvision  # noqa: F401  (before timm)
 from prototree.errors import ConfigError, ShapeError, WeightsError
@@ -186,11 +187,8 @@ class Backbone(nn.Module):
 class FeatureExtractor(nn.Module):
     """f(x; ω) of the paper: the backbone, a 1×1 convolution without bias to depth D, and a sigmoid.
 
-    With `head_width` there is a hidden 1×1 layer in between. `scale` multiplies the output (and so all distances);
-    it is 1 unless a start calibrates it.
+    With `head_width` the head is two 1×1 layers, on channels that a start has standardised.
     """
-
-    scale: Tensor
 
     def __init__(self, backbone: Backbone, depth: int = 256, head_width: int = 0) -> None:
         super().__init__()
@@ -200,8 +198,7 @@ class FeatureExtractor(nn.Module):
             )
         self.backbone = backbone
         self.depth, self.head_width = depth, head_width
-        self.head = _head(backbone.n_channels, depth, head_width)
-        self.register_buffer("scale", torch.ones(()))
+        self.head = WideHead(backbone.n_channels, head_width, depth) if head_width else _head(backbone, depth)
 
     def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B D H W"]:
         return self.from_map(self.backbone(images))
@@ -212,16 +209,34 @@ class FeatureExtractor(nn.Module):
 
     def from_map(self, backbone_map: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
         """The same from the backbone's feature map."""
-        return self.scale * torch.sigmoid(self.head(backbone_map))
+        return torch.sigmoid(self.head(backbone_map))
 
 
-def _head(n_channels: int, depth: int, width: int) -> nn.Module:
-    last = nn.Conv2d(width or n_channels, depth, kernel_size=1, bias=False)
-    nn.init.xavier_normal_(last.weight)
-    if not width:
-        return last
-    hidden = nn.Conv2d(n_channels, width, kernel_size=1, bias=False)
-    return nn.Sequential(hidden, nn.BatchNorm2d(width), nn.ReLU(), last)
+class WideHead(nn.Module):
+    """Standardised channels → 1×1 convolution, batch norm, ReLU → 1×1 convolution. Dropout takes whole channels."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, n_channels: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(n_channels, 1, 1))
+        self.register_buffer("std", torch.ones(n_channels, 1, 1))
+        self.first = nn.Conv2d(n_channels, width, kernel_size=1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        self.last = nn.Conv2d(width, depth, kernel_size=1)
+        self.dropout = 0.0  # a start sets it while it trains the head
+
+    def forward(self, backbone_map: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
+        x = dropout2d((backbone_map - self.mean) / self.std, self.dropout, self.training)
+        hidden = dropout2d(relu(self.norm(self.first(x))), self.dropout, self.training)
+        return self.last(hidden)  # type: ignore[no-any-return]
+
+
+def _head(backbone: Backbone, depth: int) -> nn.Conv2d:
+    head = nn.Conv2d(backbone.n_channels, depth, kernel_size=1, bias=False)
+    nn.init.xavier_normal_(head.weight)
+    return head
 
 
 def _as_it_is(output: Tensor, prefix: int, size: tuple[int, int]) -> Tensor:

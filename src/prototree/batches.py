@@ -98,6 +98,10 @@ class CachedBatches:
         for positions in self._order.positions(epoch, start):
             yield self._cache.read([index for _, index in positions], epoch)
 
+    def inputs(self, indices: Sequence[int], epoch: int = 0) -> Inputs:
+        """The borders of some entries."""
+        return self._cache.read(indices, epoch)
+
     def encode(self, features: FeatureExtractor, values: Tensor) -> Float[Tensor, "B D H W"]:
         return features.from_border(values)
 

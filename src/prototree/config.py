@@ -47,6 +47,8 @@ class Config:
     gamma: float = 0.5
     leaves: Literal["interleaved", "two_pass", "gradient"] = "interleaved"
     # before it
+    recipe: Literal["paper", "warm"] = "paper"  # warm: for frozen features, see warm.py
+    head_epochs: int = 4  # of the head as a plain classifier, in the recipe warm
     pretrain_epochs: int = 0  # of the backbone as a plain classifier, for one without weights
     # soft labels
     teacher: str = ""  # a run, a tree or a timm classifier file
@@ -99,6 +101,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("lr_trunk", 0, 100),
     ("weight_decay", 0, 100),
     ("gamma", 0, 1),
+    ("head_epochs", 1, 1_000_000),
     ("pretrain_epochs", 0, 1_000_000),
     ("teacher_weight", 0, 1),
     ("temperature", 0.01, 1000),

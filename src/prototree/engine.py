@@ -123,7 +123,8 @@ class Loop:
         self._epoch, self._batch, self._totals = 0, 0, _Totals()
         self._rows: list[EpochLog] = []
         self._saved_at = time.monotonic()
-        self._optimiser = torch.optim.Adam([{"params": g.parameters} for g in objective.groups(0)])
+        # Adam as in the paper; where there is weight decay, apart from the gradient's moments.
+        self._optimiser = torch.optim.AdamW([{"params": g.parameters} for g in objective.groups(0)])
         torch.manual_seed(options.seed)
         if options.folder is not None and options.resume and (options.folder / STATE).exists():
             self._restore(options.folder)

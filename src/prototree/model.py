@@ -111,13 +111,16 @@ class ProtoTree(nn.Module):
             raise ShapeError(f"expected a non-empty batch of images B×3×h×w, got {tuple(images.shape)}")
         return self.route(self.features(images))
 
-    def route(self, feature_map: Float[Tensor, "B D H W"]) -> Routed:
-        """Ready feature maps through the tree (Eq. 1–3)."""
+    def route(
+        self, feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "N D H1 W1"] | None = None
+    ) -> Routed:
+        """Ready feature maps through the tree (Eq. 1–3), with its own prototypes or others in their place."""
+        prototypes = self.prototypes if prototypes is None else prototypes
         expected = self.features.depth
         if feature_map.dim() != 4 or feature_map.shape[1] != expected or not len(feature_map):
             raise ShapeError(f"expected non-empty feature maps B×{expected}×H×W, got {tuple(feature_map.shape)}")
         with torch.autocast(feature_map.device.type, enabled=False):  # distances stay in full precision
-            nearest = nearest_patches(feature_map.to(self.prototypes.dtype), self.prototypes)
+            nearest = nearest_patches(feature_map.to(self.prototypes.dtype), prototypes.to(self.prototypes.dtype))
             log_path_probs = routing.log_path_probs(nearest.distance, self.topology)
         if not torch.isfinite(log_path_probs).all():
             raise ShapeError(

@@ -17,6 +17,7 @@ from prototree import checkpoint, distributed
 from prototree.backbone import Backbone, FeatureExtractor
 from prototree.batches import (
     Batches,
+    BorderCache,
     CachedBatches,
     PhasedBatches,
     PhotoBatches,
@@ -28,11 +29,12 @@ from prototree.config import AUTO_PRESET, Config, default_height, preset, read_c
 from prototree.data import ImageData, open_data
 from prototree.data.augment import augmentation
 from prototree.data.loading import ViewDataset, derived_seed
-from prototree.data.views import evaluation_views, projection_views, training_views
+from prototree.data.samples import Sample
+from prototree.data.views import FULL, View, evaluation_views, projection_views, training_views
 from prototree.engine import Listener, Options
 from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.evaluate import Metrics, evaluate_all
-from prototree.leaf_training import LEAF_TRAINERS
+from prototree.leaf_training import LEAF_TRAINERS, refit_leaves
 from prototree.model import ProtoTree
 from prototree.preprocessing import Preprocessing
 from prototree.project import Places, Projected, project
@@ -40,12 +42,25 @@ from prototree.prune import Pruned, prune
 from prototree.teacher import open_teacher, teach
 from prototree.topology import Topology
 from prototree.train import ClassifierObjective, Schedule, SoftTargets, TreeObjective, train
+from prototree.warm import HEAD_DECAY, AnchoredObjective, HeadObjective, calibrate, grow, some_maps, standardise
 
 log = logging.getLogger(__name__)
 
 STAGES = ("train", "prune", "project", "evaluate")
 TRAINED, PRUNED, PROJECTED = "trained", "pruned", "projected"
-_OWN = ("config.toml", "log.csv", "metrics.json", "last", "pretrained", "cache", "teacher", TRAINED, PRUNED, PROJECTED)
+_OWN = (
+    "config.toml",
+    "log.csv",
+    "metrics.json",
+    "last",
+    "head",
+    "pretrained",
+    "cache",
+    "teacher",
+    TRAINED,
+    PRUNED,
+    PROJECTED,
+)
 # Settings that say how a run is done, not what comes out of it: a run may be continued with others.
 _FREE = ("workers", "save_minutes", "compile")
 
@@ -163,15 +178,49 @@ class Work:
     def train(self) -> None:
         """Algorithm 1 up to line 14."""
         torch.manual_seed(derived_seed("start", self.config.seed))
-        tree = self.start()
+        tree = self._train_warm() if self.config.recipe == "warm" else self._train_as_published()
+        tree.requires_grad_(True)
+        tree.leaf_logits.requires_grad_(False)
+        _save(tree, self.run.folder / TRAINED)
+
+    def _train_as_published(self) -> ProtoTree:
+        features = self.features()
+        size = (self.config.prototype_height, self.config.prototype_width)
+        tree = ProtoTree(Topology.full(self.config.height), features, self.data.class_names, size)
         batches = self._training_batches(tree)
         schedule = _schedule(self.config)
         leaf_trainer = LEAF_TRAINERS[self.config.leaves]()
         objective = TreeObjective(tree, batches, schedule, leaf_trainer, self._soft_targets())
         self.observer.stage(f"training {tree.topology.n_nodes} prototypes for {self.config.epochs} epochs")
         train(objective, batches, self.config.epochs, self._options("last"), self.observer)
-        tree.leaf_logits.requires_grad_(False)
-        _save(tree, self.run.folder / TRAINED)
+        return tree
+
+    def _train_warm(self) -> ProtoTree:
+        config, features = self.config, self.features()
+        sources = CachedBatches(
+            self._cache(features.backbone, self._projection_set(features.backbone.preprocessing)),
+            config.batch_size,
+            shuffle=False,
+        )
+        cache = self._cache(features.backbone, self._training_set(features.backbone.preprocessing, config.cache_views))
+        batches = CachedBatches(cache, config.batch_size, shuffle=True, seed=config.seed)
+        maps, labels = some_maps(sources)
+        standardise(features, maps)
+        schedule = dataclasses.replace(_schedule(config), epochs=config.head_epochs, weight_decay=HEAD_DECAY)
+        head = HeadObjective(features, self.data.n_classes, schedule)
+        self.observer.stage(f"training the head as a plain classifier for {config.head_epochs} epochs")
+        train(head, batches, config.head_epochs, self._options("head"), self.observer)
+        targets = SoftTargets(head.probs(batches, config.temperature), config.teacher_weight)
+        generator = torch.Generator().manual_seed(derived_seed("grow", config.seed))
+        calibrate(features, maps[:: max(1, len(maps) // 200)], generator)
+        start = grow(features, maps, labels, generator)
+        tree = ProtoTree(start.topology, features, self.data.class_names)
+        objective = AnchoredObjective(tree, batches, _schedule(config), targets, start, sources)
+        self.observer.stage(f"training {tree.topology.n_nodes} prototypes for {config.epochs} epochs")
+        train(objective, batches, config.epochs, self._options("last"), self.observer)
+        objective.settle()
+        refit_leaves(tree, objective.sweep_labels, n_sweeps=3)
+        return tree
 
     def prune(self) -> Pruned:
         """§5.1."""
@@ -223,8 +272,8 @@ class Work:
         )
         return metrics
 
-    def start(self) -> ProtoTree:
-        """An untrained tree, on a backbone that was pretrained somewhere, or is now."""
+    def features(self) -> FeatureExtractor:
+        """A fresh head on a backbone that was pretrained somewhere, or is now."""
         config = self.config
         backbone = Backbone(
             config.backbone,
@@ -237,24 +286,25 @@ class Work:
         backbone.preprocessing = preprocessing
         if config.pretrain_epochs:
             self._pretrain(backbone)
-        features = FeatureExtractor(backbone, config.depth, config.head_width)
-        size = (config.prototype_height, config.prototype_width)
-        return ProtoTree(Topology.full(config.height), features, self.data.class_names, size)
+        return FeatureExtractor(backbone, config.depth, config.head_width)
 
-    def training_set(self, preprocessing: Preprocessing) -> ViewDataset:
-        """Every training view, augmented."""
-        return ViewDataset(
-            self.data.train,
-            partial(training_views, kind=self.data.kind),
-            preprocessing,
-            transform=augmentation(self.config.augment, preprocessing),
-            seed=self.config.seed,
-        )
+    def _training_set(self, preprocessing: Preprocessing, n_views: int = 1) -> ViewDataset:
+        """Every training view, augmented; the full photo again and again up to `n_views` of each."""
+
+        def views(sample: Sample) -> tuple[View, ...]:
+            own = training_views(sample, self.data.kind)
+            return own + (FULL,) * (n_views - len(own))
+
+        transform = augmentation(self.config.augment, preprocessing)
+        return ViewDataset(self.data.train, views, preprocessing, transform=transform, seed=self.config.seed)
+
+    def _projection_set(self, preprocessing: Preprocessing) -> ViewDataset:
+        """One plain view of every training photo."""
+        return ViewDataset(self.data.train, partial(projection_views, kind=self.data.kind), preprocessing)
 
     def projection_batches(self, tree: ProtoTree) -> Batches:
-        """One plain view of every training photo."""
-        views = partial(projection_views, kind=self.data.kind)
-        return self._plain(ViewDataset(self.data.train, views, tree.preprocessing))
+        """One plain view of every training photo, through the whole network."""
+        return self._plain(self._projection_set(tree.preprocessing))
 
     def test_batches(self, tree: ProtoTree) -> Batches:
         """Every test photo, whole."""
@@ -264,31 +314,28 @@ class Work:
         return PhotoBatches(dataset, self.config.batch_size, shuffle=False, workers=self.config.workers)
 
     def _training_batches(self, tree: ProtoTree) -> Batches:
-        config, dataset = self.config, self.training_set(tree.preprocessing)
+        config, dataset = self.config, self._training_set(tree.preprocessing)
         photos = PhotoBatches(dataset, config.batch_size, shuffle=True, workers=config.workers)
         if not config.cache_views or not config.freeze_epochs:
             return photos
-        backbone, n_views = tree.features.backbone.to(self.device), config.cache_views
-        gigabytes = cache_size(backbone, len(dataset), n_views) / 1e9
-        self.observer.stage(
-            f"running the frozen trunk once over {len(dataset)} views × {n_views}: {gigabytes:.2f} GB of cache"
-        )
-        cache = cache_borders(
-            backbone,
-            dataset,
-            self.run.folder / "cache",
-            variants=n_views,
-            workers=config.workers,
-            tick=self.observer.caching,
-        )
+        cache = self._cache(tree.features.backbone, dataset, config.cache_views)
         cached = CachedBatches(cache, config.batch_size, shuffle=True, seed=config.seed)
         return PhasedBatches(cached, photos, config.freeze_epochs)
+
+    def _cache(self, backbone: Backbone, dataset: ViewDataset, variants: int = 1) -> BorderCache:
+        backbone.to(self.device).freeze(True)
+        gigabytes = cache_size(backbone, len(dataset), variants) / 1e9
+        self.observer.stage(
+            f"running the frozen trunk once over {len(dataset) * variants} views: {gigabytes:.2f} GB of cache"
+        )
+        folder, tick = self.run.folder / "cache", self.observer.caching
+        return cache_borders(backbone, dataset, folder, variants=variants, workers=self.config.workers, tick=tick)
 
     def _pretrain(self, backbone: Backbone) -> None:
         config = self.config
         self.observer.stage(f"training the backbone as a plain classifier for {config.pretrain_epochs} epochs")
         photos = PhotoBatches(
-            self.training_set(backbone.preprocessing), config.batch_size, shuffle=True, workers=config.workers
+            self._training_set(backbone.preprocessing), config.batch_size, shuffle=True, workers=config.workers
         )
         objective = ClassifierObjective(backbone, self.data.n_classes, config.lr_tail)
         train(objective, photos, config.pretrain_epochs, self._options("pretrained"), self.observer)

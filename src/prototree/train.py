@@ -93,15 +93,22 @@ class TreeObjective(Objective):
             self.leaf_trainer.start_epoch(self.tree, self.sweep)
         self.train()
 
-    @torch.no_grad()
     def sweep(self, visit: Visit) -> None:
-        """All training images through the tree as it is."""
+        """All training images through the tree as it is, with the targets they are trained on."""
+        self._sweep(lambda routed, inputs: visit(routed, self._target(inputs)))
+
+    def sweep_labels(self, visit: Visit) -> None:
+        """The same with their labels."""
+        self._sweep(lambda routed, inputs: visit(routed, inputs.labels))
+
+    @torch.no_grad()
+    def _sweep(self, visit: Callable[[Routed, Inputs], None]) -> None:
         self.eval()
         device = self.tree.prototypes.device
         for inputs in self._batches.epoch(0):
             if len(inputs.labels):
                 inputs = Inputs(inputs.values.to(device), inputs.labels.to(device), inputs.entries)
-                visit(self.tree.route(self._batches.encode(self.tree.features, inputs.values)), self._target(inputs))
+                visit(self.tree.route(self._batches.encode(self.tree.features, inputs.values)), inputs)
 
     def forward(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         feature_map = self._batches.encode(self.tree.features, values)
