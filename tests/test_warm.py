@@ -1,0 +1,129 @@
+"""The recipe `warm`: what each step promises, and that it learns."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import random_maps
+from prototree import checkpoint, warm
+from prototree.backbone import Backbone, FeatureExtractor
+from prototree.clustering import ward_groups
+from prototree.patches import nearest_patches
+from prototree.run import fit
+from tiny_training import write_squares
+
+SETTINGS = {
+    "backbone": "resnet18",
+    "weights": "none",
+    "image_size": 32,
+    "level": -3,
+    "depth": 16,
+    "head_width": 16,
+    "batch_size": 8,
+    "cache_views": 2,
+    "pretrain_epochs": 4,
+    "head_epochs": 20,
+    "epochs": 25,
+    "workers": 0,
+}
+
+
+@pytest.fixture
+def features(tiny_backbone: Backbone) -> FeatureExtractor:
+    torch.manual_seed(0)
+    return FeatureExtractor(tiny_backbone, 16, head_width=8).eval()
+
+
+@pytest.fixture
+def maps(tiny_backbone: Backbone) -> torch.Tensor:
+    return 5 + 3 * random_maps(1, 30, tiny_backbone.n_channels, 3, 3, dtype=torch.float32)
+
+
+def test_standardised_channels_have_mean_zero_and_spread_one(features: FeatureExtractor, maps: torch.Tensor) -> None:
+    warm.standardise(features, maps)
+    head = warm.wide_head(features)
+    seen = (maps - head.mean) / head.std
+    torch.testing.assert_close(seen.mean(dim=(0, 2, 3)), torch.zeros(maps.shape[1]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(seen.std(dim=(0, 2, 3)), torch.ones(maps.shape[1]), atol=1e-3, rtol=0)
+
+
+def test_calibration_brings_the_median_distance_where_it_should_be(
+    features: FeatureExtractor, maps: torch.Tensor
+) -> None:
+    warm.standardise(features, maps)
+    warm.calibrate(features, maps, torch.Generator().manual_seed(0))
+    z = features.from_map(maps).detach()
+    points = z.flatten(2).transpose(1, 2).flatten(0, 1)[::3][:, :, None, None]
+    median = nearest_patches(z, points).distance.median().item()
+    assert median == pytest.approx(warm.MEDIAN_DISTANCE, abs=0.15)
+
+
+def test_information_gain_prefers_the_question_that_tells_the_sides_apart() -> None:
+    right = torch.tensor([True, True, False, False])
+    distance = torch.tensor([[0.1, 0.1, 0.5], [0.2, 0.9, 0.5], [0.9, 0.2, 0.5], [0.8, 0.8, 0.5]])
+    gain = warm.information_gain(distance, right)
+    assert gain.argmax() == 0
+    assert gain[0].item() == pytest.approx(np.log(2), abs=1e-4)
+    assert gain[2].item() == pytest.approx(0, abs=1e-4)
+
+
+def test_the_first_tree_has_one_leaf_a_class_and_real_patches(features: FeatureExtractor, maps: torch.Tensor) -> None:
+    labels = torch.arange(30) % 6
+    for label in range(6):  # each class has a patch of its own
+        maps[labels == label, label * 7 : label * 7 + 7, 1, 1] += 40
+    warm.standardise(features, maps)
+    start = warm.grow(features, maps, labels, torch.Generator().manual_seed(0))
+    assert sorted(start.leaf_class.tolist()) == list(range(6))
+    patches = maps.flatten(2).transpose(1, 2).flatten(0, 1)
+    for anchor in start.anchors[:, :, 0, 0]:
+        assert (patches == anchor).all(dim=1).any()
+    assert len(torch.unique(start.anchors.flatten(1), dim=0)) == start.topology.n_nodes
+
+
+def test_wards_groups_are_the_clusters_that_are_there() -> None:
+    random = np.random.default_rng(0)
+    centres = 100 * np.eye(4)
+    points = np.concatenate([centres[k] + random.normal(size=(3 + k, 4)) for k in range(4)])
+    assert sorted(map(tuple, ward_groups(points, 4))) == [
+        (0, 1, 2),
+        (3, 4, 5, 6),
+        (7, 8, 9, 10, 11),
+        tuple(range(12, 18)),
+    ]
+    assert len(ward_groups(points, 1)) == 1
+    assert len(ward_groups(points, 100)) == 18
+
+
+def test_cutmix_mixes_by_patches_and_tells_the_share() -> None:
+    x = torch.arange(4.0)[:, None, None, None].expand(4, 2, 3, 3)
+    mixed, partner, own = warm.cutmix(x)
+    for image in range(4):
+        kept = (mixed[image, 0] == x[image, 0]).float().mean()
+        assert (mixed[image, 0] == mixed[image, 1]).all(), "patches, not single numbers"
+        if partner[image] != image:
+            assert own[image].item() == pytest.approx(kept.item())
+            assert set(mixed[image].unique().tolist()) <= {float(image), float(partner[image])}
+
+
+def test_rates_rise_then_fall() -> None:
+    rates = [warm.cosine(epoch, 10) for epoch in range(10)]
+    assert rates[0] == 0.25
+    assert rates[1:] == sorted(rates[1:], reverse=True)
+    assert rates[-1] > 0
+
+
+def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
+    photos = write_squares(tmp_path / "squares", train=20, test=6)
+    run = fit(photos, tmp_path / "run", settings=SETTINGS)
+    found = run.metrics["stages"]["projected"]
+    assert found["accuracy"]["soft"] >= 0.8
+    assert found["n_prototypes"] == 2
+    assert run.metrics["projection"]["mean_distance"] < 0.02, "the cache rounds to float16, nothing else differs"
+    assert found["accuracy"] == run.metrics["stages"]["pruned"]["accuracy"]
+
+    continued = fit(photos, tmp_path / "run", settings=SETTINGS, resume=True, stages=["train"])
+    again = fit(photos, tmp_path / "again", settings=SETTINGS, stages=["train"])
+    one, other = (checkpoint.load(r.folder / "trained").state_dict() for r in (continued, again))
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
