@@ -86,3 +86,15 @@ def test_few_images_are_warned_about_once(tmp_path: Path, caplog: pytest.LogCapt
     assert "2 of 3 classes" in record.message
     assert "few, fewer" in record.message
     assert "a leaf's confidence is bounded by how many images reach it" in record.message
+
+
+def test_birds_are_drawn_on_first_use_unless_there_is_a_folder_of_that_name(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = open_data("birds")
+    assert (data.kind, data.n_classes, len(data.train), len(data.test)) == ("cub", 12, 720, 240)
+    assert data.root.is_relative_to(own_cache)
+    assert open_data("birds").root == data.root
+    write_classes(tmp_path / "birds", {"crow": 12, "wren": 12})
+    assert open_data("birds").class_names == ("crow", "wren")

@@ -16,9 +16,9 @@ from prototree.data.augment import augmentation
 from prototree.data.loading import ViewDataset
 from prototree.data.views import evaluation_views, training_views
 from prototree.engine import Options
-from prototree.evaluate import evaluate
+from prototree.evaluation import evaluate
 from prototree.model import ProtoTree
-from prototree.project import project
+from prototree.projection import project
 from prototree.topology import Topology
 from prototree.train import Schedule, TreeObjective, train
 

@@ -27,7 +27,7 @@ from prototree.checkpoint import read_json, write_file
 from prototree.data.loading import BatchOrder, Entry, ViewDataset, make_loader
 from prototree.errors import CheckpointError, DataError, TrainError
 from prototree.folding import folded
-from prototree.project import MapBatch
+from prototree.projection import MapBatch
 
 log = logging.getLogger(__name__)
 

@@ -33,12 +33,12 @@ from prototree.data.samples import Sample
 from prototree.data.views import FULL, View, evaluation_views, projection_views, training_views
 from prototree.engine import Listener, Options
 from prototree.errors import CheckpointError, ConfigError, DataError
-from prototree.evaluate import Metrics, evaluate_all
+from prototree.evaluation import Metrics, evaluate_all
 from prototree.leaf_training import LEAF_TRAINERS, refit_leaves
 from prototree.model import ProtoTree
 from prototree.preprocessing import Preprocessing
-from prototree.project import Places, Projected, project
-from prototree.prune import Pruned, prune
+from prototree.projection import Places, Projected, project
+from prototree.pruning import Pruned, prune
 from prototree.teacher import open_teacher, teach
 from prototree.topology import Topology
 from prototree.train import ClassifierObjective, Schedule, SoftTargets, TreeObjective, train
@@ -140,17 +140,13 @@ def fit(
 
 
 def open_source(source: str | Path, *, test_share: float = 0.2) -> ImageData:
-    """A data set by path; `birds` is the generated one, drawn on first use."""
-    if str(source) != "birds":
-        return open_data(source, test_share=test_share)
-    from prototree.data.birds import write_birds
-    from prototree.data.scan import cache_folder
-
-    folder = cache_folder() / "birds-1"
-    if not folder.exists() and distributed.is_first():
-        write_birds(folder, workers=1)  # a pool would ask scripts for an `if __name__ == "__main__"`
-    distributed.wait_for_all()
-    return open_data(folder)
+    """Opens a data set in every process, one after the other: the first may have to draw or to scan it."""
+    if not distributed.is_first():
+        distributed.wait_for_all()
+    data = open_data(source, test_share=test_share)
+    if distributed.is_first():
+        distributed.wait_for_all()
+    return data
 
 
 def derived(config: Config, data: ImageData) -> Config:

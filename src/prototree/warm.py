@@ -25,7 +25,7 @@ from prototree.clustering import ward_groups
 from prototree.engine import Group, Objective
 from prototree.model import ProtoTree
 from prototree.patches import nearest_patches
-from prototree.project import find_nearest
+from prototree.projection import find_nearest
 from prototree.topology import Topology
 from prototree.train import Schedule, SoftTargets, TreeObjective
 

@@ -16,26 +16,41 @@ from prototree.data.cars import is_cars, read_cars
 from prototree.data.cub import is_cub, read_cub
 from prototree.data.folder import MANIFEST_SUFFIXES, read_folder, read_manifest
 from prototree.data.samples import Box, ImageData, Part, Problem, Sample
-from prototree.data.scan import scan_files
+from prototree.data.scan import cache_folder, scan_files
 from prototree.errors import DataError
 
 __all__ = ["Box", "ImageData", "Part", "Problem", "Sample", "open_data"]
 
 logger = logging.getLogger(__name__)
 
+BIRDS = "birds"
 FEW_IMAGES = 10
 _SHOWN = 5
 
 
 def open_data(source: str | Path, *, test_share: float = 0.2, seed: int = 0, strict: bool = False) -> ImageData:
-    """Opens a data set, whatever its form, and checks that it can be learnt from.
+    """Opens a data set, whatever its form, and checks that it can be learnt from. `birds` is the generated one.
 
     `test_share` and `seed` matter where the data has no split of its own. Files that cannot be read are left
     out and listed in `problems`; with `strict` they are an error.
     """
-    data = scan_files(_read(Path(source).expanduser(), test_share=test_share, seed=seed), strict=strict)
+    path = Path(source).expanduser()
+    if str(source) == BIRDS and not path.exists():
+        path = _generated_birds()
+    data = scan_files(_read(path, test_share=test_share, seed=seed), strict=strict)
     _check(data)
     return data
+
+
+def _generated_birds() -> Path:
+    """The generated birds, drawn into the cache on first use."""
+    from prototree.data.birds import write_birds
+
+    folder = cache_folder() / "birds-1"
+    if not folder.exists():
+        logger.info("drawing the generated birds into %s", folder)
+        write_birds(folder, workers=1)  # a pool would ask scripts for an `if __name__ == "__main__"`
+    return folder
 
 
 def _read(source: Path, *, test_share: float, seed: int) -> ImageData:

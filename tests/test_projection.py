@@ -14,7 +14,7 @@ from prototree.data.views import View
 from prototree.errors import DataError
 from prototree.model import ProtoTree
 from prototree.patches import nearest_patches
-from prototree.project import Places, project, reachable_classes
+from prototree.projection import Places, project, reachable_classes
 from prototree.topology import Topology
 
 SIZES = [(1, 1), (2, 2), (3, 1)]

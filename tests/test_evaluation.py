@@ -10,9 +10,9 @@ import oracle
 from conftest import random_maps
 from prototree.backbone import Backbone, FeatureExtractor
 from prototree.errors import DataError
-from prototree.evaluate import evaluate, evaluate_all
+from prototree.evaluation import evaluate, evaluate_all
 from prototree.model import ProtoTree
-from prototree.prune import prune
+from prototree.pruning import prune
 from prototree.topology import Topology
 
 N, K = 40, 7

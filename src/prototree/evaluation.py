@@ -15,7 +15,7 @@ from prototree import distributed
 from prototree.errors import DataError
 from prototree.leaves import class_log_probs
 from prototree.model import Decisions, ProtoTree
-from prototree.project import MapBatch
+from prototree.projection import MapBatch
 from prototree.routing import STRATEGIES, Strategy
 
 HARD: tuple[Strategy, ...] = ("max_path", "greedy")

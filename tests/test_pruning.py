@@ -12,7 +12,7 @@ from conftest import grow, random_maps, tree_shapes
 from prototree.backbone import Backbone, FeatureExtractor
 from prototree.errors import PruneError
 from prototree.model import ProtoTree
-from prototree.prune import prune
+from prototree.pruning import prune
 from prototree.topology import Topology
 
 
