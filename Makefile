@@ -26,9 +26,11 @@ test-all: check
 
 bench: setup
 	$(BIN)/python benchmarks/bench_tree.py
+	$(BIN)/python benchmarks/bench_train.py
+	$(BIN)/python benchmarks/bench_data.py
 
 demo: setup
-	$(BIN)/python examples/random_tree.py
+	$(BIN)/prototree train birds --preset demo --out runs/demo --overwrite
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -16,6 +16,10 @@ COLOURS = {"red": (200, 40, 40), "green": (40, 180, 60), "blue": (50, 60, 200)}
 
 # A network and a schedule for which a whole run takes seconds.
 TINY = {
+    "recipe": "paper",
+    "train_tail": True,
+    "head_width": 0,
+    "cache_views": 0,
     "backbone": "resnet18",
     "weights": "none",
     "image_size": 32,

@@ -63,8 +63,12 @@ class Batches(Protocol):
 class PhotoBatches:
     """Photos through the whole network."""
 
-    def __init__(self, dataset: ViewDataset, batch_size: int, *, shuffle: bool, workers: int = 0) -> None:
-        self._loader = make_loader(dataset, batch_size, shuffle=shuffle, shard=distributed.shard(), workers=workers)
+    def __init__(
+        self, dataset: ViewDataset, batch_size: int, *, shuffle: bool, workers: int = 0, strict: bool = False
+    ) -> None:
+        self._loader = make_loader(
+            dataset, batch_size, shuffle=shuffle, shard=distributed.shard(), workers=workers, strict=strict
+        )
         self.entries: Sequence[Entry] = dataset.entries
 
     @property

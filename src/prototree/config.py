@@ -35,6 +35,7 @@ class Config:
     # data
     augment: str = "light"
     test_share: float = 0.2  # where the data has no split of its own
+    strict: bool = False  # whether a photo that cannot be read is an error instead of being left out
     # Algorithm 1 (Table S2)
     epochs: int = 30
     batch_size: int = 64

@@ -62,7 +62,7 @@ _OWN = (
     PROJECTED,
 )
 # Settings that say how a run is done, not what comes out of it: a run may be continued with others.
-_FREE = ("workers", "save_minutes", "compile")
+_FREE = ("workers", "save_minutes", "compile", "strict")
 
 
 class Observer(Listener):
@@ -126,7 +126,7 @@ def fit(
         raise ConfigError(f"unknown stage {sorted(unknown)[0]!r}; expected some of {', '.join(STAGES)}")
     config, observer = preset(preset_name).changed(settings or {}), observer or Observer()
     with distributed.processes() as device:
-        images = data if isinstance(data, ImageData) else open_source(data, test_share=config.test_share)
+        images = data if isinstance(data, ImageData) else open_source(data, config)
         config = derived(config, images)
         run = _prepare_folder(Path(out), config, resume=resume, overwrite=overwrite, train="train" in chosen)
         run.note(source=str(data if isinstance(data, str | Path) else images.root))
@@ -139,11 +139,11 @@ def fit(
     return run
 
 
-def open_source(source: str | Path, *, test_share: float = 0.2) -> ImageData:
+def open_source(source: str | Path, config: Config) -> ImageData:
     """Opens a data set in every process, one after the other: the first may have to draw or to scan it."""
     if not distributed.is_first():
         distributed.wait_for_all()
-    data = open_data(source, test_share=test_share)
+    data = open_data(source, test_share=config.test_share, strict=config.strict)
     if distributed.is_first():
         distributed.wait_for_all()
     return data
@@ -183,6 +183,8 @@ class Work:
         features = self.features()
         size = (self.config.prototype_height, self.config.prototype_width)
         tree = ProtoTree(Topology.full(self.config.height), features, self.data.class_names, size)
+        if self.config.compile:
+            features.backbone.compile()
         batches = self._training_batches(tree)
         schedule = _schedule(self.config)
         leaf_trainer = LEAF_TRAINERS[self.config.leaves]()
@@ -307,11 +309,15 @@ class Work:
         return self._plain(ViewDataset(self.data.test, evaluation_views, tree.preprocessing))
 
     def _plain(self, dataset: ViewDataset) -> Batches:
-        return PhotoBatches(dataset, self.config.batch_size, shuffle=False, workers=self.config.workers)
+        return self._photos(dataset, shuffle=False)
+
+    def _photos(self, dataset: ViewDataset, *, shuffle: bool) -> PhotoBatches:
+        config = self.config
+        return PhotoBatches(dataset, config.batch_size, shuffle=shuffle, workers=config.workers, strict=config.strict)
 
     def _training_batches(self, tree: ProtoTree) -> Batches:
         config, dataset = self.config, self._training_set(tree.preprocessing)
-        photos = PhotoBatches(dataset, config.batch_size, shuffle=True, workers=config.workers)
+        photos = self._photos(dataset, shuffle=True)
         if not config.cache_views or not config.freeze_epochs:
             return photos
         cache = self._cache(tree.features.backbone, dataset, config.cache_views)
@@ -330,9 +336,7 @@ class Work:
     def _pretrain(self, backbone: Backbone) -> None:
         config = self.config
         self.observer.stage(f"training the backbone as a plain classifier for {config.pretrain_epochs} epochs")
-        photos = PhotoBatches(
-            self._training_set(backbone.preprocessing), config.batch_size, shuffle=True, workers=config.workers
-        )
+        photos = self._photos(self._training_set(backbone.preprocessing), shuffle=True)
         objective = ClassifierObjective(backbone, self.data.n_classes, config.lr_tail)
         train(objective, photos, config.pretrain_epochs, self._options("pretrained"), self.observer)
 
@@ -381,7 +385,7 @@ def redo(
     if source is None:
         raise DataError(f"{run.folder} does not say which data it was made with; name it with --data")
     config = run.config.changed(settings or {})
-    images = open_source(source, test_share=config.test_share)
+    images = open_source(source, config)
     if images.class_names != run.tree().class_names:
         raise DataError(f"expected the classes of the run in {source}, got others; choose the data it was made with")
     with distributed.processes() as device:
