@@ -1,0 +1,86 @@
+"""The command line as a person meets it: one red line instead of a traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_files import write_classes
+from prototree._version import __version__
+
+
+def prototree(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "prototree", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def test_help_names_every_command_and_needs_no_torch() -> None:
+    done = prototree("--help")
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in ("train", "prune", "project", "evaluate", "data"))
+    code = "import sys, prototree.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_of_train_lists_every_setting() -> None:
+    words = prototree("train", "--help").stdout
+    assert "--lr-trunk" in words
+    assert "--cache-views" in words
+
+
+def test_version() -> None:
+    assert prototree("--version").stdout.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "nowhere", "--out", "x"], "error: nowhere does not exist; expected a folder of images"),
+        (["train", "nowhere", "--out", "x", "--hieght", "3"], "error: unknown key 'hieght'; did you mean 'height'?"),
+        (["train", "nowhere", "--out", "x", "--height"], "error: expected a value after --height"),
+        (["train", "nowhere", "--out", "x", "height"], "error: expected a setting such as --height 8, got 'height'"),
+        (["train", "nowhere", "--out", "x", "--preset", "cup"], "error: no preset 'cup'; expected auto, cars, cub"),
+        (["train", "nowhere", "--out", "x", "--stages", "dance"], "error: unknown stage 'dance'"),
+        (["evaluate", "nowhere"], "error: expected a run in nowhere, but there is no config.toml"),
+        (["data", "check", "nowhere"], "error: nowhere does not exist"),
+        (["data", "birds", "x", "--species", "1"], "error: "),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = prototree(*words)
+    assert done.returncode == 1
+    assert done.stderr.startswith(message)
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_a_missing_option_is_a_usage_error() -> None:
+    done = prototree("train", "photos")
+    assert done.returncode == 2
+    assert "--out" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_birds_can_be_drawn_and_checked(tmp_path: Path) -> None:
+    done = prototree("data", "birds", str(tmp_path / "b"), "--species", "3", "--train", "12", "--test", "2")
+    assert done.returncode == 0, done.stderr
+    assert "3 species, 42 images" in done.stdout
+    checked = prototree("data", "check", str(tmp_path / "b"), "--sheet", str(tmp_path / "sheet.png"))
+    assert "36 training, 6 test" in checked.stdout
+    assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
+    again = prototree("data", "birds", str(tmp_path / "b"))
+    assert again.returncode == 1
+    assert "Traceback" not in again.stderr
+
+
+def test_strict_makes_a_broken_photo_an_error(tmp_path: Path) -> None:
+    photos = write_classes(tmp_path / "photos", {"crow": 12, "wren": 12})
+    (photos / "crow" / "3.jpg").write_bytes(b"")
+    relaxed = prototree("data", "check", str(photos))
+    assert relaxed.returncode == 0
+    assert "3.jpg" in relaxed.stdout
+    assert prototree("data", "check", str(photos), "--strict").returncode == 1
