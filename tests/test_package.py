@@ -16,8 +16,8 @@ SOURCE = Path(prototree.__file__).parent
 ROOMS = [
     "_version", "errors", "_torchvision", "preprocessing", "config", "topology", "patches", "routing", "leaves",
     "weights", "backbone", "model", "data", "checkpoint", "distributed", "pruning", "projection", "evaluation",
-    "ensemble", "folding", "batches", "teacher", "leaf_training", "engine", "train", "clustering", "warm", "run",
-    "progress", "cli", "__main__",
+    "mistakes", "ensemble", "folding", "batches", "teacher", "leaf_training", "engine", "train", "clustering", "warm",
+    "stages", "run", "progress", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -1,0 +1,337 @@
+"""The stages of a run, each on one data set with one configuration, and the folder they are written to."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prototree import checkpoint, distributed
+from prototree.backbone import Backbone, FeatureExtractor
+from prototree.batches import (
+    Batches,
+    BorderCache,
+    CachedBatches,
+    PhasedBatches,
+    PhotoBatches,
+    cache_borders,
+    cache_size,
+    maps_of,
+)
+from prototree.config import Config, read_config
+from prototree.data import ImageData
+from prototree.data.augment import augmentation
+from prototree.data.loading import Entry, ViewDataset, derived_seed
+from prototree.data.samples import Sample
+from prototree.data.views import FULL, View, evaluation_views, projection_views, training_views
+from prototree.engine import Listener, Options
+from prototree.errors import CheckpointError
+from prototree.evaluation import Metrics, evaluate_all
+from prototree.leaf_training import LEAF_TRAINERS, refit_leaves
+from prototree.mistakes import MistakeFinder
+from prototree.model import ProtoTree
+from prototree.preprocessing import Preprocessing
+from prototree.projection import Places, Projected, project
+from prototree.pruning import Pruned, prune
+from prototree.teacher import open_teacher, teach
+from prototree.topology import Topology
+from prototree.train import ClassifierObjective, Schedule, SoftTargets, TreeObjective, train
+from prototree.warm import HEAD_DECAY, AnchoredObjective, HeadObjective, calibrate, grow, some_maps, standardise
+
+STAGES = ("train", "prune", "project", "evaluate")
+TRAINED, PRUNED, PROJECTED = "trained", "pruned", "projected"
+OWN_FILES = (
+    "config.toml",
+    "log.csv",
+    "metrics.json",
+    "last",
+    "head",
+    "pretrained",
+    "cache",
+    "teacher",
+    TRAINED,
+    PRUNED,
+    PROJECTED,
+)
+# Settings that say how a run is done, not what comes out of it: a run may be continued with others.
+_FREE = ("workers", "save_minutes", "compile", "strict")
+
+
+class Observer(Listener):
+    """Hears of every step of a run; does nothing by itself."""
+
+    def stage(self, text: str) -> None:
+        """A stage begins, or has something to say."""
+
+    def caching(self, done: int, total: int) -> None:
+        """Photos that have gone through the frozen trunk."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder of results."""
+
+    folder: Path
+
+    def tree(self, stage: str | None = None) -> ProtoTree:
+        """The tree after a stage; by default the last one there is."""
+        stages = [stage] if stage else [s for s in (PROJECTED, PRUNED, TRAINED) if (self.folder / s).exists()]
+        if not stages:
+            raise CheckpointError(f"expected a run with a trained tree in {self.folder}, found none; train one first")
+        return checkpoint.load(self.folder / stages[0])
+
+    @property
+    def config(self) -> Config:
+        return read_config(self.folder / "config.toml")
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The content of metrics.json; empty before the first evaluation."""
+        path = self.folder / "metrics.json"
+        return checkpoint.read_json(path) if path.exists() else {}
+
+    def note(self, **values: Any) -> None:
+        """Adds to metrics.json."""
+        if distributed.is_first():
+            content = json.dumps({**self.metrics, **values}, indent=1).encode()
+            checkpoint.write_file(self.folder / "metrics.json", content)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The stages, on one data set with one configuration."""
+
+    run: Run
+    data: ImageData
+    config: Config
+    device: torch.device
+    observer: Observer
+
+    def train(self) -> None:
+        """Algorithm 1 up to line 14."""
+        torch.manual_seed(derived_seed("start", self.config.seed))
+        tree = self._train_warm() if self.config.recipe == "warm" else self._train_as_published()
+        tree.requires_grad_(True)
+        tree.leaf_logits.requires_grad_(False)
+        _save(tree, self.run.folder / TRAINED)
+
+    def _train_as_published(self) -> ProtoTree:
+        features = self.features()
+        size = (self.config.prototype_height, self.config.prototype_width)
+        tree = ProtoTree(Topology.full(self.config.height), features, self.data.class_names, size)
+        if self.config.compile:
+            features.backbone.compile()
+        batches = self._training_batches(tree)
+        schedule = _schedule(self.config)
+        leaf_trainer = LEAF_TRAINERS[self.config.leaves]()
+        objective = TreeObjective(tree, batches, schedule, leaf_trainer, self._soft_targets())
+        self.observer.stage(f"training {tree.topology.n_nodes} prototypes for {self.config.epochs} epochs")
+        train(objective, batches, self.config.epochs, self._options("last"), self.observer)
+        return tree
+
+    def _train_warm(self) -> ProtoTree:
+        config, features = self.config, self.features()
+        sources = CachedBatches(
+            self._cache(features.backbone, self._projection_set(features.backbone.preprocessing)),
+            config.batch_size,
+            shuffle=False,
+        )
+        cache = self._cache(features.backbone, self._training_set(features.backbone.preprocessing, config.cache_views))
+        batches = CachedBatches(cache, config.batch_size, shuffle=True, seed=config.seed)
+        maps, labels = some_maps(sources)
+        standardise(features, maps)
+        schedule = dataclasses.replace(_schedule(config), epochs=config.head_epochs, weight_decay=HEAD_DECAY)
+        head = HeadObjective(features, self.data.n_classes, schedule)
+        self.observer.stage(f"training the head as a plain classifier for {config.head_epochs} epochs")
+        train(head, batches, config.head_epochs, self._options("head"), self.observer)
+        targets = SoftTargets(head.probs(batches, config.temperature), config.teacher_weight)
+        generator = torch.Generator().manual_seed(derived_seed("grow", config.seed))
+        calibrate(features, maps[:: max(1, len(maps) // 200)], generator)
+        start = grow(features, maps, labels, generator)
+        tree = ProtoTree(start.topology, features, self.data.class_names)
+        objective = AnchoredObjective(tree, batches, _schedule(config), targets, start, sources)
+        self.observer.stage(f"training {tree.topology.n_nodes} prototypes for {config.epochs} epochs")
+        train(objective, batches, config.epochs, self._options("last"), self.observer)
+        objective.settle()
+        refit_leaves(tree, objective.sweep_labels, n_sweeps=3)
+        return tree
+
+    def prune(self) -> Pruned:
+        """§5.1."""
+        pruned = prune(self.run.tree(TRAINED), self.config.threshold)
+        self.observer.stage(str(pruned))
+        _save(pruned.tree, self.run.folder / PRUNED)
+        self.run.note(
+            pruning={
+                "threshold": pruned.threshold,
+                "leaves": [pruned.leaves_before, pruned.leaves_after],
+                "prototypes": [pruned.prototypes_before, pruned.prototypes_after],
+                "share_pruned": pruned.share_pruned,
+            }
+        )
+        return pruned
+
+    def project(self) -> Projected:
+        """Eq. 6 or S1, with the other one measured beside it."""
+        tree = self.run.tree(PRUNED).to(self.device)
+        self.observer.stage(
+            f"projecting {tree.topology.n_nodes} prototypes onto {len(self.data.train)} training photos"
+        )
+        batches = self.projection_batches(tree)
+        places = Places(self.data.root, batches.entries)
+        maps = maps_of(batches, tree.features, self.device)
+        projected = project(tree, maps, places, constrain_classes=self.config.constrain_classes, compare=True)
+        _save(projected.tree, self.run.folder / PROJECTED)
+        self.run.note(
+            projection={
+                "mean_distance": projected.mean_distance,
+                "constraint_cost": projected.constraint_cost,
+                "duplicates": projected.n_duplicates,
+            }
+        )
+        return projected
+
+    def evaluate(self) -> dict[str, Metrics]:
+        """All stages there are, in one pass over the test photos."""
+        names = [name for name in (TRAINED, PRUNED, PROJECTED) if (self.run.folder / name).exists()]
+        trees = {name: self.run.tree(name).to(self.device) for name in names}
+        first = next(iter(trees.values()))
+        self.observer.stage(f"evaluating on {len(self.data.test)} test photos")
+        batches = self.test_batches(first)
+        finder = MistakeFinder(list(trees.values())[-1])
+        metrics = evaluate_all(trees, finder.watch(maps_of(batches, first.features, self.device)))
+        self._write_mistakes(finder, batches.entries)
+        self.run.note(
+            version=1,
+            data={"kind": self.data.kind, "train": len(self.data.train), "test": len(self.data.test)},
+            classes=list(self.data.class_names),
+            stages={name: m.to_json() for name, m in metrics.items()},
+        )
+        return metrics
+
+    def _write_mistakes(self, finder: MistakeFinder, entries: Sequence[Entry]) -> None:
+        found = finder.to_json()
+        for mistake in found["images"]:
+            path = entries[mistake.pop("place")].sample.path
+            mistake["image"] = path.relative_to(self.data.root).as_posix()
+        if distributed.shard().world_size == 1:  # with several processes each has seen its share only
+            checkpoint.write_file(self.run.folder / "mistakes.json", json.dumps(found, indent=1).encode())
+
+    def features(self) -> FeatureExtractor:
+        """A fresh head on a backbone that was pretrained somewhere, or is now."""
+        config = self.config
+        backbone = Backbone(
+            config.backbone,
+            None if config.weights == "none" else config.weights,
+            image_size=config.image_size,
+            level=config.level,
+            split=config.train_tail,
+        )
+        preprocessing = dataclasses.replace(backbone.preprocessing, resize=config.resize)
+        backbone.preprocessing = preprocessing
+        if config.pretrain_epochs:
+            self._pretrain(backbone)
+        return FeatureExtractor(backbone, config.depth, config.head_width)
+
+    def _training_set(self, preprocessing: Preprocessing, n_views: int = 1) -> ViewDataset:
+        """Every training view, augmented; the full photo again and again up to `n_views` of each."""
+
+        def views(sample: Sample) -> tuple[View, ...]:
+            own = training_views(sample, self.data.kind)
+            return own + (FULL,) * (n_views - len(own))
+
+        transform = augmentation(self.config.augment, preprocessing)
+        return ViewDataset(self.data.train, views, preprocessing, transform=transform, seed=self.config.seed)
+
+    def _projection_set(self, preprocessing: Preprocessing) -> ViewDataset:
+        """One plain view of every training photo."""
+        return ViewDataset(self.data.train, partial(projection_views, kind=self.data.kind), preprocessing)
+
+    def projection_batches(self, tree: ProtoTree) -> Batches:
+        """One plain view of every training photo, through the whole network."""
+        return self._plain(self._projection_set(tree.preprocessing))
+
+    def test_batches(self, tree: ProtoTree) -> Batches:
+        """Every test photo, whole."""
+        return self._plain(ViewDataset(self.data.test, evaluation_views, tree.preprocessing))
+
+    def _plain(self, dataset: ViewDataset) -> Batches:
+        return self._photos(dataset, shuffle=False)
+
+    def _photos(self, dataset: ViewDataset, *, shuffle: bool) -> PhotoBatches:
+        config = self.config
+        return PhotoBatches(dataset, config.batch_size, shuffle=shuffle, workers=config.workers, strict=config.strict)
+
+    def _training_batches(self, tree: ProtoTree) -> Batches:
+        config, dataset = self.config, self._training_set(tree.preprocessing)
+        photos = self._photos(dataset, shuffle=True)
+        if not config.cache_views or not config.freeze_epochs:
+            return photos
+        cache = self._cache(tree.features.backbone, dataset, config.cache_views)
+        cached = CachedBatches(cache, config.batch_size, shuffle=True, seed=config.seed)
+        return PhasedBatches(cached, photos, config.freeze_epochs)
+
+    def _cache(self, backbone: Backbone, dataset: ViewDataset, variants: int = 1) -> BorderCache:
+        backbone.to(self.device).freeze(True)
+        gigabytes = cache_size(backbone, len(dataset), variants) / 1e9
+        self.observer.stage(
+            f"running the frozen trunk once over {len(dataset) * variants} views: {gigabytes:.2f} GB of cache"
+        )
+        folder, tick = self.run.folder / "cache", self.observer.caching
+        return cache_borders(backbone, dataset, folder, variants=variants, workers=self.config.workers, tick=tick)
+
+    def _pretrain(self, backbone: Backbone) -> None:
+        config = self.config
+        self.observer.stage(f"training the backbone as a plain classifier for {config.pretrain_epochs} epochs")
+        photos = self._photos(self._training_set(backbone.preprocessing), shuffle=True)
+        objective = ClassifierObjective(backbone, self.data.n_classes, config.lr_tail)
+        train(objective, photos, config.pretrain_epochs, self._options("pretrained"), self.observer)
+
+    def _soft_targets(self) -> SoftTargets | None:
+        config = self.config
+        if not config.teacher:
+            return None
+        teacher = open_teacher(config.teacher, self.data.n_classes, config.image_size)
+        self.observer.stage("asking the teacher")
+        views = partial(training_views, kind=self.data.kind)
+        plain = ViewDataset(self.data.train, views, teacher.preprocessing)
+        return SoftTargets(
+            teach(teacher, plain, config.temperature, self.run.folder / "teacher"), config.teacher_weight
+        )
+
+    def _options(self, folder: str) -> Options:
+        config, device = self.config, self.device
+        half = config.precision == "bfloat16" or (
+            config.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
+        )
+        return Options(
+            folder=self.run.folder / folder,
+            identity=_identity(config, self.data),
+            resume=True,  # the folder was emptied unless the run is to be continued
+            save_minutes=config.save_minutes,
+            seed=derived_seed("train", config.seed),
+            autocast=torch.bfloat16 if half else None,
+            channels_last=config.channels_last,
+            device=device,
+        )
+
+
+def _schedule(config: Config) -> Schedule:
+    names = [field.name for field in dataclasses.fields(Schedule)]
+    return Schedule(**{name: getattr(config, name) for name in names})
+
+
+def _identity(config: Config, data: ImageData) -> str:
+    """What must be the same for a run to be continued."""
+    values = {key: value for key, value in dataclasses.asdict(config).items() if key not in _FREE}
+    return json.dumps({**values, "classes": data.n_classes, "train": len(data.train)}, sort_keys=True)
+
+
+def _save(tree: ProtoTree, folder: Path) -> None:
+    if distributed.is_first():
+        checkpoint.save(tree, folder)
+    distributed.wait_for_all()
