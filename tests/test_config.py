@@ -49,6 +49,10 @@ def test_text_is_read_as_what_the_key_needs() -> None:
         ({"compile": "perhaps"}, "expected true or false for compile, got 'perhaps'"),
         ({"milestones": "a"}, "expected whole numbers for milestones, got 'a'"),
         ({"milestones": [5, 3]}, "milestones in rising order"),
+        (
+            {"recipe": "warm", "train_tail": True},
+            "'warm' does not go with train_tail True, head_width 0, cache_views 0",
+        ),
         ({"test_share": 1}, "expected test_share from 0.01 to 0.99, got 1"),
     ],
 )

@@ -74,6 +74,16 @@ class Config:
                 raise ConfigError(f"expected {key} from {low:g} to {high:g}, got {value:g}")
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ConfigError(f"expected milestones in rising order, got {list(self.milestones)}")
+        if self.recipe == "warm":
+            self._check_warm()
+
+    def _check_warm(self) -> None:
+        """What the recipe builds on: a frozen backbone, cached maps, a wide head, prototypes of one patch."""
+        needs = {"train_tail": False, "prototype_height": 1, "prototype_width": 1}
+        wrong = [f"{key} {getattr(self, key)!r}" for key, value in needs.items() if getattr(self, key) != value]
+        wrong += [f"{key} 0" for key in ("head_width", "cache_views") if not getattr(self, key)]
+        if wrong:
+            raise ConfigError(f"the recipe 'warm' does not go with {', '.join(wrong)}; choose --recipe paper for that")
 
     def changed(self, values: Mapping[str, Any]) -> "Config":
         """The same with other values; text is read as what the key needs."""

@@ -146,19 +146,20 @@ class AnchoredObjective(TreeObjective):
         That is the mean of the nearest patches of the photos whose class lies right of the node.
         """
         self.settle()
-        right, total = classes_right(self.tree), torch.zeros_like(self.tree.prototypes).flatten(1)
-        count = torch.zeros(len(total), 1)
-        for z, labels, _ in maps_of(self._sources, self.tree.features):
+        device, features = self.anchors.device, self.tree.features
+        right, total = classes_right(self.tree).to(device), torch.zeros_like(self.tree.prototypes).flatten(1)
+        count = total.new_zeros(len(total), 1)
+        for z, labels, _ in maps_of(self._sources, features, device):
             belongs = right[:, labels].T.float()  # B N
             patch = nearest_patches(z, self.tree.prototypes).patch
             winners = z.flatten(2).gather(2, patch[:, None].expand(-1, z.shape[1], -1))  # B D N
             total += torch.einsum("bdn,bn->nd", winners, belongs)
             count += belongs.sum(dim=0)[:, None]
         self.tree.prototypes.copy_((total / count.clamp_min(1))[:, :, None, None])
-        (nearest,) = find_nearest(self.tree, maps_of(self._sources, self.tree.features), right)
+        (nearest,) = find_nearest(self.tree, maps_of(self._sources, features, device), right)
         found = torch.isfinite(nearest.distance)
-        values = self._sources.inputs(nearest.place[found].tolist()).values
-        rows = torch.arange(len(values))
+        values = self._sources.inputs(nearest.place[found].tolist()).values.to(device)
+        rows = torch.arange(len(values), device=device)
         self.anchors[found] = values.flatten(2)[rows, :, nearest.patch[found]][:, :, None, None]
 
     @torch.no_grad()
