@@ -102,8 +102,10 @@ def epoch_seconds(folder: Path) -> tuple[float, float, int]:
         cache = cache_borders(backbone, photos, Path(temporary), workers=2)
         for batches in (PhotoBatches(photos, 64, shuffle=True, workers=2), CachedBatches(cache, 64, shuffle=True)):
             tree = ProtoTree(Topology.full(7), FeatureExtractor(backbone, 256), data.class_names)
+            objective = TreeObjective(tree, batches, Schedule(1))
+            objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             start = time.perf_counter()
-            Loop(TreeObjective(tree, batches, Schedule(1)), batches, 1, Options()).run()
+            Loop(objective, batches, 1, Options(channels_last=True)).run()
             seconds.append(time.perf_counter() - start)
     return seconds[0], seconds[1], len(photos)
 
