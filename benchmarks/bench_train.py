@@ -32,7 +32,7 @@ from prototree.model import ProtoTree
 from prototree.topology import Topology
 from prototree.train import Schedule, TreeObjective
 
-BATCH, CLASSES, STEPS = 16, 200, 5
+BATCH, CLASSES, STEPS = 16, 200, 9
 N_PHOTOS = 200
 
 
