@@ -98,8 +98,9 @@ def test_update_of_one_step_by_hand() -> None:
     c, start, counts = torch.tensor([[1.0, 4.0]]), torch.tensor([[2.0, 6.0]]), torch.tensor([[0.5, 0.0]])
     # 1 − 2/2 + 0.5 and 4 − 6/2 + 0
     torch.testing.assert_close(leaves.leaf_update(c, start, counts, 2), torch.tensor([[0.5, 1.0]]))
-    # what rounding makes negative is 0
-    torch.testing.assert_close(leaves.leaf_update(c - 1e-7, start, counts, 2), torch.tensor([[0.5, 1.0]]))
+    # what rounding makes negative is 0, before the batch's counts are added
+    found = leaves.leaf_update(c - 1e-3, start, counts, 2)
+    torch.testing.assert_close(found, torch.tensor([[0.5, 0.999]]), atol=1e-6, rtol=0)
 
 
 def test_how_many_images_a_confident_leaf_needs() -> None:
