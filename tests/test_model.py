@@ -112,6 +112,10 @@ def test_distances_stay_in_full_precision_under_autocast(tiny_tree: ProtoTree) -
         routed = tiny_tree(images)
     assert routed.distance.dtype == torch.float32
     assert routed.log_path_probs.dtype == torch.float32
+    feature_map = torch.rand(2, 8, 4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = tiny_tree.route(feature_map).distance
+    assert torch.equal(found, tiny_tree.route(feature_map).distance), "not the dtype alone, the digits too"
 
 
 @pytest.mark.usefixtures("as_users_run_it")
