@@ -119,4 +119,5 @@ def test_random_crops_reach_every_corner() -> None:
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_can_be_sent_to_worker_processes(name: str) -> None:
-    pickle.loads(pickle.dumps(augmentation(name, CUB)))
+    original = augmentation(name, CUB)
+    assert repr(pickle.loads(pickle.dumps(original))) == repr(original)
