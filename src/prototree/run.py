@@ -10,6 +10,7 @@ from prototree import checkpoint, distributed
 from prototree.config import AUTO_PRESET, Config, default_height, preset
 from prototree.data import ImageData, open_data
 from prototree.errors import CheckpointError, ConfigError, DataError
+from prototree.pruning import default_threshold
 from prototree.stages import OWN_FILES, STAGES, Observer, Run, Work
 
 __all__ = ["STAGES", "Observer", "Run", "derived", "fit", "redo"]
@@ -66,7 +67,7 @@ def derived(config: Config, data: ImageData) -> Config:
     return config.changed(
         {
             "height": config.height or default_height(data.n_classes),
-            "threshold": config.threshold or 2 / data.n_classes,
+            "threshold": config.threshold or default_threshold(data.n_classes),
             "resize": resize,
         }
     )

@@ -62,13 +62,11 @@ class TreeObjective(Objective):
         schedule: Schedule,
         leaf_trainer: LeafTrainer | None = None,
         targets: SoftTargets | None = None,
-        after_epoch: Callable[[int], None] | None = None,
     ) -> None:
         super().__init__()
         self.tree = tree
         self._batches, self._schedule, self._targets = batches, schedule, targets
         self.leaf_trainer = leaf_trainer or Interleaved()
-        self._after_epoch = after_epoch
         self._routed: Routed | None = None
         self.leaf_trainer.prepare(tree)
 
@@ -131,10 +129,6 @@ class TreeObjective(Objective):
 
     def after_batch(self, inputs: Inputs) -> None:
         self.leaf_trainer.after_batch(self.tree, self._routed, self._target(inputs), self._batches.n_batches)
-
-    def end_epoch(self, epoch: int) -> None:
-        if self._after_epoch is not None:
-            self._after_epoch(epoch)
 
     def _target(self, inputs: Inputs) -> Target:
         if self._targets is None:
