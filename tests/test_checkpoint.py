@@ -15,7 +15,8 @@ from prototree import checkpoint
 from prototree.errors import CheckpointError
 from prototree.model import ProtoTree, PrototypeSource
 
-SOURCE = PrototypeSource("birds/ä b.jpg", 3, "full", (1, 2), (0.5, 1.0, 30.25, 41.0), 0.125)
+REGION = (0.0, 1.0, 50.5, 60.0)
+SOURCE = PrototypeSource("birds/ä b.jpg", 3, "box", (1, 2), (0.5, 1.0, 30.25, 41.0), 0.125, REGION, True)
 
 
 @pytest.fixture

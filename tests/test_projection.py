@@ -115,5 +115,6 @@ def test_sources_name_the_photo_and_the_box_in_its_pixels(tiny_backbone: Backbon
         assert (source.image, source.view, source.patch) == ("birds/a.jpg", "box", (row, column))
         left, top = 10 + column * 32, 20 + row * 8
         assert source.box == pytest.approx((left, top, left + 32, top + 8))
+        assert (source.region, source.flip) == ((10.0, 20.0, 138.0, 52.0), False)
         assert source.distance == pytest.approx(result.nearest.distance[node].item())
     assert tree.sources == (None,) * 3

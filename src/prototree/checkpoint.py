@@ -157,4 +157,6 @@ def _build(header: dict[str, Any]) -> ProtoTree:
 
 
 def _source(values: dict[str, Any]) -> PrototypeSource:
-    return PrototypeSource(**{**values, "patch": tuple(values["patch"]), "box": tuple(values["box"])})
+    region = values.get("region")
+    tuples = {"patch": tuple(values["patch"]), "box": tuple(values["box"]), "region": region and tuple(region)}
+    return PrototypeSource(**{**values, **tuples})

@@ -31,6 +31,8 @@ class PrototypeSource:
     patch: tuple[int, int]  # row and column in the feature map
     box: tuple[float, float, float, float]  # left, top, right, bottom in the photo's own pixels
     distance: float  # from the learned prototype to this patch
+    region: tuple[float, float, float, float] | None = None  # of the photo that the view showed; None: all of it
+    flip: bool = False  # whether the view was mirrored
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def _source(tree: ProtoTree, places: Places, place: int, patch: int, distance: f
     down, across = tree.preprocessing.size / rows, tree.preprocessing.size / columns
     cell = Box(column * across, row * down, (column + width) * across, (row + height) * down)
     box = to_photo(cell, entry.view, photo_size(entry.sample), tree.preprocessing)
-    path = entry.sample.path
+    path, region = entry.sample.path, entry.view.region
     return PrototypeSource(
         image=path.relative_to(places.root).as_posix() if path.is_relative_to(places.root) else path.name,
         label=entry.sample.label,
@@ -196,4 +196,6 @@ def _source(tree: ProtoTree, places: Places, place: int, patch: int, distance: f
         patch=(row, column),
         box=(box.left, box.top, box.right, box.bottom),
         distance=distance,
+        region=(region.left, region.top, region.right, region.bottom) if region is not None else None,
+        flip=entry.view.flip,
     )
