@@ -81,7 +81,7 @@ def bench_height(features: FeatureExtractor, height: int, floor: float, table: T
     @torch.no_grad()
     def soft() -> Tensor:
         routed = tree.route(feature_map)
-        return leaves.predict(routed.log_path_probs, leaves.class_log_probs(tree.leaf_logits))
+        return leaves.predict(routed.log_path_probs, leaves.class_log_probs(tree.leaf_logits).exp())
 
     @torch.no_grad()
     def decide() -> object:

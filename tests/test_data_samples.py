@@ -1,8 +1,10 @@
 import math
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from prototree.data.samples import Box
+from prototree.data.samples import Box, ImageData, Sample, name_in
 from prototree.errors import DataError
 
 
@@ -40,3 +42,19 @@ def test_contains_and_covers() -> None:
 def test_impossible_boxes_are_refused(edges: tuple[float, float, float, float]) -> None:
     with pytest.raises(DataError, match="left <= right"):
         Box(*edges)
+
+
+def test_a_bootstrap_sample_draws_with_replacement_within_classes() -> None:
+    train = tuple(Sample(Path(f"{label}/{i}.jpg"), label) for label in range(3) for i in range(20))
+    data = ImageData(Path(), "folder", ("a", "b", "c"), train, train[:1])
+    drawn = data.bootstrap(1)
+    assert Counter(sample.label for sample in drawn.train) == Counter(sample.label for sample in train)
+    assert set(drawn.train) < set(train), "some photos are missing, none is new"
+    assert drawn.test == data.test
+    assert data.bootstrap(1) == drawn
+    assert data.bootstrap(2) != drawn
+
+
+def test_photos_are_named_within_their_data() -> None:
+    assert name_in(Path("/data"), Path("/data/a/b.jpg")) == "a/b.jpg"
+    assert name_in(Path("/data"), Path("/elsewhere/c.jpg")) == "c.jpg"

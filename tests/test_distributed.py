@@ -40,6 +40,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         metrics["calibration_error"] = round(metrics["calibration_error"], 5)
         metrics["leaf_maxima"] = [round(value, 5) for value in metrics["leaf_maxima"]]
     assert two == one
+    assert one["mistakes"], "nothing was compared"
 
 
 def test_alone_everything_is_a_no_op() -> None:

@@ -1,10 +1,11 @@
+import copy
 import dataclasses
 
 import pytest
 import torch
 
-from prototree.ensemble import Ensemble
-from prototree.errors import ConfigError
+from prototree.ensemble import Ensemble, evaluate_ensemble
+from prototree.errors import ConfigError, DataError
 from prototree.model import ProtoTree
 
 
@@ -43,3 +44,50 @@ def test_trees_that_do_not_fit_together_are_refused(trees: list[ProtoTree]) -> N
         Ensemble(trees)
     with pytest.raises(ConfigError, match="at least one tree"):
         Ensemble([])
+
+
+def test_every_number_of_an_ensemble_by_a_slow_loop(trees: list[ProtoTree]) -> None:
+    images, labels = torch.rand(9, 3, 64, 64, generator=torch.Generator().manual_seed(3)), torch.arange(9) % 5
+    found = evaluate_ensemble(Ensemble(trees), zip(images.split(4), labels.split(4), strict=True))
+    each = [tree.predict(images) for tree in trees]
+    assert found.n_images == 9
+    for strategy in ("soft", "max_path", "greedy"):
+        alone = [one.accuracy[strategy] for one in found.alone]
+        assert alone == [sum((one.labels(strategy) == labels).tolist()) / 9 for one in each]
+        for vote in found.votes:
+            probs = [sum(one.class_probs(strategy)[i] for one in each[: vote.n_trees]) for i in range(9)]
+            right = [int(p.argmax()) == int(label) for p, label in zip(probs, labels, strict=True)]
+            assert vote.accuracy[strategy] == sum(right) / 9
+            if strategy != "soft":
+                lengths = sum(int(one.path(strategy).length.sum()) for one in each[: vote.n_trees])
+                assert vote.local_size[strategy] == pytest.approx(lengths / 9)
+    assert [vote.n_trees for vote in found.votes] == [1, 2, 3]
+    assert [vote.n_prototypes for vote in found.votes] == [7, 13, 19]
+    assert [one.n_prototypes for one in found.alone] == [7, 6, 6]
+    assert found.votes[0] == found.alone[0]
+    assert found.all_trees.top5 == 1.0  # of five classes
+
+
+def test_the_same_backbone_runs_once_and_another_is_noticed(
+    trees: list[ProtoTree], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = copy.deepcopy(trees[1])
+    changed = copy.deepcopy(trees[2])
+    with torch.no_grad():
+        next(changed.features.backbone.parameters()).add_(0.1)
+    ensemble = Ensemble([trees[0], copied, changed])
+    calls = []
+    forward = type(copied.features.backbone).forward
+    monkeypatch.setattr(
+        type(copied.features.backbone), "forward", lambda self, x: calls.append(self) or forward(self, x)
+    )
+    images = torch.rand(2, 3, 64, 64)
+    found = ensemble.class_probs(images)
+    assert len(calls) == 2
+    expected = sum(tree.predict(images).soft for tree in ensemble.trees) / 3
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_ensemble_needs_photos(trees: list[ProtoTree]) -> None:
+    with pytest.raises(DataError, match="at least one image"):
+        evaluate_ensemble(Ensemble(trees), [])

@@ -21,7 +21,7 @@ def test_prediction_likelihood_and_counts_agree_with_the_oracle(seed: int, b: in
     labels = [(seed + i) % k for i in range(b)]
     target, log_sigma = one_hot(labels, k), leaves.class_log_probs(c)
     y_hat = oracle.prediction(log_pi.exp(), c)
-    torch.testing.assert_close(leaves.predict(log_pi, log_sigma), y_hat)
+    torch.testing.assert_close(leaves.predict(log_pi, log_sigma.exp()), y_hat)
     torch.testing.assert_close(leaves.log_predict(log_pi, log_sigma), y_hat.log())
     expected = oracle.leaf_counts(log_pi.exp(), c, target)
     for given_target in (torch.tensor(labels), target):

@@ -50,3 +50,13 @@ def test_a_class_that_no_leaf_stands_for_blames_no_node(tiny_backbone: Backbone)
     assert (mistake.place, mistake.node, mistake.margin) == (7, None, None)
     assert finder.blame() == []
     assert finder.to_json()["images"][0]["node"] is None
+
+
+def test_gathering_changes_nothing_alone_but_the_order(tiny_backbone: Backbone) -> None:
+    finder = MistakeFinder(tree_of_four(tiny_backbone))
+    feature_map = map_with(0.2, 0.9, 0.6)
+    finder.look(feature_map.repeat(3, 1, 1, 1), torch.tensor([0, 4, 3]), torch.tensor([7, 5, 6]))
+    before = finder.mistakes
+    finder.gather()
+    assert finder.mistakes == sorted(before, key=lambda mistake: mistake.place)
+    assert [mistake.node for mistake in finder.mistakes] == [None, 0, 1]

@@ -155,3 +155,18 @@ def test_the_soft_strategy_has_no_path(tiny_tree: ProtoTree) -> None:
     assert decisions.path("greedy") is decisions.greedy
     with pytest.raises(ShapeError, match="takes every path"):
         decisions.path("soft")
+
+
+@given(tree_shapes, st.integers(0, 1000), st.sampled_from([(1, 1), (2, 1)]), st.sampled_from([0, 10**9]))
+@ORACLE_SETTINGS
+def test_following_one_path_is_the_greedy_decision(
+    tiny_backbone: Backbone, shape: list[int], seed: int, size: tuple[int, int], few: int
+) -> None:
+    tree, z = random_tree(tiny_backbone, grow(shape), seed, size), random_maps(seed + 2, 3, 4, 4, 4)
+    expected = tree.decide(tree.route(z)).greedy
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prototree.model._FEW_A_LEVEL", few)  # both ways to it
+        for found, one in [(tree.follow(z), slice(None)), *((tree.follow(z[i : i + 1]), [i]) for i in range(3))]:
+            assert torch.equal(found.leaf, expected.leaf[one])
+            assert torch.equal(found.nodes, expected.nodes[one])
+            torch.testing.assert_close(found.similarity, expected.similarity[one], rtol=1e-9, atol=1e-12)

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from PIL import Image
 
 from prototree import checkpoint
 from prototree.config import preset
 from prototree.data import open_data
 from prototree.errors import ConfigError, DataError
-from prototree.run import STAGES, Run, derived, fit, redo
+from prototree.run import STAGES, Run, combine, derived, fit, redo
 from tiny_training import TINY, write_squares
 
 OPTIONS = [word for key, value in TINY.items() for word in (f"--{key.replace('_', '-')}", str(value))]
@@ -53,7 +54,7 @@ def test_a_run_leaves_everything_it_should(finished: Run) -> None:
     names = {path.name for path in finished.folder.iterdir()}
     assert {"config.toml", "log.csv", "metrics.json", "last", "trained", "pruned", "projected"} <= names
     metrics = finished.metrics
-    assert set(metrics["stages"]) == {"trained", "pruned", "projected"}
+    assert set(metrics["stages"]) == {"trained", "pruned", "projected", "projected_any_class"}
     assert metrics["stages"]["trained"]["n_prototypes"] == 7
     assert metrics["stages"]["projected"]["n_prototypes"] == metrics["pruning"]["prototypes"][1]
     assert set(metrics["seconds"]) == set(STAGES)
@@ -73,6 +74,41 @@ def test_stages_can_be_done_again_alone(finished: Run) -> None:
     assert run.metrics["pruning"]["threshold"] == 0.35
     redo(finished.folder, "project", settings={"constrain_classes": False})
     redo(finished.folder, "evaluate")
+
+
+def test_results_are_written_for_people(finished: Run) -> None:
+    redo(finished.folder, "evaluate")
+    text = (finished.folder / "results.md").read_text()
+    metrics = finished.metrics["stages"]["projected"]
+    assert f"| projected | {metrics['accuracy']['soft']:.1%} | {metrics['accuracy']['max_path']:.1%} |" in text
+    assert all(title in text for title in ("accuracy by class", "nodes that led astray", "wrong answers"))
+    wrong = json.loads((finished.folder / "mistakes.json").read_text())["images"]
+    assert len(wrong) == round((1 - metrics["accuracy"]["max_path"]) * metrics["n_images"])
+    for plot in ("leaf_maxima_trained.png", "leaf_maxima_projected.png", "confusion.png"):
+        with Image.open(finished.folder / "plots" / plot) as picture:
+            assert len(picture.getcolors(2**24) or []) > 10, "the plot is blank"
+
+
+def test_results_of_an_older_tree_do_not_outlive_it(photos: Path, tmp_path: Path) -> None:
+    run = fit(photos, tmp_path / "run", settings=TINY | {"threshold": 0.34, "epochs": 1})
+    assert {"projected", "projected_any_class"} <= set(run.metrics["stages"])
+    other = checkpoint.read_state(run.folder / "projected_any_class", "state.json")[1]["prototypes"]
+    assert other.shape == run.tree().prototypes.shape
+    redo(run.folder, "prune", settings={"threshold": 0.335})
+    assert not (run.folder / "projected").exists()
+    redo(run.folder, "project", settings={"constrain_classes": False})
+    assert not (run.folder / "projected_any_class").exists()
+    assert set(redo(run.folder, "evaluate").metrics["stages"]) == {"trained", "pruned", "projected"}
+
+
+def test_bagging_learns_from_a_sample_of_the_photos(photos: Path, finished: Run, tmp_path: Path) -> None:
+    run = fit(photos, tmp_path / "run", settings=TINY | {"threshold": 0.34, "bootstrap": True, "seed": 5})
+    drawn = {str(sample.path) for sample in open_data(photos).bootstrap(5).train}
+    used = {str(photos / source.image) for source in run.tree().sources if source}
+    assert used <= drawn
+    votes = combine([finished.folder, run.folder])
+    assert votes.n_images == 9
+    assert votes.all_trees.n_prototypes == sum(r.tree().topology.n_nodes for r in (finished, run))
 
 
 def test_a_folder_that_is_taken_is_refused_unless_told(photos: Path, finished: Run, tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from prototree.data.augment import augmentation
 from prototree.data.loading import ViewDataset
 from prototree.data.views import evaluation_views, training_views
 from prototree.engine import Options
+from prototree.ensemble import Ensemble, evaluate_ensemble
 from prototree.evaluation import evaluate
+from prototree.mistakes import MistakeFinder
 from prototree.model import ProtoTree
 from prototree.projection import project
 from prototree.topology import Topology
@@ -39,7 +41,11 @@ def main(photos: Path, out: Path) -> None:
         plain = Doubles(ViewDataset(data.train, evaluation_views, preprocessing), 7, shuffle=False)
         projected = project(tree, maps_of(plain, tree.features))
         test = Doubles(ViewDataset(data.test, evaluation_views, preprocessing), 7, shuffle=False)
-        metrics = evaluate(projected.tree, maps_of(test, tree.features))
+        finder = MistakeFinder(projected.tree)
+        metrics = evaluate(projected.tree, finder.watch(maps_of(test, tree.features)))
+        finder.gather()
+        photos_once = ((one.values.double(), one.labels) for one in test.epoch(0))
+        votes = evaluate_ensemble(Ensemble([tree, projected.tree]), photos_once)
         cache = cache_borders(Backbone("resnet18", None, image_size=32).float(), dataset, out / "cache", variants=2)
         if distributed.is_first():
             safetensors.torch.save_file(
@@ -49,6 +55,8 @@ def main(photos: Path, out: Path) -> None:
                 "place": projected.nearest.place.tolist(),
                 "patch": projected.nearest.patch.tolist(),
                 "metrics": metrics.to_json(),
+                "votes": votes.to_json(),
+                "mistakes": [(m.place, m.label, m.answer, m.node, m.went_right) for m in finder.mistakes],
                 "cached": len(cache.rows[0]) - len(cache.unreadable),
                 "processes": distributed.shard().world_size,
             }

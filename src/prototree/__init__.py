@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from prototree.preprocessing import Preprocessing
     from prototree.projection import project
     from prototree.pruning import prune
+    from prototree.reproduction import reproduce
     from prototree.routing import Path
-    from prototree.run import Run, fit
+    from prototree.run import Run, combine, fit, redo
     from prototree.topology import Topology
 
 # Public name → the room it lives in. Loaded on first use: importing torch takes seconds, `prototree --help` none.
@@ -43,6 +44,7 @@ _ROOMS = {
     "Routed": "model",
     "Run": "run",
     "Topology": "topology",
+    "combine": "run",
     "evaluate": "evaluation",
     "fit": "run",
     "load": "checkpoint",
@@ -50,6 +52,8 @@ _ROOMS = {
     "preset": "config",
     "project": "projection",
     "prune": "pruning",
+    "redo": "run",
+    "reproduce": "reproduction",
     "save": "checkpoint",
 }
 
@@ -70,6 +74,7 @@ __all__ = [
     "Run",
     "Topology",
     "__version__",
+    "combine",
     "evaluate",
     "fit",
     "load",
@@ -77,6 +82,8 @@ __all__ = [
     "preset",
     "project",
     "prune",
+    "redo",
+    "reproduce",
     "save",
 ]
 

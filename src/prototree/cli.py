@@ -1,6 +1,7 @@
 """The command line: parse, call, print. Nothing here imports torch before a command needs it."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -69,8 +70,9 @@ def train(
     """From a folder of images to a small, readable tree."""
     settings = _settings(context.args)
     from prototree.engine import Interrupted
-    from prototree.progress import Display, results_table
+    from prototree.progress import Display, as_rich
     from prototree.run import fit
+    from prototree.tables import stage_table
 
     try:
         with Display(console, out / "tensorboard") as display:
@@ -87,7 +89,7 @@ def train(
     except Interrupted:
         complaints.print(f"stopped; the state is saved. Continue with the same command and --resume ({out})")
         raise typer.Exit(130) from None
-    console.print(results_table(run.metrics, str(out)))
+    console.print(as_rich(stage_table(run.metrics, str(out))))
     console.print(f"written to {out}", highlight=False)
 
 
@@ -117,6 +119,73 @@ def project(
 def evaluate(run: RunArgument, data: DataOption = None) -> None:
     """Evaluate all stages of a run on its test photos."""
     _stage(run, data, "evaluate", {})
+
+
+@app.command()
+def mistakes(
+    run: RunArgument,
+    photos: Annotated[int, typer.Option(help="How many wrong answers to list, the closest first.")] = 10,
+) -> None:
+    """Which nodes led test photos astray, and which wrong answers were close."""
+    from prototree.checkpoint import read_json
+    from prototree.errors import CheckpointError
+    from prototree.progress import as_rich
+    from prototree.tables import blame_table, mistake_table
+
+    path = run / "mistakes.json"
+    if not path.exists():
+        raise CheckpointError(f"{run} has no mistakes.json; run first: prototree evaluate {run}")
+    found = read_json(path)
+    console.print(as_rich(blame_table(found)))
+    listed = mistake_table(found, read_json(run / "metrics.json")["classes"])
+    console.print(as_rich(replace(listed, rows=listed.rows[:photos])))
+    console.print(f"{len(listed.rows)} wrong answers in all", highlight=False)
+
+
+@app.command()
+def ensemble(
+    runs: Annotated[list[Path], typer.Argument(help="The folders of two or more runs.")],
+    data: DataOption = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers to this JSON file.")] = None,
+) -> None:
+    """Let the trees of several runs vote: the mean of their probabilities."""
+    import json
+
+    from prototree.checkpoint import write_file
+    from prototree.progress import Display, as_rich
+    from prototree.run import combine
+    from prototree.tables import vote_table
+
+    with Display(console) as display:
+        found = combine(runs, data=data, observer=display).to_json()
+    console.print(as_rich(vote_table(found, [str(run) for run in runs])))
+    if out is not None:
+        write_file(out, json.dumps({"runs": [str(run) for run in runs], **found}, indent=1).encode())
+
+
+@app.command(
+    epilog=_SETTINGS, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, no_args_is_help=True
+)
+def reproduce(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="cub, cars or birds.")],
+    out: Annotated[Path, typer.Option(help="Where runs and tables are written.")],
+    heights: Annotated[str, typer.Option(help="Such as 7,8,9,10,11; by default the one of the paper's tables.")] = "",
+    seeds: Annotated[int, typer.Option(help="Runs of each height; 0: only write the tables.")] = 5,
+    data: Annotated[str | None, typer.Option(help="The folder of the photos.")] = None,
+) -> None:
+    """The paper's tables: train what is missing, and set it beside the published figures."""
+    settings = _settings(context.args)
+    from prototree.progress import Display, as_rich
+    from prototree.reproduction import reproduce
+
+    with Display(console) as display:
+        found = reproduce(
+            name, out, heights=_whole_numbers(heights), seeds=seeds, data=data, settings=settings, observer=display
+        )
+    for table in found.tables:
+        console.print(as_rich(table))
+    console.print(f"written to {out / 'tables.md'}", highlight=False)
 
 
 @data_app.command("check")
@@ -162,13 +231,15 @@ def birds(
 
 
 def _stage(folder: Path, data: str | None, stage: str, settings: dict[str, object]) -> None:
-    from prototree.progress import Display, results_table
+    from prototree.progress import Display, as_rich
     from prototree.run import redo
+    from prototree.tables import stage_table
 
     with Display(console) as display:
         run = redo(folder, stage, data=data, settings=settings, observer=display)
     if stage == "evaluate":
-        console.print(results_table(run.metrics, str(folder)))
+        console.print(as_rich(stage_table(run.metrics, str(folder))))
+        console.print(f"tables in {folder / 'results.md'}, plots in {folder / 'plots'}", highlight=False)
 
 
 def _settings(arguments: list[str]) -> dict[str, str]:
@@ -185,6 +256,13 @@ def _settings(arguments: list[str]) -> dict[str, str]:
             value = words.pop(0)
         settings[key.replace("-", "_")] = value
     return settings
+
+
+def _whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ConfigError(f"expected whole numbers such as 7,8,9 for --heights, got {text!r}") from None
 
 
 def _escaped(text: str) -> str:

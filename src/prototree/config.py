@@ -35,6 +35,7 @@ class Config:
     # data
     augment: str = "light"
     test_share: float = 0.2  # where the data has no split of its own
+    bootstrap: bool = False  # bagging: train on a bootstrap sample of the photos, another for each seed
     strict: bool = False  # whether a photo that cannot be read is an error instead of being left out
     # Algorithm 1 (Table S2)
     epochs: int = 30

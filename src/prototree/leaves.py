@@ -17,9 +17,9 @@ def class_log_probs(leaf_logits: Float[Tensor, "L K"]) -> Float[Tensor, "L K"]:
     return log_softmax(leaf_logits, dim=1)
 
 
-def predict(log_path_probs: Float[Tensor, "B L"], leaf_log_probs: Float[Tensor, "L K"]) -> Float[Tensor, "B K"]:
+def predict(log_path_probs: Float[Tensor, "B L"], leaf_probs: Float[Tensor, "L K"]) -> Float[Tensor, "B K"]:
     """Eq. 4: class probabilities, every leaf weighted by its path probability."""
-    return log_path_probs.exp() @ leaf_log_probs.exp()
+    return log_path_probs.exp() @ leaf_probs
 
 
 def log_predict(log_path_probs: Float[Tensor, "B L"], leaf_log_probs: Float[Tensor, "L K"]) -> Float[Tensor, "B K"]:

@@ -3,15 +3,17 @@
 Notation used for tensor shapes: B batch, N nodes, L leaves.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from prototree import distributed
 from prototree.model import ProtoTree
 from prototree.projection import MapBatch
 from prototree.routing import Strategy
@@ -75,6 +77,13 @@ class MistakeFinder:
                 )
             )
 
+    def gather(self) -> None:
+        """In several processes: from now on all know the mistakes of all, in the order of the data."""
+        rows = [[float("nan") if value is None else float(value) for value in astuple(m)] for m in self.mistakes]
+        own = torch.tensor(rows, dtype=torch.float64).view(-1, len(fields(Mistake)))
+        every = sorted(row for part in distributed.gather(own) for row in part.tolist())
+        self.mistakes = [_mistake(*row) for row in every]
+
     def blame(self) -> list[NodeBlame]:
         """Nodes by how many mistakes they are responsible for, most first."""
         by_node: dict[int, list[Mistake]] = {}
@@ -111,3 +120,18 @@ class MistakeFinder:
         depth = int(together.int().cumprod(dim=0).sum())
         node = int(self._paths[leaf, depth])
         return {"node": node, "went_right": bool(self._turns[leaf, depth]), "similarity": float(similarity[node])}
+
+
+def _mistake(
+    place: float, label: float, answer: float, node: float, went_right: float, similarity: float, margin: float
+) -> Mistake:
+    """Back from a row of numbers, where NaN stands for None."""
+    return Mistake(
+        int(place),
+        int(label),
+        int(answer),
+        None if math.isnan(node) else int(node),
+        bool(went_right),
+        None if math.isnan(similarity) else similarity,
+        None if math.isnan(margin) else margin,
+    )

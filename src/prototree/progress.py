@@ -7,11 +7,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from prototree.distributed import is_first
 from prototree.engine import EpochLog
 from prototree.run import Observer
+from prototree.tables import Table
 
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -86,19 +88,14 @@ class Display(Observer):
             self._task = None
 
 
-def results_table(metrics: dict[str, Any], title: str) -> Table:
-    """What a run reached, a row for each stage."""
-    table = Table("stage", "soft", "max-path", "greedy", "prototypes", "path length", "fidelity", title=title)
-    for stage, values in metrics.get("stages", {}).items():
-        accuracy, length = values["accuracy"], values["path_length"]["max_path"]
-        table.add_row(
-            stage,
-            *(f"{accuracy[strategy]:.1%}" for strategy in ("soft", "max_path", "greedy")),
-            str(values["n_prototypes"]),
-            f"{length['mean']:.1f} ± {length['std']:.1f} ({length['min']}–{length['max']})",
-            f"{values['fidelity']['max_path']:.3f}",
-        )
-    return table
+def as_rich(table: Table) -> RichTable:
+    """A table for the terminal. Names come from outside, so nothing in them is markup."""
+    shown = RichTable(title=Text(table.title))
+    for cell in table.header:
+        shown.add_column(Text(cell))
+    for row in table.rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    return shown
 
 
 def _minutes(seconds: float) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from prototree import distributed
 from prototree.data.loading import Entry
-from prototree.data.samples import Box
+from prototree.data.samples import Box, name_in
 from prototree.data.views import photo_size, to_photo
 from prototree.errors import DataError
 from prototree.model import ProtoTree, PrototypeSource
@@ -188,9 +188,9 @@ def _source(tree: ProtoTree, places: Places, place: int, patch: int, distance: f
     down, across = tree.preprocessing.size / rows, tree.preprocessing.size / columns
     cell = Box(column * across, row * down, (column + width) * across, (row + height) * down)
     box = to_photo(cell, entry.view, photo_size(entry.sample), tree.preprocessing)
-    path, region = entry.sample.path, entry.view.region
+    region = entry.view.region
     return PrototypeSource(
-        image=path.relative_to(places.root).as_posix() if path.is_relative_to(places.root) else path.name,
+        image=name_in(places.root, entry.sample.path),
         label=entry.sample.label,
         view=entry.view.name,
         patch=(row, column),

@@ -3,6 +3,7 @@
 Notation used for tensor shapes: B batch, N internal nodes, L leaves, `height` edges on the longest path.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -43,21 +44,41 @@ def log_path_probs(distance: Float[Tensor, "B N"], topology: Topology) -> Float[
     return torch.cat(leaves, dim=1)
 
 
+SimilarityAt = Callable[[Int[Tensor, " B"]], Float[Tensor, " B"]]
+"""The similarity of each image to the prototype of its own node."""
+
+
 def greedy_leaves(similarity: Float[Tensor, "B N"], topology: Topology) -> Int[Tensor, " B"]:
     """§5.3, second strategy: at each node right if p_right > 0.5, else left."""
-    device = similarity.device
+    start = torch.zeros(len(similarity), dtype=torch.long, device=similarity.device)
+    return _descend(start, lambda at: similarity.gather(1, at[:, None])[:, 0], topology)[0]
+
+
+def follow_greedily(start: Int[Tensor, " B"], similarity_at: SimilarityAt, topology: Topology) -> "Path":
+    """The greedy path, asking only the prototypes that lie on it. `start` is the root for every image."""
+    leaf, found = _descend(start, similarity_at, topology)
+    chosen = leaf.cpu().numpy()
+    nodes = torch.as_tensor(topology.paths[chosen], device=leaf.device)
+    turns = torch.as_tensor(topology.goes_right[chosen], device=leaf.device)
+    return Path(leaf, nodes, turns, found.masked_fill(nodes < 0, 0))
+
+
+def _descend(
+    at: Int[Tensor, " B"], similarity_at: SimilarityAt, topology: Topology
+) -> tuple[Int[Tensor, " B"], Float[Tensor, "B height"]]:
+    """The leaves, and the similarity at every step (anything behind the leaf)."""
     # Leaves point to themselves, so that images on short paths wait for the others: ids are N + leaf.
     n_nodes, n_leaves = topology.n_nodes, topology.n_leaves
     ends = torch.arange(n_nodes, n_nodes + n_leaves)
     left, right = (
-        torch.cat([torch.where(side >= 0, side, n_nodes + ~side), ends]).to(device)
+        torch.cat([torch.where(side >= 0, side, n_nodes + ~side), ends]).to(at.device)
         for side in map(torch.as_tensor, (topology.left.copy(), topology.right.copy()))
     )
-    at = torch.zeros(len(similarity), dtype=torch.long, device=device)
-    goes_right = torch.nn.functional.pad(similarity > 0.5, (0, n_leaves))
+    found = []
     for _ in topology.levels:
-        at = torch.where(goes_right.gather(1, at[:, None])[:, 0], right[at], left[at])
-    return at - n_nodes
+        found.append(similarity_at(at.clamp_max(n_nodes - 1)))
+        at = torch.where(found[-1] > 0.5, right[at], left[at])
+    return at - n_nodes, torch.stack(found, dim=1) if found else torch.zeros(len(at), 0, device=at.device)
 
 
 def max_path_leaves(log_path_probs: Float[Tensor, "B L"]) -> Int[Tensor, " B"]:

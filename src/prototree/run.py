@@ -9,11 +9,12 @@ from typing import Any
 from prototree import checkpoint, distributed
 from prototree.config import AUTO_PRESET, Config, default_height, preset
 from prototree.data import ImageData, open_data
+from prototree.ensemble import Ensemble, EnsembleMetrics, evaluate_ensemble
 from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.pruning import default_threshold
 from prototree.stages import OWN_FILES, STAGES, Observer, Run, Work
 
-__all__ = ["STAGES", "Observer", "Run", "derived", "fit", "redo"]
+__all__ = ["STAGES", "Observer", "Run", "combine", "derived", "fit", "redo"]
 
 
 def fit(
@@ -39,7 +40,7 @@ def fit(
     config, observer = preset(preset_name).changed(settings or {}), observer or Observer()
     with distributed.processes() as device:
         images = data if isinstance(data, ImageData) else open_source(data, config)
-        config = derived(config, images)
+        config, images = derived(config, images), _sample(images, config)
         run = _prepare_folder(Path(out), config, resume=resume, overwrite=overwrite, train="train" in chosen)
         run.note(source=str(data if isinstance(data, str | Path) else images.root))
         work = Work(run, images, config, device, observer)
@@ -82,19 +83,55 @@ def redo(
     observer: Observer | None = None,
 ) -> Run:
     """One stage of a run again, with other settings or on other data with the same classes."""
+    run = _existing(folder)
+    config = run.config.changed(settings or {})
+    images = _data_of(run, data, config)
+    with distributed.processes() as device:
+        getattr(Work(run, _sample(images, config), config, device, observer or Observer()), stage)()
+    return run
+
+
+def combine(
+    folders: Iterable[str | Path], *, data: str | Path | None = None, observer: Observer | None = None
+) -> EnsembleMetrics:
+    """The trees of several runs as one ensemble, judged on the test photos of the first run's data, or of others.
+
+    >>> prototree.combine(["runs/a", "runs/b", "runs/c"]).all_trees.accuracy["soft"]
+    """
+    runs = [_existing(folder) for folder in folders]
+    ensemble = Ensemble([run.tree() for run in runs])
+    images = _data_of(runs[0], data, runs[0].config)
+    observer = observer or Observer()
+    observer.stage(f"{len(runs)} trees vote on {len(images.test)} test photos")
+    with distributed.processes() as device:
+        work = Work(runs[0], images, runs[0].config, device, observer)
+        batches = work.test_batches(ensemble.trees[0].to(device))
+        for tree in ensemble.trees:
+            tree.to(device)
+        photos = ((one.values.to(device), one.labels.to(device)) for one in batches.epoch(0))
+        return evaluate_ensemble(ensemble, photos)
+
+
+def _existing(folder: str | Path) -> Run:
     run = Run(Path(folder))
     if not (run.folder / "config.toml").exists():
         raise CheckpointError(f"expected a run in {run.folder}, but there is no config.toml; train one first")
+    return run
+
+
+def _data_of(run: Run, data: str | Path | None, config: Config) -> ImageData:
+    """The data a run was made with, or other data with the same classes."""
     source = data or run.metrics.get("source")
     if source is None:
         raise DataError(f"{run.folder} does not say which data it was made with; name it with --data")
-    config = run.config.changed(settings or {})
     images = open_source(source, config)
     if images.class_names != run.tree().class_names:
         raise DataError(f"expected the classes of the run in {source}, got others; choose the data it was made with")
-    with distributed.processes() as device:
-        getattr(Work(run, images, config, device, observer or Observer()), stage)()
-    return run
+    return images
+
+
+def _sample(data: ImageData, config: Config) -> ImageData:
+    return data.bootstrap(config.seed) if config.bootstrap else data
 
 
 def _prepare_folder(folder: Path, config: Config, *, resume: bool, overwrite: bool, train: bool) -> Run:

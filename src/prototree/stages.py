@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from prototree import checkpoint, distributed
+from prototree import checkpoint, distributed, plots
 from prototree.backbone import Backbone, FeatureExtractor
 from prototree.batches import (
     Batches,
@@ -26,7 +28,7 @@ from prototree.config import Config, read_config
 from prototree.data import ImageData
 from prototree.data.augment import augmentation
 from prototree.data.loading import Entry, ViewDataset, derived_seed
-from prototree.data.samples import Sample
+from prototree.data.samples import Sample, name_in
 from prototree.data.views import FULL, View, evaluation_views, projection_views, training_views
 from prototree.engine import Listener, Options
 from prototree.errors import CheckpointError
@@ -37,6 +39,7 @@ from prototree.model import ProtoTree
 from prototree.preprocessing import Preprocessing
 from prototree.projection import Places, Projected, project
 from prototree.pruning import Pruned, prune
+from prototree.tables import blame_table, class_table, mistake_table, stage_table
 from prototree.teacher import open_teacher, teach
 from prototree.topology import Topology
 from prototree.train import ClassifierObjective, Schedule, SoftTargets, TreeObjective, train
@@ -44,6 +47,8 @@ from prototree.warm import HEAD_DECAY, AnchoredObjective, HeadObjective, calibra
 
 STAGES = ("train", "prune", "project", "evaluate")
 TRAINED, PRUNED, PROJECTED = "trained", "pruned", "projected"
+# The prototypes that Eq. 6 gives without class constraints, kept for comparison (Table S4).
+ANY_CLASS = "projected_any_class"
 OWN_FILES = (
     "config.toml",
     "log.csv",
@@ -56,6 +61,10 @@ OWN_FILES = (
     TRAINED,
     PRUNED,
     PROJECTED,
+    ANY_CLASS,
+    "mistakes.json",
+    "results.md",
+    "plots",
 )
 # Settings that say how a run is done, not what comes out of it: a run may be continued with others.
 _FREE = ("workers", "save_minutes", "compile", "strict")
@@ -165,6 +174,7 @@ class Work:
         """§5.1."""
         pruned = prune(self.run.tree(TRAINED), self.config.threshold)
         self.observer.stage(str(pruned))
+        self._drop(PROJECTED, ANY_CLASS)
         _save(pruned.tree, self.run.folder / PRUNED)
         self.run.note(
             pruning={
@@ -186,10 +196,16 @@ class Work:
         places = Places(self.data.root, batches.entries)
         maps = maps_of(batches, tree.features, self.device)
         projected = project(tree, maps, places, constrain_classes=self.config.constrain_classes, compare=True)
+        self._drop(ANY_CLASS)
         _save(projected.tree, self.run.folder / PROJECTED)
+        if projected.unconstrained is not None and self.config.constrain_classes and distributed.is_first():
+            other = {"prototypes": projected.unconstrained.vector.view_as(tree.prototypes)}
+            checkpoint.write_state(self.run.folder / ANY_CLASS, "state.json", {"version": checkpoint.VERSION}, other)
         self.run.note(
             projection={
+                "constrained": self.config.constrain_classes,
                 "mean_distance": projected.mean_distance,
+                "distances": projected.nearest.distance.tolist(),
                 "constraint_cost": projected.constraint_cost,
                 "duplicates": projected.n_duplicates,
             }
@@ -200,10 +216,12 @@ class Work:
         """All stages there are, in one pass over the test photos."""
         names = [name for name in (TRAINED, PRUNED, PROJECTED) if (self.run.folder / name).exists()]
         trees = {name: self.run.tree(name).to(self.device) for name in names}
-        first = next(iter(trees.values()))
+        first, last = trees[names[0]], trees[names[-1]]
+        if (self.run.folder / ANY_CLASS).exists():
+            trees[ANY_CLASS] = self._with_other_prototypes(last)
         self.observer.stage(f"evaluating on {len(self.data.test)} test photos")
         batches = self.test_batches(first)
-        finder = MistakeFinder(list(trees.values())[-1])
+        finder = MistakeFinder(last)
         metrics = evaluate_all(trees, finder.watch(maps_of(batches, first.features, self.device)))
         self._write_mistakes(finder, batches.entries)
         self.run.note(
@@ -212,14 +230,44 @@ class Work:
             classes=list(self.data.class_names),
             stages={name: m.to_json() for name, m in metrics.items()},
         )
+        if distributed.is_first():
+            self._write_results(names)
         return metrics
 
+    def _with_other_prototypes(self, tree: ProtoTree) -> ProtoTree:
+        other = tree.with_topology(tree.topology, np.arange(tree.topology.n_nodes), np.arange(tree.topology.n_leaves))
+        found = checkpoint.read_state(self.run.folder / ANY_CLASS, "state.json")[1]["prototypes"]
+        other.prototypes.data.copy_(found)
+        return other
+
+    def _drop(self, *names: str) -> None:
+        """Removes results that no longer fit the tree before them."""
+        if distributed.is_first():
+            for name in names:
+                shutil.rmtree(self.run.folder / name, ignore_errors=True)
+
+    def _write_results(self, stages: Sequence[str]) -> None:
+        """Tables for people, and plots where matplotlib is installed."""
+        metrics, folder = self.run.metrics, self.run.folder
+        mistakes = checkpoint.read_json(folder / "mistakes.json")
+        found = [stage_table(metrics, folder.name), class_table(metrics, stages[-1]), blame_table(mistakes)]
+        found.append(mistake_table(mistakes, metrics["classes"]))
+        checkpoint.write_file(folder / "results.md", "\n".join(table.to_markdown() for table in found).encode())
+        if plots.available():
+            (folder / "plots").mkdir(exist_ok=True)
+            for stage in stages:
+                values, title = metrics["stages"][stage], f"{folder.name}, {stage}"
+                leaves = plots.leaf_maxima(values["leaf_maxima"], self.data.n_classes, title)
+                checkpoint.write_file(folder / "plots" / f"leaf_maxima_{stage}.png", plots.png(leaves))
+            matrix = plots.confusion(values["confusion"], metrics["classes"], title)
+            checkpoint.write_file(folder / "plots" / "confusion.png", plots.png(matrix))
+
     def _write_mistakes(self, finder: MistakeFinder, entries: Sequence[Entry]) -> None:
+        finder.gather()
         found = finder.to_json()
         for mistake in found["images"]:
-            path = entries[mistake.pop("place")].sample.path
-            mistake["image"] = path.relative_to(self.data.root).as_posix()
-        if distributed.shard().world_size == 1:  # with several processes each has seen its share only
+            mistake["image"] = name_in(self.data.root, entries[mistake.pop("place")].sample.path)
+        if distributed.is_first():
             checkpoint.write_file(self.run.folder / "mistakes.json", json.dumps(found, indent=1).encode())
 
     def features(self) -> FeatureExtractor:

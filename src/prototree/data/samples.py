@@ -1,7 +1,8 @@
 """What a data set is made of: photos with a label and, where known, a box and named points."""
 
 import math
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -114,3 +115,17 @@ class ImageData:
     @property
     def n_classes(self) -> int:
         return len(self.class_names)
+
+    def bootstrap(self, seed: int) -> "ImageData":
+        """As many training photos, drawn with replacement within each class, for bagging."""
+        chance = random.Random(seed)
+        by_label: dict[int, list[Sample]] = {}
+        for sample in self.train:
+            by_label.setdefault(sample.label, []).append(sample)
+        drawn = [one for own in by_label.values() for one in chance.choices(own, k=len(own))]
+        return replace(self, train=tuple(drawn))
+
+
+def name_in(root: Path, path: Path) -> str:
+    """How a photo is called in results: its path within the data where it lies there, else its file name."""
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name

@@ -1,0 +1,126 @@
+"""Results as tables, for a terminal, a document or a spreadsheet."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_STAGE_COLUMNS = (
+    "stage",
+    "soft",
+    "max-path",
+    "greedy",
+    "top-5",
+    "prototypes",
+    "path length",
+    "fidelity of max-path",
+    "of greedy",
+    "calibration error",
+)
+_TURNS = {True: "right", False: "left"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, a header and rows of text."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def to_markdown(self) -> str:
+        lines = [self.header, ("---",) * len(self.header), *self.rows]
+        body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        return f"**{self.title}**\n\n{body}\n"
+
+    def to_csv(self) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.header, *self.rows])
+        return text.getvalue()
+
+
+def stage_table(metrics: Mapping[str, Any], title: str) -> Table:
+    """What a run reached, a row for each stage; from the content of metrics.json."""
+    return Table(title, _STAGE_COLUMNS, tuple(_stage_row(*item) for item in metrics.get("stages", {}).items()))
+
+
+def _stage_row(stage: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+    accuracy, fidelity, length = values["accuracy"], values["fidelity"], values["path_length"]["max_path"]
+    return (
+        stage.replace("_", " "),
+        *(f"{accuracy[strategy]:.1%}" for strategy in ("soft", "max_path", "greedy")),
+        f"{values['top5']:.1%}",
+        str(values["n_prototypes"]),
+        f"{length['mean']:.1f} ± {length['std']:.1f} ({length['min']}–{length['max']})",
+        f"{fidelity['max_path']:.3f}",
+        f"{fidelity['greedy']:.3f}",
+        f"{values['calibration_error']:.3f}",
+    )
+
+
+def class_table(metrics: Mapping[str, Any], stage: str) -> Table:
+    """Accuracy of each class, the hardest first, and what it is taken for most often."""
+    names, values = metrics["classes"], metrics["stages"][stage]
+    rows = []
+    for label, (share, row) in enumerate(zip(values["class_accuracy"], values["confusion"], strict=True)):
+        if share is not None:
+            wrong = [0 if k == label else count for k, count in enumerate(row)]
+            most = max(wrong)
+            mixed_up = f"{names[wrong.index(most)]} ({most})" if most else "–"
+            rows.append((share, (names[label], f"{share:.1%}", str(sum(row)), mixed_up)))
+    rows.sort(key=lambda item: item[0])
+    header = ("class", "accuracy", "test photos", "most often taken for")
+    return Table(f"accuracy by class, {stage} tree, soft", header, tuple(row for _, row in rows))
+
+
+def blame_table(mistakes: Mapping[str, Any]) -> Table:
+    """The nodes at which wrong answers left the path of their true class; from the content of mistakes.json."""
+    rows = tuple(
+        (
+            str(node["node"]),
+            str(node["n_mistakes"]),
+            str(node["n_went_right"]),
+            str(node["n_mistakes"] - node["n_went_right"]),
+            f"{node['mean_distance_to_half']:.2f}",
+        )
+        for node in mistakes["nodes"]
+    )
+    header = ("node", "mistakes", "found what is not there", "missed what is there", "mean |similarity − 0.5|")
+    return Table("nodes that led astray most often", header, rows)
+
+
+def mistake_table(mistakes: Mapping[str, Any], class_names: list[str]) -> Table:
+    """The wrong answers, the closest decisions first: those that the smallest change would put right."""
+    images = sorted(mistakes["images"], key=lambda one: float("inf") if one["margin"] is None else one["margin"])
+    rows = tuple(
+        (
+            one["image"],
+            class_names[one["label"]],
+            class_names[one["answer"]],
+            "none leads to its class" if one["node"] is None else f"{one['node']}, {_TURNS[one['went_right']]}",
+            "–" if one["similarity"] is None else f"{one['similarity']:.3f}",
+            "–" if one["margin"] is None else f"{one['margin']:.2f}",
+        )
+        for one in images
+    )
+    header = ("photo", "is", "taken for", "left its path at node", "similarity there", "log-probability ahead")
+    return Table(f"wrong answers ({mistakes['strategy'].replace('_', '-')})", header, rows)
+
+
+def vote_table(metrics: Mapping[str, Any], names: Sequence[str]) -> Table:
+    """Every tree of an ensemble alone, and the votes of the first 2, 3, … of them."""
+
+    def row(name: str, vote: Mapping[str, Any]) -> tuple[str, ...]:
+        return (
+            name,
+            *(f"{vote['accuracy'][s]:.1%}" for s in ("soft", "max_path", "greedy")),
+            f"{vote['top5']:.1%}",
+            str(vote["n_prototypes"]),
+            f"{vote['local_size']['max_path']:.1f}",
+        )
+
+    rows = [row(name, vote) for name, vote in zip(names, metrics["alone"], strict=True)]
+    rows += [row(f"the first {vote['n_trees']} together", vote) for vote in metrics["votes"][1:]]
+    header = ("trees", "soft", "max-path", "greedy", "top-5", "prototypes", "consulted for one photo")
+    return Table(f"ensemble on {metrics['n_images']} test photos", header, tuple(rows))
