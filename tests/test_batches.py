@@ -1,5 +1,6 @@
 """The frozen trunk cache: the same results as without it, and nothing stale or half-written is ever trusted."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -184,3 +185,19 @@ def test_progress_is_told(squares: ImageData, backbone: Backbone, tmp_path: Path
     cache_borders(backbone, dataset(squares, backbone.preprocessing), tmp_path, variants=2, tick=tick)
     assert ticks[-1] == (48, 48)
     assert np.all(np.diff([done for done, _ in ticks]) > 0)
+
+
+def test_joined_caches_hold_the_entries_of_both(squares: ImageData, backbone: Backbone, tmp_path: Path) -> None:
+    one, other = (
+        cache_borders(backbone, dataset(squares, backbone.preprocessing, name), tmp_path) for name in ("none", "light")
+    )
+    joined = one.join(other)
+    n = len(one.entries)
+    mixed = joined.read([1, n + 2, 0], epoch=0)
+    assert torch.equal(mixed.values[[0, 2]], one.read([1, 0], 0).values)
+    assert torch.equal(mixed.values[1:2], other.read([2], 0).values)
+    assert mixed.entries.tolist() == [1, n + 2, 0]
+    assert joined.entries[n + 2].sample == other.entries[2].sample
+    assert len(joined.read([], 0).values) == 0
+    lost = dataclasses.replace(other, unreadable=frozenset({2}))
+    assert one.join(lost).read([1, n + 2, 0], epoch=0).entries.tolist() == [1, 0]

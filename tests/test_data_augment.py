@@ -39,7 +39,7 @@ def test_chance_comes_from_torch_alone(name: str) -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(ConfigError, match="unknown augmentation 'birds'; expected cub, cars, light, strong, none"):
+    with pytest.raises(ConfigError, match="unknown augmentation 'birds'; expected cub, cars, light, colour"):
         augmentation("birds", CUB)
 
 

@@ -16,9 +16,11 @@ from prototree.data.views import (
     parts_in_view,
     photo_size,
     projection_views,
+    source_views,
     squash,
     to_photo,
     training_views,
+    varied_views,
 )
 from prototree.preprocessing import Preprocessing
 
@@ -157,3 +159,34 @@ def test_real_birds_have_five_views_that_show_the_bird(cub_50: ImageData) -> Non
             n_lost += len(sample.parts) - len(inside)
             assert all(0 <= part.x <= 224 and 0 <= part.y <= 224 for part in inside)
     assert n_lost < 0.002 * n_parts, "visible parts lie on the bird, so every view shows them"
+
+
+def test_the_sources_of_the_warm_recipe_are_the_photo_and_its_subject() -> None:
+    assert source_views(SAMPLE) == (FULL, View("box", Box(90.0, 40.0, 210.0, 160.0)))
+    plain, middle = source_views(dataclasses.replace(SAMPLE, box=None))
+    assert plain == FULL
+    assert middle.name == "middle"
+    assert dataclasses.astuple(middle.region) == pytest.approx((60, 45, 340, 255))
+
+
+@pytest.mark.parametrize("box", [SAMPLE.box, None])
+def test_varied_views_keep_the_subject_inside_the_photo(box: Box | None) -> None:
+    sample = dataclasses.replace(SAMPLE, box=box)
+    views = varied_views(sample, 21, seed=0)
+    assert views[0] == View("mirrored", flip=True)
+    assert len({view.name for view in views}) == len(views) == 21
+    subject = source_views(sample)[1].region
+    assert subject is not None
+    for view in views[1:]:
+        assert view.region is not None
+        assert view.region.covers(subject)
+        assert Box(0.0, 0.0, 400.0, 300.0).covers(view.region)
+    assert {view.flip for view in views} == {True, False}
+    close = [view.region.width for view in views[2::2]]
+    assert max(close) <= subject.width * 1.8 + 1e-9
+
+
+def test_varied_views_are_the_same_for_the_same_seed_alone() -> None:
+    assert varied_views(SAMPLE, 4, seed=0) == varied_views(SAMPLE, 5, seed=0)[:4]
+    assert varied_views(SAMPLE, 4, seed=0) != varied_views(SAMPLE, 4, seed=1)
+    assert varied_views(SAMPLE, 0, seed=0) == ()

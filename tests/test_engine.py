@@ -176,3 +176,18 @@ def test_signal_handlers_are_put_back(tiny_backbone: Backbone, batches: MapBatch
     before = signal.getsignal(signal.SIGINT)
     run(tiny_backbone, batches, Options())
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_rates_follow_the_pace_within_an_epoch(tiny_backbone: Backbone, batches: MapBatches) -> None:
+    learned = objective(tiny_backbone, batches)
+    learned.pace = lambda epoch, share: 1 - (epoch + share) / SCHEDULE.epochs
+    seen = []
+
+    class Ear(Listener):
+        def batch(self, epoch: int, batch: int, *rest: float) -> None:
+            seen.append(loop._optimiser.param_groups[0]["lr"])
+
+    loop = Loop(learned, batches, 2, Options(), Ear())
+    loop.run()
+    steps = 2 * batches.n_batches
+    assert seen == pytest.approx([0.02 * (1 - step / (2 * steps)) for step in range(steps)])

@@ -1,5 +1,6 @@
 """The recipe `warm`: what each step promises, and that it learns."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,16 @@ import torch
 from conftest import random_maps
 from prototree import checkpoint, warm
 from prototree.backbone import Backbone, FeatureExtractor
+from prototree.batches import CachedBatches, cache_borders
 from prototree.clustering import ward_groups
+from prototree.data import open_data
+from prototree.data.loading import ViewDataset
+from prototree.data.samples import Box
+from prototree.data.views import View, source_views
+from prototree.model import ProtoTree
 from prototree.patches import nearest_patches
-from prototree.run import fit
+from prototree.run import Run, fit
+from prototree.topology import Topology
 from tiny_training import write_squares
 
 SETTINGS = {
@@ -22,7 +30,7 @@ SETTINGS = {
     "depth": 16,
     "head_width": 16,
     "batch_size": 8,
-    "cache_views": 2,
+    "cache_views": 3,
     "pretrain_epochs": 4,
     "head_epochs": 20,
     "epochs": 25,
@@ -108,10 +116,69 @@ def test_cutmix_mixes_by_patches_and_tells_the_share() -> None:
 
 
 def test_rates_rise_then_fall() -> None:
-    rates = [warm.cosine(epoch, 10) for epoch in range(10)]
-    assert rates[0] == 0.25
-    assert rates[1:] == sorted(rates[1:], reverse=True)
-    assert rates[-1] > 0
+    rates = [warm.cosine(step / 10, 5, warm_up=0.5) for step in range(50)]
+    assert 0 < rates[0] < 0.05
+    assert rates[:6] == sorted(rates[:6])
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    assert 0.9 < max(rates) <= 1
+    assert 0 < rates[-1] < 0.01
+
+
+@pytest.mark.parametrize(("n_views", "epochs"), [(3, 200), (1498, 58), (6000, 15), (100_000, 6)])
+def test_small_data_is_seen_more_often(n_views: int, epochs: int) -> None:
+    assert warm.epochs_for(1400, n_views, 64) == pytest.approx(epochs, abs=1)
+
+
+@pytest.mark.parametrize("n_classes", [1, 2, 3, 5, 12, 50, 200, 500])
+def test_the_hierarchy_holds_every_class_once_within_reach(n_classes: int) -> None:
+    means = np.random.default_rng(0).normal(size=(n_classes, 6))
+    found = warm.hierarchy(means)
+    assert sorted(warm._classes(found)) == list(range(n_classes))
+    assert warm.mean_path(found) <= max(warm.MEAN_PATH, np.log2(n_classes) + 1.5)
+
+
+def test_the_mean_path_counts_decisions() -> None:
+    assert warm.mean_path([0, 1]) == 1
+    assert warm.mean_path([0, 1, 2]) == pytest.approx((1 + 2 + 2) / 3)
+    assert warm.mean_path([[0, 1], [2, 3]]) == 2
+    assert warm.mean_path(0) == 0
+
+
+def test_misses_ask_each_turn_for_its_side_and_no_more(tiny_backbone: Backbone) -> None:
+    # node 0: right is class 2; left is node 1: right is class 1, left is class 0
+    topology, _, leaf_ids = Topology.from_children([1, ~0], [~2, ~1])
+    tree = ProtoTree(topology, FeatureExtractor(tiny_backbone, 4), 3)
+    tree.leaf_logits.copy_(10 * torch.nn.functional.one_hot(torch.tensor([0, 1, 2])[leaf_ids], 3))
+    turns = warm.Turns.of(tree)
+    satisfied = torch.tensor([[1.0, 1.0], [1.0, 0.5], [0.5, 0.0]])
+    assert turns.misses(satisfied, torch.arange(3)).tolist() == [0, 0, 0]
+    wrong = torch.tensor([[0.25, 0.25], [0.25, 0.75], [0.75, 3.0]])
+    assert turns.misses(wrong, torch.arange(3)).tolist() == [1.5, 1.0, 0.25]
+
+
+def test_choosing_sees_every_class_even_where_memory_is_short(
+    tiny_backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = open_data(write_squares(tmp_path / "squares"))
+    dataset = ViewDataset(data.train, source_views, tiny_backbone.preprocessing)
+    cache = cache_borders(tiny_backbone.unsplit(), dataset, tmp_path / "cache")
+    sources = CachedBatches(cache, 8, shuffle=False)
+    monkeypatch.setattr(warm, "MAX_NUMBERS", 1.0)
+    _, labels = warm.some_maps(sources)
+    assert labels.bincount().tolist() == [2, 2, 2]
+    monkeypatch.undo()
+    assert len(warm.some_maps(sources)[0]) == len(dataset)
+
+
+def assert_prototypes_are_their_patches(run: Run) -> None:
+    tree, data = run.tree().eval(), open_data(run.metrics["source"])
+    for node, source in enumerate(tree.sources):
+        assert source is not None
+        sample = next(s for s in data.train if s.path == data.root / source.image)
+        view = View(source.view, source.region and Box(*source.region), source.flip)
+        (image, *_) = ViewDataset([sample], lambda _, view=view: [view], tree.preprocessing)[0]
+        patch = tree.features(image[None])[0, :, *source.patch]
+        assert (patch - tree.prototypes[node, :, 0, 0]).norm() < 1e-5
 
 
 def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
@@ -122,8 +189,20 @@ def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
     assert found["n_prototypes"] == 2
     assert run.metrics["projection"]["mean_distance"] < 0.02, "the cache rounds to float16, nothing else differs"
     assert found["accuracy"] == run.metrics["stages"]["pruned"]["accuracy"]
+    assert len(list((run.folder / "cache").glob("*.f16"))) == 2, "projection uses the maps that are there"
+    assert_prototypes_are_their_patches(run)
 
     continued = fit(photos, tmp_path / "run", settings=SETTINGS, resume=True, stages=["train"])
     again = fit(photos, tmp_path / "again", settings=SETTINGS, stages=["train"])
     one, other = (checkpoint.load(r.folder / "trained").state_dict() for r in (continued, again))
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+@pytest.mark.parametrize("train", [1, 2])
+def test_two_classes_and_a_photo_of_each_are_enough_to_run(tmp_path: Path, train: int) -> None:
+    photos = write_squares(tmp_path / "squares", train=train, test=1)
+    for split in ("train", "test"):
+        shutil.rmtree(photos / split / "blue")
+    settings = SETTINGS | {"pretrain_epochs": 1, "head_epochs": 2, "epochs": 2, "cache_views": 3}
+    run = fit(photos, tmp_path / "run", settings=settings)
+    assert run.metrics["stages"]["projected"]["n_prototypes"] == 1

@@ -94,6 +94,11 @@ class Backbone(nn.Module):
             border = module(border)
         return self._finish(border)
 
+    def unsplit(self) -> "Backbone":
+        """Makes all of it trunk."""
+        self._tail_names, self._finish = [], lambda y: y
+        return self
+
     def freeze(self, frozen: bool) -> None:
         """Freezes or frees the trunk. While frozen, its batch-norm statistics do not move either."""
         self.frozen = frozen

@@ -133,15 +133,26 @@ class PhasedBatches:
 
 @dataclass(frozen=True)
 class BorderCache:
-    """The trunk's output for every entry of a data set, as augmented in each of V epochs."""
+    """The trunk's output for every entry of a data set, as augmented in each of V epochs; perhaps in several files."""
 
-    rows: np.ndarray  # V × entries × border
+    files: tuple[np.ndarray, ...]  # each V × entries × border; one after the other
     entries: Sequence[Entry]
     unreadable: frozenset[int]
 
+    def join(self, other: "BorderCache") -> "BorderCache":
+        """The entries of both."""
+        unreadable = self.unreadable | {len(self.entries) + index for index in other.unreadable}
+        return BorderCache(self.files + other.files, (*self.entries, *other.entries), unreadable)
+
     def read(self, indices: Sequence[int], epoch: int) -> Inputs:
         usable = [index for index in indices if index not in self.unreadable]
-        values = torch.from_numpy(self.rows[epoch % len(self.rows), usable].astype(np.float32))
+        rows = np.empty((len(usable), *self.files[0].shape[2:]), dtype=np.float32)
+        start = 0
+        for file in self.files:
+            here = [place for place, index in enumerate(usable) if start <= index < start + file.shape[1]]
+            rows[here] = file[epoch % len(file), [usable[place] - start for place in here]]
+            start += file.shape[1]
+        values = torch.from_numpy(rows)
         labels = torch.tensor([self.entries[index].sample.label for index in usable], dtype=torch.long)
         return Inputs(values, labels, torch.tensor(usable, dtype=torch.long))
 
@@ -182,7 +193,7 @@ def cache_borders(
     if not path.exists() or path.stat().st_size != int(np.prod(shape)) * 2:
         raise CheckpointError(f"the cache {path} is damaged; delete {description} to compute it again")
     rows = np.memmap(path, dtype=np.float16, mode="r", shape=shape)
-    return BorderCache(rows, dataset.entries, frozenset(unreadable))
+    return BorderCache((rows,), dataset.entries, frozenset(unreadable))
 
 
 def _write_borders(

@@ -18,7 +18,10 @@ AUTO_PRESET = "auto"
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of a run. 0 in `height` and `threshold` means: derived from the number of classes."""
+    """Settings of a run. 0 in `height` and `threshold` means: derived from the number of classes.
+
+    With the recipe `warm`, 0 in `epochs` and `head_epochs` means: derived from the number of photos.
+    """
 
     # the model (§6.1)
     backbone: str = "auto"
@@ -50,7 +53,7 @@ class Config:
     leaves: Literal["interleaved", "two_pass", "gradient"] = "interleaved"
     # before it
     recipe: Literal["paper", "warm"] = "paper"  # warm: for frozen features, see warm.py
-    head_epochs: int = 4  # of the head as a plain classifier, in the recipe warm
+    head_epochs: int = 0  # of the head as a plain classifier, in the recipe warm
     pretrain_epochs: int = 0  # of the backbone as a plain classifier, for one without weights
     # soft labels
     teacher: str = ""  # a run, a tree or a timm classifier file
@@ -60,7 +63,7 @@ class Config:
     threshold: float = 0.0
     constrain_classes: bool = True
     # how it runs
-    cache_views: int = 0  # augmentations of each photo to cache while the trunk is frozen; 0: no cache
+    cache_views: int = 0  # views of each photo to cache while the trunk is frozen; 0: no cache
     seed: int = 0
     workers: int = 2
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -77,6 +80,8 @@ class Config:
             raise ConfigError(f"expected milestones in rising order, got {list(self.milestones)}")
         if self.recipe == "warm":
             self._check_warm()
+        elif not self.epochs:
+            raise ConfigError("expected at least one epoch for --recipe paper, got 0")
 
     def _check_warm(self) -> None:
         """What the recipe builds on: a frozen backbone, cached maps, a wide head, prototypes of one patch."""
@@ -105,7 +110,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("prototype_width", 1, 256),
     ("height", 0, 20),
     ("test_share", 0.01, 0.99),
-    ("epochs", 1, 1_000_000),
+    ("epochs", 0, 1_000_000),
     ("batch_size", 1, 1_000_000),
     ("freeze_epochs", 0, 1_000_000),
     ("lr_prototypes", 0, 100),
@@ -113,7 +118,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("lr_trunk", 0, 100),
     ("weight_decay", 0, 100),
     ("gamma", 0, 1),
-    ("head_epochs", 1, 1_000_000),
+    ("head_epochs", 0, 1_000_000),
     ("pretrain_epochs", 0, 1_000_000),
     ("teacher_weight", 0, 1),
     ("temperature", 0.01, 1000),

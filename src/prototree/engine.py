@@ -47,6 +47,10 @@ class Objective(nn.Module):
         """The parameters with their rates in this epoch; the same parameters in every epoch."""
         raise NotImplementedError
 
+    def pace(self, epoch: int, share: float) -> float:
+        """What the rates are multiplied with when this share of an epoch is done."""
+        return 1.0
+
     def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
         """Called before an epoch, and again when one is continued in its middle."""
 
@@ -143,10 +147,12 @@ class Loop:
             self._totals = _Totals()
         objective.train()
         objective.start_epoch(epoch, is_continued=self._batch > 0)
-        for group, settings in zip(objective.groups(epoch), self._optimiser.param_groups, strict=True):
-            settings["lr"], settings["weight_decay"] = group.rate, group.weight_decay
+        groups = objective.groups(epoch)
         model = self._distribute()
         for inputs in self._batches.epoch(epoch, self._batch):
+            pace = objective.pace(epoch, self._batch / self._batches.n_batches)
+            for group, settings in zip(groups, self._optimiser.param_groups, strict=True):
+                settings["lr"], settings["weight_decay"] = pace * group.rate, group.weight_decay
             self._step(model, inputs)
             self._batch += 1
             if self._batch < self._batches.n_batches:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prototree import distributed
-from prototree.data.loading import Entry
+from prototree.data.loading import Entry, ViewDataset
 from prototree.data.samples import Box, name_in
 from prototree.data.views import photo_size, to_photo
 from prototree.errors import DataError
@@ -153,6 +153,18 @@ def project(
         rows = zip(nearest.place.tolist(), nearest.patch.tolist(), nearest.distance.tolist(), strict=True)
         projected.sources = tuple(_source(tree, places, *row) for row in rows)
     return Projected(projected, nearest, unconstrained if compare else None)
+
+
+@torch.no_grad()
+def settle(projected: Projected, dataset: ViewDataset) -> None:
+    """Each prototype as the network sees its patch now, where the maps came from a cache that had rounded them."""
+    tree, nearest = projected.tree.eval(), projected.nearest
+    size = (tree.prototypes.shape[2], tree.prototypes.shape[3])
+    for place in torch.unique(nearest.place).tolist():
+        feature_map = tree.features(dataset[place].image[None].to(tree.prototypes.device))
+        patches = extract_patches(feature_map, size)[0].to(tree.prototypes.dtype)
+        nodes = torch.nonzero(nearest.place == place)[:, 0]
+        tree.prototypes[nodes] = patches[nearest.patch[nodes]].view(len(nodes), *tree.prototypes.shape[1:])
 
 
 def _best_in_batch(

@@ -28,8 +28,8 @@ from prototree.config import Config, read_config
 from prototree.data import ImageData
 from prototree.data.augment import augmentation
 from prototree.data.loading import Entry, ViewDataset, derived_seed
-from prototree.data.samples import Sample, name_in
-from prototree.data.views import FULL, View, evaluation_views, projection_views, training_views
+from prototree.data.samples import name_in
+from prototree.data.views import evaluation_views, projection_views, source_views, training_views, varied_views
 from prototree.engine import Listener, Options
 from prototree.errors import CheckpointError
 from prototree.evaluation import Metrics, evaluate_all
@@ -37,13 +37,23 @@ from prototree.leaf_training import LEAF_TRAINERS, refit_leaves
 from prototree.mistakes import MistakeFinder
 from prototree.model import ProtoTree
 from prototree.preprocessing import Preprocessing
-from prototree.projection import Places, Projected, project
+from prototree.projection import Places, Projected, project, settle
 from prototree.pruning import Pruned, prune
 from prototree.tables import blame_table, class_table, mistake_table, stage_table
 from prototree.teacher import open_teacher, teach
 from prototree.topology import Topology
 from prototree.train import ClassifierObjective, Schedule, SoftTargets, TreeObjective, train
-from prototree.warm import HEAD_DECAY, AnchoredObjective, HeadObjective, calibrate, grow, some_maps, standardise
+from prototree.warm import (
+    HEAD_STEPS,
+    TREE_STEPS,
+    AnchoredObjective,
+    HeadObjective,
+    calibrate,
+    epochs_for,
+    grow,
+    some_maps,
+    standardise,
+)
 
 STAGES = ("train", "prune", "project", "evaluate")
 TRAINED, PRUNED, PROJECTED = "trained", "pruned", "projected"
@@ -144,28 +154,30 @@ class Work:
 
     def _train_warm(self) -> ProtoTree:
         config, features = self.config, self.features()
-        sources = CachedBatches(
-            self._cache(features.backbone, self._projection_set(features.backbone.preprocessing)),
-            config.batch_size,
-            shuffle=False,
-        )
-        cache = self._cache(features.backbone, self._training_set(features.backbone.preprocessing, config.cache_views))
+        plain = self._cache(features.backbone, self._source_set(features.backbone.preprocessing))
+        cache = plain
+        if config.cache_views > 2:
+            cache = plain.join(self._cache(features.backbone, self._varied_set(features.backbone.preprocessing)))
+        sources = CachedBatches(plain, config.batch_size, shuffle=False)
         batches = CachedBatches(cache, config.batch_size, shuffle=True, seed=config.seed)
         maps, labels = some_maps(sources)
         standardise(features.to("cpu"), maps)
-        schedule = dataclasses.replace(_schedule(config), epochs=config.head_epochs, weight_decay=HEAD_DECAY)
-        head = HeadObjective(features, self.data.n_classes, schedule)
-        self.observer.stage(f"training the head as a plain classifier for {config.head_epochs} epochs")
-        train(head, batches, config.head_epochs, self._options("head"), self.observer)
+        n_entries = len(cache.entries)
+        epochs = config.head_epochs or epochs_for(HEAD_STEPS, n_entries, config.batch_size)
+        head = HeadObjective(features, self.data.n_classes, epochs, batches.n_batches)
+        self.observer.stage(f"training the head as a plain classifier for {epochs} epochs")
+        train(head, batches, epochs, self._options("head"), self.observer)
         targets = SoftTargets(head.probs(batches, config.temperature), config.teacher_weight)
         generator = torch.Generator().manual_seed(derived_seed("grow", config.seed))
         features.to("cpu")  # where the maps are; it takes seconds
         calibrate(features, maps[:: max(1, len(maps) // 200)], generator)
         start = grow(features, maps, labels, generator)
         tree = ProtoTree(start.topology, features, self.data.class_names)
-        objective = AnchoredObjective(tree, batches, _schedule(config), targets, start, sources)
-        self.observer.stage(f"training {tree.topology.n_nodes} prototypes for {config.epochs} epochs")
-        train(objective, batches, config.epochs, self._options("last"), self.observer)
+        epochs = config.epochs or epochs_for(TREE_STEPS, n_entries, config.batch_size)
+        schedule = dataclasses.replace(_schedule(config), epochs=epochs)
+        objective = AnchoredObjective(tree, batches, schedule, targets, start, sources)
+        self.observer.stage(f"training {tree.topology.n_nodes} prototypes for {epochs} epochs")
+        train(objective, batches, epochs, self._options("last"), self.observer)
         objective.settle()
         refit_leaves(tree, objective.sweep_labels, n_sweeps=3)
         return tree
@@ -192,10 +204,13 @@ class Work:
         self.observer.stage(
             f"projecting {tree.topology.n_nodes} prototypes onto {len(self.data.train)} training photos"
         )
-        batches = self.projection_batches(tree)
+        dataset = self._projection_set(tree.preprocessing)
+        batches = self._projection_batches(tree, dataset)
         places = Places(self.data.root, batches.entries)
         maps = maps_of(batches, tree.features, self.device)
         projected = project(tree, maps, places, constrain_classes=self.config.constrain_classes, compare=True)
+        if isinstance(batches, CachedBatches):
+            settle(projected, dataset)
         self._drop(ANY_CLASS)
         _save(projected.tree, self.run.folder / PROJECTED)
         if projected.unconstrained is not None and self.config.constrain_classes and distributed.is_first():
@@ -286,23 +301,33 @@ class Work:
             self._pretrain(backbone)
         return FeatureExtractor(backbone, config.depth, config.head_width)
 
-    def _training_set(self, preprocessing: Preprocessing, n_views: int = 1) -> ViewDataset:
-        """Every training view, augmented; the full photo again and again up to `n_views` of each."""
-
-        def views(sample: Sample) -> tuple[View, ...]:
-            own = training_views(sample, self.data.kind)
-            return own + (FULL,) * (n_views - len(own))
-
+    def _training_set(self, preprocessing: Preprocessing) -> ViewDataset:
+        """Every training view, augmented."""
+        views = partial(training_views, kind=self.data.kind)
         transform = augmentation(self.config.augment, preprocessing)
         return ViewDataset(self.data.train, views, preprocessing, transform=transform, seed=self.config.seed)
 
+    def _source_set(self, preprocessing: Preprocessing) -> ViewDataset:
+        """The plain views that the recipe `warm` learns from and takes its prototypes from."""
+        return ViewDataset(self.data.train, source_views, preprocessing)
+
+    def _varied_set(self, preprocessing: Preprocessing) -> ViewDataset:
+        """The others that it learns from; the same for every seed, so that runs can share the cache."""
+        views = partial(varied_views, count=self.config.cache_views - 2, seed=0)
+        transform = augmentation(self.config.augment, preprocessing)
+        return ViewDataset(self.data.train, views, preprocessing, transform=transform)
+
     def _projection_set(self, preprocessing: Preprocessing) -> ViewDataset:
-        """One plain view of every training photo."""
+        """Plain views of every training photo."""
+        if self.config.recipe == "warm":
+            return self._source_set(preprocessing)
         return ViewDataset(self.data.train, partial(projection_views, kind=self.data.kind), preprocessing)
 
-    def projection_batches(self, tree: ProtoTree) -> Batches:
-        """One plain view of every training photo, through the whole network."""
-        return self._plain(self._projection_set(tree.preprocessing))
+    def _projection_batches(self, tree: ProtoTree, dataset: ViewDataset) -> Batches:
+        if self.config.recipe == "warm":  # all of its maps are there already
+            cache = self._cache(tree.features.backbone.unsplit(), dataset)
+            return CachedBatches(cache, self.config.batch_size, shuffle=False)
+        return self._plain(dataset)
 
     def test_batches(self, tree: ProtoTree) -> Batches:
         """Every test photo, whole."""

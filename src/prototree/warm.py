@@ -4,54 +4,70 @@ The model is the paper's; how it gets there is not. (1) The head learns as a pla
 also the teacher. (2) The tree starts with one leaf a class: groups of alike classes leave a spine of left turns one by
 one, and so do the classes within a group; each prototype starts as the training patch that tells best who leaves.
 (3) While the head learns from the teacher's softened probabilities, every prototype *is* its source patch, seen through
-the head as it is at that step, so that projection at the end moves nothing.
+the head as it is at that step, so that projection at the end moves nothing. (4) Beside the soft targets, every decision
+on the way to a photo's own class is asked to fall on its side of one half, by a margin and no further.
 
 Notation used for tensor shapes: B batch, C channels of the backbone's map, D prototype depth, P patches, N nodes,
 L leaves, K classes, M photos looked at.
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy import ndarray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, dropout, one_hot
+from torch.nn.functional import cross_entropy, dropout, one_hot, relu
 
 from prototree.backbone import FeatureExtractor, WideHead
 from prototree.batches import Batches, CachedBatches, Inputs, maps_of
 from prototree.clustering import ward_groups
 from prototree.engine import Group, Objective
+from prototree.leaf_training import Visit
 from prototree.model import ProtoTree
 from prototree.patches import nearest_patches
-from prototree.projection import find_nearest
+from prototree.projection import find_nearest, reachable_classes
 from prototree.topology import Topology
 from prototree.train import Schedule, SoftTargets, TreeObjective
 
-PATCHES = 60  # random patches of each map that a step sees: cheaper, and none can be relied on alone
-LABEL_SMOOTHING, CUTMIX_SHARE, HEAD_DECAY = 0.1, 0.5, 0.05
+HEAD_STEPS, TREE_STEPS = 600, 1400  # where the settings leave the number of epochs open; large data gets more
+WARM_UP = 50  # steps in which the rate rises, at the most a tenth of all
+PATCH_SHARE, FEWEST_PATCHES = 0.5, 16  # of each map that a step sees: cheaper, and none can be relied on alone
+HEAD_RATE, HEAD_DECAY = 2e-3, 0.05
+LABEL_SMOOTHING, CUTMIX_SHARE = 0.1, 0.5
 CHANNEL_DROPOUT, POOLED_DROPOUT = 0.1, 0.2  # while the head learns as a classifier; the tree trains without
 LOGIT_GAIN = 4.0  # pooled values lie in [0, 1]; without it the classifier's logits grow slowly
 MEDIAN_DISTANCE = 0.7  # of a random patch to the nearest patch of another photo when the tree starts
-N_CANDIDATES = 1500  # random patches to choose the first prototypes from
+N_CANDIDATES, CANDIDATES_A_CLASS = 1500, 30  # random patches to choose the first prototypes from, at least
+MEAN_PATH = 8.8  # decisions on the way to a leaf that the hierarchy may take on average
+MARGIN_WEIGHT = 0.1
+NEAR, FAR = 0.5, 1.0  # distances asked for at right and left turns to the own class; a similarity of ½ is at 0.69
 MEDOID_EPOCHS = (0.1, 0.2)  # shares of the training after which sources move to the middle of what they stand for
-N_PHOTOS = 2000  # that choosing looks at, at the most
+MAX_NUMBERS = 2e8  # of feature maps held in memory while choosing
+
+
+Part = int | list[Any]
+"""A class, or a group of parts."""
 
 
 class HeadObjective(Objective):
     """The head as a plain classifier: patches, max-pooled, and a linear layer."""
 
-    def __init__(self, features: FeatureExtractor, n_classes: int, schedule: Schedule) -> None:
+    def __init__(self, features: FeatureExtractor, n_classes: int, epochs: int, n_batches: int) -> None:
         super().__init__()
         self.features = features
         self.linear = nn.Linear(features.depth, n_classes)
-        self._schedule = schedule
+        self._epochs, self._warm_up = epochs, warm_up(epochs, n_batches)
         self._mixed: tuple[Tensor, Tensor] | None = None
 
     def groups(self, epoch: int) -> list[Group]:
-        rate, decay = self._schedule.lr_tail * cosine(epoch, self._schedule.epochs), self._schedule.weight_decay
-        return [Group([*self.features.head.parameters(), *self.linear.parameters()], rate, decay)]
+        return [Group([*self.features.head.parameters(), *self.linear.parameters()], HEAD_RATE, HEAD_DECAY)]
+
+    def pace(self, epoch: int, share: float) -> float:
+        return cosine(epoch + share, self._epochs, self._warm_up)
 
     def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
         self.features.backbone.freeze(True)
@@ -114,10 +130,14 @@ class AnchoredObjective(TreeObjective):
         tree.leaf_logits.copy_(one_hot(start.leaf_class, tree.n_classes) * (len(batches.entries) / tree.n_classes))
         self.register_buffer("anchors", start.anchors)
         self._sources = sources
+        self._turns = Turns.of(tree)
+        self._warm_up = warm_up(schedule.epochs, batches.n_batches)
 
     def groups(self, epoch: int) -> list[Group]:
-        rate = self._schedule.lr_tail * cosine(epoch, self._schedule.epochs)
-        return [Group(list(self.tree.features.head.parameters()), rate, self._schedule.weight_decay)]
+        return [Group(list(self.tree.features.head.parameters()), self._schedule.lr_tail, self._schedule.weight_decay)]
+
+    def pace(self, epoch: int, share: float) -> float:
+        return cosine(epoch + share, self._schedule.epochs, self._warm_up)
 
     def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
         super().start_epoch(epoch, is_continued=is_continued)
@@ -134,6 +154,15 @@ class AnchoredObjective(TreeObjective):
         prototypes = z[len(x) :, :, 0].transpose(1, 2).flatten(0, 1)[: len(anchors), :, None, None]
         routed = self.tree.route(z[: len(x)], prototypes)
         return routed.distance, routed.patch, routed.log_path_probs
+
+    def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        losses, hits = super().loss(outputs, inputs)
+        return losses + MARGIN_WEIGHT * self._turns.misses(outputs[0], inputs.labels), hits
+
+    def sweep_labels(self, visit: Visit) -> None:
+        """The plain photos with their labels."""
+        for z, labels, _ in maps_of(self._sources, self.tree.features, self.tree.prototypes.device):
+            visit(self.tree.route(z), labels)
 
     def end_epoch(self, epoch: int) -> None:
         if epoch + 1 in {round(share * self._schedule.epochs) for share in MEDOID_EPOCHS}:
@@ -167,6 +196,28 @@ class AnchoredObjective(TreeObjective):
         """The prototypes as the finished head sees their sources."""
         self.eval()
         self.tree.prototypes.copy_(self.tree.features.from_map(self.anchors))
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Which way the photos of each class should turn at each node."""
+
+    right: Bool[Tensor, "K N"]
+    left: Bool[Tensor, "K N"]
+
+    @classmethod
+    def of(cls, tree: ProtoTree) -> "Turns":
+        """Towards the leaf in which a class has the majority; no way at all for a class that has none."""
+        right, below = classes_right(tree), reachable_classes(tree).cpu()
+        return cls(right.T, (below & ~right).T)
+
+    def misses(self, distance: Float[Tensor, "B N"], labels: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """How far each photo's decisions are from `NEAR` or `FAR`, summed; nothing for those that are there.
+
+        The soft targets alone leave similarities at the share of photos that turn right, far below one half.
+        """
+        right, left = (side.to(distance.device)[labels] for side in (self.right, self.left))
+        return (right * relu(distance - NEAR) + left * relu(FAR - distance)).sum(dim=1)
 
 
 def standardise(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> None:
@@ -205,19 +256,55 @@ def grow(
     """The tree that training starts from."""
     z = torch.cat([features.eval().from_map(part) for part in maps.split(64)])
     n_classes, n_patches = int(labels.max()) + 1, z.shape[2] * z.shape[3]
-    photo = torch.randint(len(z), (N_CANDIDATES,), generator=generator)
-    patch = torch.randint(n_patches, (N_CANDIDATES,), generator=generator)
+    n_candidates = max(N_CANDIDATES, CANDIDATES_A_CLASS * n_classes)
+    photo = torch.randint(len(z), (n_candidates,), generator=generator)
+    patch = torch.randint(n_patches, (n_candidates,), generator=generator)
     candidates = z.flatten(2)[photo, :, patch][:, :, None, None]
     distance = torch.cat([nearest_patches(part, candidates).distance for part in z.split(64)])
     pooled = z.amax(dim=(2, 3))
     means = torch.stack([pooled[labels == k].mean(dim=0) for k in range(n_classes)])
-    groups = ward_groups(means.double().numpy(), round(1.4 * math.sqrt(n_classes)))
     planter = _Planter(distance, labels, labels[photo])
-    planter.grow(groups)
+    planter.grow(hierarchy(means.double().numpy()))
     topology, nodes, leaf_ids = Topology.from_children(planter.left, planter.right)
     chosen = torch.tensor(planter.chosen)[nodes]
     anchors = maps.flatten(2)[photo[chosen], :, patch[chosen]][:, :, None, None]
     return Start(topology, torch.tensor(planter.leaf_class)[leaf_ids], anchors)
+
+
+def hierarchy(means: Float[ndarray, "K D"]) -> Part:
+    """Groups of alike classes, and groups of groups where else the way to a class would be long.
+
+    As few levels as `MEAN_PATH` allows: a prototype then stands for few classes that are alike.
+    """
+    everything = list(range(len(means)))
+    levels = 2
+    while (found := _nest(means, everything, levels)) and mean_path(found) > MEAN_PATH and 2**levels < len(means):
+        levels += 1
+    return found
+
+
+def mean_path(part: Part) -> float:
+    """Decisions to a class on average, if the parts of a part leave it one by one in any order."""
+    return sum(_depths(part)) / len(_depths(part))
+
+
+def _nest(means: Float[ndarray, "K D"], classes: list[int], levels: int) -> Part:
+    if levels == 1 or len(classes) <= 2:
+        return list(classes)
+    groups = ward_groups(means[classes], round(1.4 * len(classes) ** (1 / levels)))
+    return [_nest(means, [classes[place] for place in group], levels - 1) for group in groups]
+
+
+def _depths(part: Part) -> list[float]:
+    if isinstance(part, int):
+        return [0.0]
+    # The i-th to leave has met i nodes, the last two one and the same.
+    own = (len(part) + 1) / 2 - 1 / len(part)
+    return [own + depth for one in part for depth in _depths(one)]
+
+
+def _classes(part: Part) -> list[int]:
+    return [part] if isinstance(part, int) else [label for one in part for label in _classes(one)]
 
 
 class _Planter:
@@ -236,22 +323,21 @@ class _Planter:
         self.chosen: list[int] = []
         self.leaf_class: list[int] = []
 
-    def grow(self, parts: list[list[int]]) -> int:
-        """A subtree for these parts; returns its root, or ~leaf."""
-        if len(parts) == 1 and len(parts[0]) == 1:
-            self.leaf_class.append(parts[0][0])
+    def grow(self, part: Part) -> int:
+        """A subtree for this part; returns its root, or ~leaf."""
+        if isinstance(part, int):
+            self.leaf_class.append(part)
             return ~(len(self.leaf_class) - 1)
-        if len(parts) == 1:
-            return self.grow([[label] for label in parts[0]])
-        among = [label for part in parts for label in part]
-        (_, candidate), place = max((self._best(part, among), i) for i, part in enumerate(parts))
+        if len(part) == 1:
+            return self.grow(part[0])
+        (_, candidate), place = max((self._best(_classes(one), _classes(part)), i) for i, one in enumerate(part))
         self._free[candidate] = False
         node = len(self.left)
         self.chosen.append(candidate)
         self.left.append(0)
         self.right.append(0)
-        self.left[node] = self.grow(parts[:place] + parts[place + 1 :])
-        self.right[node] = self.grow([parts[place]])
+        self.left[node] = self.grow(part[:place] + part[place + 1 :])
+        self.right[node] = self.grow(part[place])
         return node
 
     def _best(self, part: list[int], among: list[int]) -> tuple[float, int]:
@@ -283,17 +369,22 @@ def classes_right(tree: ProtoTree) -> Bool[Tensor, "N K"]:
 
 
 def some_maps(sources: CachedBatches) -> tuple[Float[Tensor, "M C H W"], Int[Tensor, " M"]]:
-    """Backbone maps and labels of at most `N_PHOTOS` photos, spread over the data."""
-    n_entries = len(sources.entries)
-    chosen = torch.linspace(0, n_entries - 1, min(n_entries, N_PHOTOS)).long().tolist()
-    inputs = sources.inputs(chosen)
+    """Backbone maps and labels of all photos, or of as many of each class as memory is spent on."""
+    seen: Counter[int] = Counter()
+    turn = []  # how many of its class come before it
+    for entry in sources.entries:
+        turn.append(seen[entry.sample.label])
+        seen[entry.sample.label] += 1
+    most = max(int(MAX_NUMBERS / sources.inputs([0]).values.numel()), 2 * len(seen))
+    inputs = sources.inputs(sorted(sorted(range(len(turn)), key=lambda place: turn[place])[:most]))
     return inputs.values, inputs.labels
 
 
 def some_patches(x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C 1 P"]:
     """The same random patches of every map of a batch."""
-    order = torch.randperm(x.shape[2] * x.shape[3], device=x.device)
-    return x.flatten(2)[:, :, order[:PATCHES]][:, :, None]
+    n_patches = x.shape[2] * x.shape[3]
+    order = torch.randperm(n_patches, device=x.device)
+    return x.flatten(2)[:, :, order[: max(FEWEST_PATCHES, math.ceil(PATCH_SHARE * n_patches))]][:, :, None]
 
 
 def cutmix(x: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, " B"], Float[Tensor, "B 1"]]:
@@ -303,9 +394,19 @@ def cutmix(x: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B C H W"], Int[T
     return torch.where(keep, x, x[partner]), partner, keep.float().mean(dim=(2, 3))
 
 
-def cosine(epoch: int, epochs: int) -> float:
-    """From 1 towards 0, a quarter in the first epoch."""
-    return (0.25 if epoch == 0 and epochs > 2 else 1.0) * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+def cosine(epoch: float, epochs: int, warm_up: float) -> float:
+    """Rises to 1 in `warm_up` epochs, falls to 0 with the last."""
+    return min(1.0, (epoch + 0.01 * warm_up) / warm_up) * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+
+
+def warm_up(epochs: int, n_batches: int) -> float:
+    """In epochs."""
+    return min(WARM_UP / n_batches, epochs / 10)
+
+
+def epochs_for(n_steps: int, n_entries: int, batch_size: int) -> int:
+    """Enough for so many steps; large data is seen at least 6 times, small data no more than 200 times."""
+    return min(max(round(n_steps / math.ceil(n_entries / batch_size)), 6), 200)
 
 
 def wide_head(features: FeatureExtractor) -> WideHead:

@@ -65,7 +65,8 @@ def augmentation(name: str, preprocessing: Preprocessing) -> Transform:
     """The augmentation of this name, from a photo (or a view of one) to the network's input.
 
     `cub`, `cars`: the paper's. `light`: for any photos; flips, small turns and shifts, mild colour changes.
-    `strong`: `light` after one random operation of TrivialAugmentWide. `none`: no chance at all.
+    `colour`: mild colour changes alone. `strong`: `light` after one random operation of TrivialAugmentWide. `none`: no
+    chance at all.
     """
     if name == "none":
         return Plain(preprocessing)
@@ -125,6 +126,10 @@ def _light() -> Step:
     )
 
 
+def _colour() -> Step:
+    return _in_order(v2.ColorJitter(brightness=0.25, contrast=0.25, saturation=0.25))
+
+
 def _strong() -> Step:
     return _in_order(v2.TrivialAugmentWide(), _light())
 
@@ -139,5 +144,11 @@ def _in_order(*steps: Step) -> Step:
     return chosen
 
 
-_STEPS: dict[str, Callable[[], Step]] = {"cub": _cub, "cars": _cars, "light": _light, "strong": _strong}
+_STEPS: dict[str, Callable[[], Step]] = {
+    "cub": _cub,
+    "cars": _cars,
+    "light": _light,
+    "colour": _colour,
+    "strong": _strong,
+}
 AUGMENTATIONS = (*_STEPS, "none")

@@ -13,6 +13,7 @@ undo and repeat exactly that.
 """
 
 from dataclasses import dataclass
+from random import Random
 
 from PIL import Image
 
@@ -21,6 +22,8 @@ from prototree.data.samples import Box, Kind, Part, Sample, Size
 from prototree.preprocessing import Preprocessing
 
 CORNER_MARGIN = 0.1
+CLOSE_MARGIN = 0.4
+MIDDLE_MARGIN = 0.15  # of a photo without a box: its middle 70 % each way
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,41 @@ def projection_views(sample: Sample, kind: Kind, *, margin: float = 0.0) -> tupl
     if kind != "cub" or sample.box is None:
         return (FULL,)
     return (View("box", sample.box.enlarge(margin).clip(photo_size(sample))),)
+
+
+def source_views(sample: Sample) -> tuple[View, ...]:
+    """Where the recipe `warm` takes prototypes from: the photo, and a closer look at what it is about."""
+    name, region = _subject(sample)
+    return (FULL, View(name, region))
+
+
+def varied_views(sample: Sample, count: int, seed: int) -> tuple[View, ...]:
+    """More views to learn from: the photo mirrored, then random crops that keep the subject, mirrored or not.
+
+    Crops come in turn from between the photo and the subject and from close around the subject. The same for the same
+    seed and file name.
+    """
+    size, (_, subject) = photo_size(sample), _subject(sample)
+    whole, random = Box.whole(size), Random(f"{seed}/{sample.path.name}")
+    views = [View("mirrored", flip=True)]
+    for number in range(1, count):
+        inner, outer = (subject, whole) if number % 2 else (subject, subject.enlarge(CLOSE_MARGIN).clip(size))
+        region = Box(
+            random.uniform(outer.left, inner.left),
+            random.uniform(outer.top, inner.top),
+            random.uniform(inner.right, outer.right),
+            random.uniform(inner.bottom, outer.bottom),
+        )
+        views.append(View(f"crop {number}", region, flip=random.random() < 0.5))
+    return tuple(views[:count])
+
+
+def _subject(sample: Sample) -> tuple[str, Box]:
+    """The box with a margin; where there is none, the middle of the photo."""
+    size = photo_size(sample)
+    if sample.box is not None:
+        return "box", sample.box.enlarge(CORNER_MARGIN).clip(size)
+    return "middle", Box.whole(size).enlarge(-MIDDLE_MARGIN)
 
 
 def evaluation_views(sample: Sample) -> tuple[View, ...]:
