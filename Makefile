@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup test test-all check demo bench clean
+.PHONY: setup browser test test-all check demo bench clean
 
 setup: $(VENV)/.ready
 
@@ -18,10 +18,16 @@ check: setup
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 
-test: check
+# Pages are tested in a real browser. Where there is none and it cannot be installed, those tests skip with a reason.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1; } \
+		|| echo "Chromium is missing and could not be installed; the tests of pages will be skipped"
+
+test: check browser
 	$(BIN)/python -m pytest -q -n auto -m "not slow"
 
-test-all: check
+test-all: check browser
 	$(BIN)/python -m pytest -q -n auto
 
 bench: setup
