@@ -311,7 +311,9 @@ class Work:
         config = self.config
         self.observer.stage(f"training the backbone as a plain classifier for {config.pretrain_epochs} epochs")
         photos = self._photos(self._training_set(backbone.preprocessing), shuffle=True)
-        objective = ClassifierObjective(backbone, self.data.n_classes, config.lr_tail)
+        # What was learned elsewhere is not to be lost.
+        backbone_rate = config.lr_trunk if backbone.weights else None
+        objective = ClassifierObjective(backbone, self.data.n_classes, config.lr_tail, backbone_rate)
         train(objective, photos, config.pretrain_epochs, self._options("pretrained"), self.observer)
 
     def _soft_targets(self) -> SoftTargets | None:
