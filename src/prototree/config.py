@@ -54,7 +54,7 @@ class Config:
     # before it
     recipe: Literal["paper", "warm"] = "paper"  # warm: for frozen features, see warm.py
     head_epochs: int = 0  # of the head as a plain classifier, in the recipe warm
-    pretrain_epochs: int = 0  # of the backbone as a plain classifier, for one without weights
+    pretrain_epochs: int = 0  # of the backbone as a plain classifier: one without weights, or (at lr_trunk) with
     # soft labels
     teacher: str = ""  # a run, a tree or a timm classifier file
     teacher_weight: float = 0.7  # its share in the targets

@@ -44,15 +44,14 @@ from prototree.teacher import open_teacher, teach
 from prototree.topology import Topology
 from prototree.train import ClassifierObjective, Schedule, SoftTargets, TreeObjective, train
 from prototree.warm import (
-    HEAD_STEPS,
-    TREE_STEPS,
     AnchoredObjective,
     HeadObjective,
     calibrate,
-    epochs_for,
     grow,
+    head_epochs,
     some_maps,
     standardise,
+    tree_epochs,
 )
 
 STAGES = ("train", "prune", "project", "evaluate")
@@ -162,8 +161,7 @@ class Work:
         batches = CachedBatches(cache, config.batch_size, shuffle=True, seed=config.seed)
         maps, labels = some_maps(sources)
         standardise(features.to("cpu"), maps)
-        n_entries = len(cache.entries)
-        epochs = config.head_epochs or epochs_for(HEAD_STEPS, n_entries, config.batch_size)
+        epochs = config.head_epochs or head_epochs(len(cache.entries))
         head = HeadObjective(features, self.data.n_classes, epochs, batches.n_batches)
         self.observer.stage(f"training the head as a plain classifier for {epochs} epochs")
         train(head, batches, epochs, self._options("head"), self.observer)
@@ -173,7 +171,7 @@ class Work:
         calibrate(features, maps[:: max(1, len(maps) // 200)], generator)
         start = grow(features, maps, labels, generator)
         tree = ProtoTree(start.topology, features, self.data.class_names)
-        epochs = config.epochs or epochs_for(TREE_STEPS, n_entries, config.batch_size)
+        epochs = config.epochs or tree_epochs(len(cache.entries))
         schedule = dataclasses.replace(_schedule(config), epochs=epochs)
         objective = AnchoredObjective(tree, batches, schedule, targets, start, sources)
         self.observer.stage(f"training {tree.topology.n_nodes} prototypes for {epochs} epochs")
@@ -362,7 +360,9 @@ class Work:
         config = self.config
         self.observer.stage(f"training the backbone as a plain classifier for {config.pretrain_epochs} epochs")
         photos = self._photos(self._training_set(backbone.preprocessing), shuffle=True)
-        objective = ClassifierObjective(backbone, self.data.n_classes, config.lr_tail)
+        # What was learned elsewhere is not to be lost.
+        backbone_rate = config.lr_trunk if backbone.weights else None
+        objective = ClassifierObjective(backbone, self.data.n_classes, config.lr_tail, backbone_rate)
         train(objective, photos, config.pretrain_epochs, self._options("pretrained"), self.observer)
 
     def _soft_targets(self) -> SoftTargets | None:

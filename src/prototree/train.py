@@ -139,14 +139,17 @@ class TreeObjective(Objective):
 class ClassifierObjective(Objective):
     """The backbone as a plain classifier on the same data: §4's "training it on a specific prediction task first"."""
 
-    def __init__(self, backbone: Backbone, n_classes: int, rate: float) -> None:
+    def __init__(self, backbone: Backbone, n_classes: int, rate: float, backbone_rate: float | None = None) -> None:
         super().__init__()
         self.backbone = backbone
         self.linear = nn.Linear(backbone.n_channels, n_classes)
-        self._rate = rate
+        self._rate, self._backbone_rate = rate, rate if backbone_rate is None else backbone_rate
 
     def groups(self, epoch: int) -> list[Group]:
-        return [Group(list(self.parameters()), self._rate)]
+        return [
+            Group(list(self.linear.parameters()), self._rate),
+            Group(list(self.backbone.parameters()), self._backbone_rate),
+        ]
 
     def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
         self.backbone.freeze(False)

@@ -33,7 +33,8 @@ from prototree.projection import find_nearest, reachable_classes
 from prototree.topology import Topology
 from prototree.train import Schedule, SoftTargets, TreeObjective
 
-HEAD_STEPS, TREE_STEPS = 600, 1400  # where the settings leave the number of epochs open; large data gets more
+HEAD_VIEWS, TREE_VIEWS = 38_000, 90_000  # to see where the settings leave the number of epochs open
+EPOCHS = (6, 200)  # but large data at least and small data at most so often
 WARM_UP = 50  # steps in which the rate rises, at the most a tenth of all
 PATCH_SHARE, FEWEST_PATCHES = 0.5, 16  # of each map that a step sees: cheaper, and none can be relied on alone
 HEAD_RATE, HEAD_DECAY = 2e-3, 0.05
@@ -42,7 +43,7 @@ CHANNEL_DROPOUT, POOLED_DROPOUT = 0.1, 0.2  # while the head learns as a classif
 LOGIT_GAIN = 4.0  # pooled values lie in [0, 1]; without it the classifier's logits grow slowly
 MEDIAN_DISTANCE = 0.7  # of a random patch to the nearest patch of another photo when the tree starts
 N_CANDIDATES, CANDIDATES_A_CLASS = 1500, 30  # random patches to choose the first prototypes from, at least
-MEAN_PATH = 8.8  # decisions on the way to a leaf that the hierarchy may take on average
+MEAN_PATH = 9.0  # decisions on the way to a leaf that the hierarchy may take on average
 MARGIN_WEIGHT = 0.1
 NEAR, FAR = 0.5, 1.0  # distances asked for at right and left turns to the own class; a similarity of ½ is at 0.69
 MEDOID_EPOCHS = (0.1, 0.2)  # shares of the training after which sources move to the middle of what they stand for
@@ -404,15 +405,24 @@ def warm_up(epochs: int, n_batches: int) -> float:
     return min(WARM_UP / n_batches, epochs / 10)
 
 
-def epochs_for(n_steps: int, n_entries: int, batch_size: int) -> int:
-    """Enough for so many steps; large data is seen at least 6 times, small data no more than 200 times."""
-    return min(max(round(n_steps / math.ceil(n_entries / batch_size)), 6), 200)
+def head_epochs(n_entries: int) -> int:
+    """How often the head as a classifier sees everything."""
+    return _epochs(HEAD_VIEWS, n_entries)
+
+
+def tree_epochs(n_entries: int) -> int:
+    """How often the tree sees everything."""
+    return _epochs(TREE_VIEWS, n_entries)
 
 
 def wide_head(features: FeatureExtractor) -> WideHead:
     """The head that this recipe needs."""
     assert isinstance(features.head, WideHead)
     return features.head
+
+
+def _epochs(n_views: int, n_entries: int) -> int:
+    return min(max(round(n_views / n_entries), EPOCHS[0]), EPOCHS[1])
 
 
 def _entropy(p: Tensor) -> Tensor:

@@ -1,0 +1,137 @@
+"""What each ingredient of the recipe `warm` gives, on a validation share of the training photos.
+
+python benchmarks/ablation.py DATA --out FOLDER [--rows "the recipe,no margin"] [--seeds 0,1,2] [--fold 0]
+
+Every fifth training photo of each class is held out (`--fold` says which); the test photos are not touched. Each row
+changes one setting of the preset `auto`, or one constant of `prototree.warm` (in capitals). Runs that are finished are
+not done again; the frozen trunk runs once for all rows that see the same views.
+"""
+
+import argparse
+import dataclasses
+import os
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prototree import warm
+from prototree.data import ImageData, Sample, open_data
+from prototree.run import Run, fit
+
+FOLDS = 5
+ROWS: dict[str, dict[str, Any]] = {
+    "the recipe": {},
+    "half as long": {"TREE_VIEWS": warm.TREE_VIEWS // 2},
+    "twice as long": {"TREE_VIEWS": warm.TREE_VIEWS * 2},
+    "head's time halved": {"HEAD_VIEWS": warm.HEAD_VIEWS // 2},
+    "rate 2e-3": {"lr_tail": 2e-3},
+    "rate 1e-2": {"lr_tail": 1e-2},
+    "batches of 64": {"batch_size": 64},
+    "temperature 1": {"temperature": 1.0},
+    "temperature 5": {"temperature": 5.0},
+    "labels instead of the teacher": {"teacher_weight": 0.0},
+    "no margin": {"MARGIN_WEIGHT": 0.0},
+    "three times the margin's weight": {"MARGIN_WEIGHT": 3 * warm.MARGIN_WEIGHT},
+    "all patches": {"PATCH_SHARE": 1.0},
+    "sources stay": {"MEDOID_EPOCHS": ()},
+    "hierarchy as flat as it goes": {"MEAN_PATH": 1e9},
+    "hierarchy of more levels": {"MEAN_PATH": 7.5},
+    "no calibration of the scale: 2.6": {"MEDIAN_DISTANCE": 2.6},
+    "head without cutmix": {"CUTMIX_SHARE": 0.0},
+    "head without dropout": {"CHANNEL_DROPOUT": 0.0, "POOLED_DROPOUT": 0.0},
+    "no weight decay": {"weight_decay": 0.0},
+    "depth 128": {"depth": 128},
+    "plain views only": {"cache_views": 2},
+    "four views": {"cache_views": 4},
+    "224 pixels": {"image_size": 224},
+}
+COLUMNS = ("soft", "max_path", "greedy")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", default=",".join(ROWS), help="names, separated by commas")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--fold", type=int, default=0)
+    words = parser.parse_args()
+    names = [name.strip() for name in words.rows.split(",")]
+    if unknown := [name for name in names if name not in ROWS]:
+        parser.error(f"unknown row {unknown[0]!r}; expected some of: {', '.join(ROWS)}")
+    data = held_out(open_data(words.data), words.fold)
+    print(f"{len(data.train)} photos to learn from, {len(data.test)} to judge by\n")
+    print("| row | soft | max-path | greedy | prototypes | path | seconds of training |")
+    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    for name in names:
+        runs = [one_run(data, words.out, name, int(seed), words.fold) for seed in words.seeds.split(",")]
+        print(table_row(name, runs), flush=True)
+
+
+def held_out(data: ImageData, fold: int) -> ImageData:
+    """The training photos alone, every fifth of each class as the photos to judge by."""
+    of_class: dict[int, list[Sample]] = defaultdict(list)
+    for sample in data.train:
+        of_class[sample.label].append(sample)
+    held = {sample.path for samples in of_class.values() for sample in samples[fold::FOLDS]}
+    learn = tuple(sample for sample in data.train if sample.path not in held)
+    judge = tuple(sample for sample in data.train if sample.path in held)
+    return dataclasses.replace(data, train=learn, test=judge)
+
+
+def one_run(data: ImageData, out: Path, name: str, seed: int, fold: int) -> Run:
+    """A finished run, from before or from now."""
+    folder = out / f"{name.replace(' ', '_').replace(':', '')}-{seed}-{fold}"
+    run = Run(folder)
+    if "evaluate" not in run.metrics.get("seconds", {}):
+        changes = ROWS[name]
+        share_caches(out, folder)
+        settings = {key: value for key, value in changes.items() if not key.isupper()}
+        with constants({key: value for key, value in changes.items() if key.isupper()}):
+            fit(data, folder, settings={**settings, "seed": seed}, resume=True)
+    return run
+
+
+def share_caches(out: Path, folder: Path) -> None:
+    """Links the caches of all earlier runs: their names say what they hold, so that only a fitting one is used."""
+    (folder / "cache").mkdir(parents=True, exist_ok=True)
+    for pattern in ("*.f16", "*.json"):  # the description last: a cache without one is not used
+        for file in sorted(out.glob(f"*/cache/{pattern}")):
+            if not (folder / "cache" / file.name).exists():
+                os.link(file, folder / "cache" / file.name)
+
+
+@contextmanager
+def constants(values: Mapping[str, Any]) -> Iterator[None]:
+    """Other constants for a while."""
+    before = {name: getattr(warm, name) for name in values}
+    for name, value in values.items():
+        setattr(warm, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(warm, name, value)
+
+
+def table_row(name: str, runs: list[Run]) -> str:
+    stages = [run.metrics["stages"]["projected"] for run in runs]
+    shown = [spread([100 * stage["accuracy"][column] for stage in stages]) for column in COLUMNS]
+    size = spread([float(stage["n_prototypes"]) for stage in stages])
+    length = statistics.mean(stage["path_length"]["max_path"]["mean"] for stage in stages)
+    seconds = statistics.mean(run.metrics["seconds"]["train"] for run in runs)
+    return f"| {name} | {' | '.join(shown)} | {size} | {length:.1f} | {seconds:.0f} |"
+
+
+def spread(values: list[float]) -> str:
+    """Mean ± standard deviation."""
+    if len(values) == 1 or len(set(values)) == 1:
+        return f"{values[0]:.1f}" if len(values) == 1 else f"{values[0]:g}"
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+if __name__ == "__main__":
+    main()
