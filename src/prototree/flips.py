@@ -132,7 +132,8 @@ def _slack(
 ) -> Float[ndarray, " h"]:
     log_turn = -np.logaddexp(0.0, -(log_odds + change))
     below = log_turn[::-1].cumsum()[::-1] - log_turn
-    return log_odds + change + below - rival
+    slack: ndarray = log_odds + change + below - rival
+    return slack
 
 
 def _climb(
