@@ -15,9 +15,10 @@ SOURCE = Path(prototree.__file__).parent
 # From the ground up: a room may import only from rooms before it.
 ROOMS = [
     "_version", "errors", "_torchvision", "preprocessing", "config", "topology", "patches", "routing", "leaves",
-    "weights", "backbone", "model", "data", "checkpoint", "distributed", "pruning", "projection", "evaluation",
-    "mistakes", "ensemble", "folding", "batches", "teacher", "leaf_training", "engine", "train", "clustering", "warm",
-    "tables", "plots", "stages", "run", "explanations", "progress", "reproduction", "cli", "__main__",
+    "weights", "backbone", "model", "data", "explanations", "checkpoint", "distributed", "pruning", "projection",
+    "evaluation", "mistakes", "ensemble", "folding", "batches", "pictures", "teacher", "leaf_training", "engine",
+    "train", "clustering", "warm", "tables", "plots", "stages", "run", "flips", "heat", "alterations", "attribution",
+    "matches", "findings", "examine", "explain", "progress", "reproduction", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.pruning import default_threshold
 from prototree.stages import OWN_FILES, STAGES, Observer, Run, Work
 
-__all__ = ["STAGES", "Observer", "Run", "combine", "derived", "fit", "redo"]
+__all__ = ["STAGES", "Observer", "Run", "combine", "derived", "existing_run", "fit", "redo"]
 
 
 def fit(
@@ -74,6 +74,14 @@ def derived(config: Config, data: ImageData) -> Config:
     )
 
 
+def existing_run(folder: str | Path) -> Run:
+    """The run in a folder, or an error that says that there is none."""
+    run = Run(Path(folder))
+    if not (run.folder / "config.toml").exists():
+        raise CheckpointError(f"expected a run in {run.folder}, but there is no config.toml; train one first")
+    return run
+
+
 def redo(
     folder: str | Path,
     stage: str,
@@ -83,7 +91,7 @@ def redo(
     observer: Observer | None = None,
 ) -> Run:
     """One stage of a run again, with other settings or on other data with the same classes."""
-    run = _existing(folder)
+    run = existing_run(folder)
     config = run.config.changed(settings or {})
     images = _data_of(run, data, config)
     with distributed.processes() as device:
@@ -98,7 +106,7 @@ def combine(
 
     >>> prototree.combine(["runs/a", "runs/b", "runs/c"]).all_trees.accuracy["soft"]
     """
-    runs = [_existing(folder) for folder in folders]
+    runs = [existing_run(folder) for folder in folders]
     ensemble = Ensemble([run.tree() for run in runs])
     images = _data_of(runs[0], data, runs[0].config)
     observer = observer or Observer()
@@ -110,13 +118,6 @@ def combine(
             tree.to(device)
         photos = ((one.values.to(device), one.labels.to(device)) for one in batches.epoch(0))
         return evaluate_ensemble(ensemble, photos)
-
-
-def _existing(folder: str | Path) -> Run:
-    run = Run(Path(folder))
-    if not (run.folder / "config.toml").exists():
-        raise CheckpointError(f"expected a run in {run.folder}, but there is no config.toml; train one first")
-    return run
 
 
 def _data_of(run: Run, data: str | Path | None, config: Config) -> ImageData:

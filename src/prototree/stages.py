@@ -36,6 +36,7 @@ from prototree.evaluation import Metrics, evaluate_all
 from prototree.leaf_training import LEAF_TRAINERS, refit_leaves
 from prototree.mistakes import MistakeFinder
 from prototree.model import ProtoTree
+from prototree.pictures import write_pictures
 from prototree.preprocessing import Preprocessing
 from prototree.projection import Places, Projected, project, settle
 from prototree.pruning import Pruned, prune
@@ -58,6 +59,7 @@ STAGES = ("train", "prune", "project", "evaluate")
 TRAINED, PRUNED, PROJECTED = "trained", "pruned", "projected"
 # The prototypes that Eq. 6 gives without class constraints, kept for comparison (Table S4).
 ANY_CLASS = "projected_any_class"
+PICTURES = "prototypes"
 OWN_FILES = (
     "config.toml",
     "log.csv",
@@ -74,6 +76,7 @@ OWN_FILES = (
     "mistakes.json",
     "results.md",
     "plots",
+    PICTURES,
 )
 # Settings that say how a run is done, not what comes out of it: a run may be continued with others.
 _FREE = ("workers", "save_minutes", "compile", "strict")
@@ -214,6 +217,8 @@ class Work:
         if projected.unconstrained is not None and self.config.constrain_classes and distributed.is_first():
             other = {"prototypes": projected.unconstrained.vector.view_as(tree.prototypes)}
             checkpoint.write_state(self.run.folder / ANY_CLASS, "state.json", {"version": checkpoint.VERSION}, other)
+        if distributed.is_first():
+            write_pictures(projected.tree, self.data, self.run.folder / PICTURES)
         self.run.note(
             projection={
                 "constrained": self.config.constrain_classes,
