@@ -28,7 +28,7 @@ from prototree.topology import Topology
 
 AWKWARD_NAMES = (
     '<script>alert("x")</script>',
-    "O'Brien \"quoted\" & </script><img src=x onerror=alert(1)>",
+    'O\'Brien "quoted" & </script><img src=x onerror=alert(1)>',
     "طائر الشمس",
     "🦜 parrot",
     "cost $5^2_x$",

@@ -30,7 +30,7 @@ from prototree.report.words import ABSENT, PRESENT, Reading, count, percent
 # tree.css has the same sizes.
 SLOT, LEVEL = 116.0, 184.0
 NODE_WIDTH, NODE_HEIGHT = 208.0, 122.0
-LEAF_WIDTH, LEAF_HEIGHT = 106.0, 96.0
+LEAF_WIDTH, LEAF_HEIGHT = 106.0, 110.0
 _PICTURE, _PAD = 84.0, 8.0
 _PHOTO_SIDE = 208  # pixels: twice the units it is drawn at
 
@@ -95,11 +95,11 @@ def _node_card(reading: Reading, node: int, spot: Spot, *, small: bool) -> list[
     prototype = reading.explanation.prototypes[node]
     source = prototype.source
     if small:
-        crop = fitted(reduced(source.crop, 48), spot)
-        return [crop, Block(crop.x, crop.y, crop.width, crop.height, stroke=RULE)]
+        patch = fitted(reduced(source.crop, 48), spot)
+        return [patch, Block(patch.x, patch.y, patch.width, patch.height, stroke=RULE)]
     crop = Spot(spot.x + _PAD, spot.y + _PAD, _PICTURE, _PICTURE)
     photo = Spot(crop.x + _PICTURE + 6, crop.y, spot.width - 2 * _PAD - _PICTURE - 6, _PICTURE)
-    caption = f"{node} · {prototype.note}" if prototype.note else f"{node} · {class_name(reading, source.label)}"
+    caption = f"{node} · {prototype.note}" if prototype.note else f"{node} · from {class_name(reading, source.label)}"
     return [
         Block(spot.x, spot.y, spot.width, spot.height, PAPER, RULE, 1.2, 8.0),
         fitted(reduced(source.crop, CROP_SIDE), crop),
@@ -132,8 +132,8 @@ def _leaf_card(reading: Reading, leaf: int, spot: Spot) -> list[Mark]:
     bars = Spot(spot.x + _PAD, spot.y + _PAD, spot.width - 2 * _PAD, 24)
     return [
         Block(spot.x, spot.y, spot.width, spot.height, FAINT if unsure else PAPER, RULE, 1.2, 8.0),
-        *_bars(probs, bars, ABSENT_INK if unsure else PRESENT_INK),
-        *paragraph(name, middle, spot.y + 48, spot.width - 10, most_lines=2, colour=ink, bold=not unsure),
+        *distribution(probs, bars, ABSENT_INK if unsure else PRESENT_INK),
+        *paragraph(name, middle, spot.y + 48, spot.width - 10, most_lines=3, colour=ink, bold=not unsure),
         Label(middle, spot.y + spot.height - 9, percent(rule.share), 10.0, SOFT_INK),
     ]
 
@@ -148,8 +148,8 @@ def _small_leaf_card(reading: Reading, leaf: int, spot: Spot) -> list[Mark]:
     ]
 
 
-def _bars(probs: tuple[float, ...], spot: Spot, colour: str) -> list[Mark]:
-    """One thin bar a class, those below half a percent left out."""
+def distribution(probs: tuple[float, ...], spot: Spot, colour: str) -> list[Mark]:
+    """A class distribution: one thin bar a class, those below half a percent left out."""
     base = spot.y + spot.height
     step = spot.width / len(probs)
     marks: list[Mark] = [Stroke(((spot.x, base), (spot.x + spot.width, base)), RULE, 1.0)]

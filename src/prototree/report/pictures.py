@@ -61,17 +61,31 @@ def data_url(name: str, picture: Picture) -> str:
 def stretched(heat: Heat, size: tuple[int, int]) -> Float[ndarray, "rows columns"]:
     """The heat map at this width and height, smoothly, from 0 to 1."""
     smooth = Image.fromarray(np.nan_to_num(heat).astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
-    return np.clip(np.asarray(smooth), 0.0, 1.0)
+    clipped: ndarray = np.clip(np.asarray(smooth), 0.0, 1.0)
+    return clipped
+
+
+def heat_colours(heat: Heat, size: tuple[int, int]) -> Float[ndarray, "rows columns 4"]:
+    """The heat map at this width and height as red, green, blue (to 255), and how much of the photo it covers."""
+    hot, steps = stretched(heat, size), np.linspace(0.0, 1.0, len(HEAT_COLOURS))
+    return np.stack([np.interp(hot, steps, channel) for channel in zip(*HEAT_COLOURS, strict=True)], axis=-1)
 
 
 def heated(photo: Picture, heat: Heat) -> Picture:
     """The photo with the heat map over it."""
     height, width, _ = photo.shape
-    hot = stretched(heat, (width, height))
-    steps = np.linspace(0.0, 1.0, len(HEAT_COLOURS))
-    red, green, blue, cover = (np.interp(hot, steps, channel) for channel in zip(*HEAT_COLOURS, strict=True))
-    mixed = photo * (1 - cover[..., None]) + np.stack([red, green, blue], axis=-1) * cover[..., None]
-    return mixed.round().astype(np.uint8)
+    colours = heat_colours(heat, (width, height))
+    cover = colours[..., 3:]
+    mixed: ndarray = (photo * (1 - cover) + colours[..., :3] * cover).round().astype(np.uint8)
+    return mixed
+
+
+def heat_url(heat: Heat) -> str:
+    """The heat map alone, to be stretched over a photo: a small picture with transparency."""
+    colours = heat_colours(heat, (48, 48)) * (1, 1, 1, 255)
+    file = io.BytesIO()
+    Image.fromarray(colours.round().astype(np.uint8)).save(file, "WEBP", quality=QUALITY)
+    return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def heat_values(heat: Heat) -> dict[str, int | str]:
@@ -84,4 +98,11 @@ def heat_values(heat: Heat) -> dict[str, int | str]:
 def _encoded(picture: Picture, form: str, **options: int) -> bytes:
     file = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(picture)).save(file, form, quality=QUALITY, **options)
+    return file.getvalue()
+
+
+def png(image: Image.Image) -> bytes:
+    """As a PNG file."""
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
     return file.getvalue()

@@ -41,7 +41,7 @@ def image(drawing: Drawing, scale: float = 2.0) -> Image.Image:
     with _matplotlib():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-        canvas = FigureCanvasAgg(_figure(drawing, dpi=scale * UNITS_PER_INCH))
+        canvas: Any = FigureCanvasAgg(_figure(drawing, dpi=scale * UNITS_PER_INCH))
         canvas.draw()
         return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
@@ -56,7 +56,7 @@ def _matplotlib() -> Iterator[None]:
 
     have = set(font_manager.get_font_names())
     fonts = ["DejaVu Sans", *(font for font in _OTHER_FONTS if font in have)]
-    settings = {"font.family": fonts, "pdf.fonttype": 42, "text.usetex": False, "path.simplify": False}
+    settings: Any = {"font.family": fonts, "pdf.fonttype": 42, "text.usetex": False, "path.simplify": False}
     quiet = logging.getLogger("fontTools")
     level = quiet.level
     with warnings.catch_warnings(), matplotlib.rc_context(settings):
@@ -105,7 +105,7 @@ def _add(axes: Any, mark: Mark, order: int, for_pdf: bool) -> None:
 def _add_block(axes: Any, mark: Block, order: int, points: float) -> None:
     from matplotlib.patches import FancyBboxPatch, Rectangle
 
-    look = {
+    look: dict[str, Any] = {
         "facecolor": mark.fill or "none",
         "edgecolor": mark.stroke or "none",
         "linewidth": mark.thickness * points if mark.stroke else 0,

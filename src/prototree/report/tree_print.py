@@ -129,7 +129,7 @@ def _index_pages(reading: Reading, leaf_page: dict[int, int], first: int) -> lis
     ranked = sorted(reading.rules, key=lambda rule: (names[rule.label].casefold(), -rule.share))
     rules = [rule for rule in ranked if not reading.is_unsure(rule.leaf)]
     rows = int((PAGE_HEIGHT - 2 * MARGIN - _HEAD - 40) // _ROW)
-    made = []
+    made: list[Drawing] = []
     for start in range(0, len(rules), rows):
         marks: list[Mark] = [
             Label(MARGIN, MARGIN + 14, "Classes and the rules that lead to them", 15.0, INK, "start", bold=True),

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from prototree.explanations import Hiding, Method, PrototypeExplanation, TreeExplanation
+from prototree.explanations import Hiding, Method, PrototypeExplanation, RunnerUp, TreeExplanation
 from prototree.report.layout import reading_order
 from prototree.routing import Strategy
 
@@ -61,6 +61,24 @@ def hiding_words(hiding: Hiding | None) -> str:
     )
 
 
+def runner_up_words(runner_up: RunnerUp | None, class_names: Sequence[str]) -> str:
+    """What another class would have needed, as a sentence."""
+    if runner_up is None:
+        return "No change of the similarities would have led this tree to another class."
+    name = class_names[runner_up.label]
+    needed = [
+        f"at prototype {flip.node} the similarity would have to {'rise' if flip.needed > flip.similarity else 'fall'} "
+        f"from {flip.similarity:.2f} to {flip.needed:.2f}"
+        for flip in runner_up.flips
+    ]
+    return f"For {name} to win instead, {' and '.join(needed) or 'nothing would have to change'}."
+
+
+def likeliest(probs: Sequence[float]) -> int:
+    """The class with the highest probability, the first one on a tie."""
+    return max(range(len(probs)), key=probs.__getitem__)
+
+
 def prototype_name(prototype: PrototypeExplanation) -> str:
     """What a prototype is called in text: the user's own words, or its number."""
     return f"“{plain(prototype.note)}”" if prototype.note else str(prototype.node)
@@ -90,23 +108,24 @@ class Reading:
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
         """One a leaf, by the leaf's number."""
-        tree, way, rules = self.explanation, {}, {}
-        way[0 if tree.left else ~0] = ()
+        tree, rules = self.explanation, {}
+        way: dict[int, tuple[tuple[int, bool], ...]] = {0 if tree.left else ~0: ()}
         for id_, _ in reading_order(tree.left, tree.right):
-            turns: tuple[tuple[int, bool], ...] = way.pop(id_)
+            turns = way.pop(id_)
             if id_ >= 0:
                 way[tree.left[id_]] = (*turns, (id_, False))
                 way[tree.right[id_]] = (*turns, (id_, True))
             else:
                 probs = tree.leaf_probs[~id_]
-                label = max(range(len(probs)), key=probs.__getitem__)
+                label = likeliest(probs)
                 rules[~id_] = Rule(~id_, label, probs[label], turns)
         return tuple(rules[leaf] for leaf in range(len(rules)))
 
     @cached_property
     def leaves_below(self) -> dict[int, tuple[int, ...]]:
         """Of each id, in reading order."""
-        tree, below = self.explanation, {}
+        tree = self.explanation
+        below: dict[int, tuple[int, ...]] = {}
         for id_, _ in reversed(reading_order(tree.left, tree.right)):
             below[id_] = (~id_,) if id_ < 0 else (*below[tree.left[id_]], *below[tree.right[id_]])
         return below
@@ -131,11 +150,11 @@ class Reading:
         return f"{count(len(names), 'class', 'classes')}: {listed(names, most)}"
 
     def turn_words(self, turns: Iterable[tuple[int, bool]]) -> str:
-        """`has “long beak” and 7, lacks 3`: first what must be present; numbers are prototypes."""
+        """`has “long beak”, 7; lacks 3`: first what must be present; numbers are prototypes."""
         turns = tuple(turns)
         said = []
         for word, wanted in (("has", True), ("lacks", False)):
             names = [prototype_name(self.explanation.prototypes[node]) for node, has in turns if has is wanted]
             if names:
-                said.append(f"{word} {' and '.join(names) if wanted else ' or '.join(names)}")
-        return ", ".join(said)
+                said.append(f"{word} {', '.join(names)}")
+        return "; ".join(said)

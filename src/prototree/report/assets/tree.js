@@ -190,7 +190,7 @@
       const node = nodeOf(id);
       card.append(
         make("span", { class: "pictures" }, make("img", { class: "crop", src: node.crop, alt: "", draggable: "false", decoding: "async" }), photoWithBox(node)),
-        make("span", { class: "caption" }, make("b", { text: id }), " ", make("bdi", { class: node.note ? "note" : "", text: node.note || name(node.label) })),
+        make("span", { class: "caption" }, make("b", { text: id }), " ", node.note ? "" : "from ", make("bdi", { class: node.note ? "note" : "", text: node.note || name(node.label) })),
         make("button", { type: "button", class: "fold", tabindex: -1 }),
       );
     }
@@ -278,6 +278,7 @@
 
   function fitFor(box, largest = 1) {
     const open = opening(), pad = narrow.matches ? 16 : 40;
+    if (!narrow.matches) open.left += 36; // the zoom buttons
     const wide = open.right - open.left - 2 * pad, high = open.bottom - open.top - 2 * pad;
     const k = Math.max(0.02, Math.min(largest, wide / (box.right - box.left), high / (box.bottom - box.top)));
     return {
@@ -536,6 +537,7 @@
   function lookAt(node) {
     const frame = make("div", { class: "look" }, make("img", { src: node.photo, alt: `Training photo of ${name(node.label)}` }));
     const canvas = make("canvas", { class: "heat", "aria-hidden": "true" }), words = make("p", { class: "words" }), meaning = make("p", { class: "quiet" });
+    frame.style.maxWidth = `${Math.round((300 * node.size[0]) / node.size[1])}px`; // tall photos stay on the screen
     frame.append(canvas);
     const buttons = make("div", { class: "group", role: "group", "aria-label": "Where the prototype is in the photo" });
     const heat = make("input", { type: "checkbox" });
@@ -634,7 +636,7 @@
       const node = way[i], present = nodeOf(node).right === way[i + 1];
       list.append(make("li", { class: present ? "present" : "absent" },
         make("button", { type: "button", title: `${present ? "has" : "lacks"} ${called(node)}`, "aria-label": `${present ? "has" : "lacks"} ${called(node)}`, click: () => select(node) },
-          make("img", { src: nodeOf(node).crop, alt: "", loading: "lazy" }), make("span", { class: "word", text: present ? "has" : "lacks" }))));
+          make("img", { src: nodeOf(node).crop, alt: "", loading: "lazy" }), make("span", { class: "word", text: `${present ? "has" : "lacks"} ${node}` }))));
     }
     return list;
   }
@@ -642,8 +644,8 @@
   function ruleView(id, label) {
     const leaf = leafOf(id), share = (leaf.shares.find(([k]) => k === label) || [0, 0])[1];
     const way = wayTo(id).slice(0, -1), turns = way.map((node, i) => [node, nodeOf(node).right === (way[i + 1] ?? id)]);
-    const say = (list, word, join) => (list.length ? `${word} ${list.map(([node]) => (nodeOf(node).note ? `“${nodeOf(node).note}”` : node)).join(join)}` : "");
-    const text = [say(turns.filter((t) => t[1]), "has", " and "), say(turns.filter((t) => !t[1]), "lacks", " or ")].filter(Boolean).join(", ");
+    const say = (list, word) => (list.length ? `${word} ${list.map(([node]) => (nodeOf(node).note ? `“${nodeOf(node).note}”` : node)).join(", ")}` : "");
+    const text = [say(turns.filter((t) => t[1]), "has"), say(turns.filter((t) => !t[1]), "lacks")].filter(Boolean).join("; ");
     return make("div", { class: "rule" }, wayView(id), make("p", {}, `${text || "always"} → `, make("button", { type: "button", class: "link", click: () => select(id) }, named(label, "strong")), ` ${percent(share)}`));
   }
 
@@ -770,7 +772,7 @@
       list.append(make("li", { id: `key-${id}`, class: "couplet" },
         make("button", { type: "button", class: "pictures", "aria-label": `Details of prototype ${id}`, click: () => select(id) },
           make("img", { class: "crop", src: node.crop, alt: "", loading: "lazy" }), photoWithBox(node, true)),
-        make("div", {}, make("h3", {}, make("b", { text: id }), " ", make("bdi", { class: node.note ? "note" : "quiet", text: node.note || name(node.label) })), line(node.right, true), line(node.left, false))));
+        make("div", {}, make("h3", {}, make("b", { text: id }), " ", node.note ? "" : make("span", { class: "quiet", text: "from " }), make("bdi", { class: node.note ? "note" : "quiet", text: node.note || name(node.label) })), line(node.right, true), line(node.left, false))));
     }
     key.append(list);
     if (!order.length) key.append(make("p", { text: `Every photo is taken for ${belowWords(root)}.` }));
