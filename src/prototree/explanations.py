@@ -13,8 +13,8 @@ from numpy import ndarray
 from prototree.data.samples import Box
 from prototree.routing import Strategy
 
-Picture = UInt8[ndarray, "height width 3"]
-Heat = Float[ndarray, "rows columns"]
+Picture = UInt8[ndarray, "_ _ 3"]  # of any height and width; two in one dataclass need not agree
+Heat = Float[ndarray, "_ _"]
 """From 0 to 1, to be stretched over the whole photo; 0 where the network did not look."""
 
 Method = Literal["cell", "attribution", "occlusion"]
