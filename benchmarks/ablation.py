@@ -36,6 +36,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "no margin": {"MARGIN_WEIGHT": 0.0},
     "three times the margin's weight": {"MARGIN_WEIGHT": 3 * warm.MARGIN_WEIGHT},
     "all patches": {"PATCH_SHARE": 1.0},
+    "half of the patches": {"PATCH_SHARE": 0.5},
     "sources stay": {"MEDOID_EPOCHS": ()},
     "hierarchy as flat as it goes": {"MEAN_PATH": 1e9},
     "hierarchy of more levels": {"MEAN_PATH": 7.5},
