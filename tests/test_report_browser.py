@@ -309,7 +309,7 @@ def test_a_decision_shows_one_answer_and_one_way_at_a_time(open_page: Open, expl
     assert shown.count() == steps["greedy"]
     boxes = page.locator(".box:visible")
     page.get_by_label("Attribution").check()
-    assert {name for name in boxes.evaluate_all("list => list.map((b) => b.classList[1])")} == {"by-attribution"}
+    assert set(boxes.evaluate_all("list => list.map((b) => b.classList[1])")) == {"by-attribution"}
     assert page.locator(".heat:visible").count() == steps["greedy"]
     page.get_by_label("heat map").uncheck()
     assert page.locator(".heat:visible").count() == 0

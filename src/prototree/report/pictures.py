@@ -12,6 +12,7 @@ from prototree.explanations import Heat, Picture
 
 PHOTO_SIDE = 288  # the longest side, in pixels, of what a page carries
 CROP_SIDE = 96
+SMALL_PHOTO_SIDE = 128  # of photos that stand beside others
 HEAT_SIDE = 16  # of a heat map that a page stretches itself
 QUALITY = 80
 

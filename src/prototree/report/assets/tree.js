@@ -504,6 +504,11 @@
     if (event.target.closest(".fold")) fold(id);
     else select(id);
   });
+  cards.addEventListener("focusin", (event) => { // keys go on from the card that has the focus, however it got it
+    const before = current, card = event.target.closest(".card");
+    current = Number(card.dataset.id);
+    for (const one of [before, current]) if (built.has(one)) built.get(one).tabIndex = one === current ? 0 : -1;
+  });
   map.addEventListener("dblclick", (event) => {
     const box = map.getBoundingClientRect();
     if (!event.target.closest(".card, .zoom, .overview")) zoomAt(1.8, event.clientX - box.left, event.clientY - box.top);
@@ -607,7 +612,8 @@
   function nearestTo(node) {
     if (!node.nearest.length) return null;
     const grid = make("ul", { class: "grid" });
-    for (const match of node.nearest) grid.append(make("li", { title: match.image }, make("img", { src: match.crop, alt: "", loading: "lazy" }), named(match.label), make("span", { class: "value", text: fixed(match.similarity) })));
+    for (const match of node.nearest) grid.append(make("li", { title: match.image }, make("span", { class: "pictures" }, make("img", { class: "crop", src: match.crop, alt: "", loading: "lazy" }), photoWithBox(match)),
+      named(match.label), make("span", { class: "value", text: `similarity ${fixed(match.similarity)}` })));
     return section("Most alike in other training photos", "The nearest pieces in the training photos, with their similarity to the prototype.", grid);
   }
 
