@@ -17,7 +17,7 @@ ROOMS = [
     "_version", "errors", "_torchvision", "preprocessing", "config", "topology", "patches", "routing", "leaves",
     "weights", "backbone", "model", "data", "checkpoint", "distributed", "pruning", "projection", "evaluation",
     "mistakes", "ensemble", "folding", "batches", "teacher", "leaf_training", "engine", "train", "clustering", "warm",
-    "stages", "run", "explanations", "progress", "cli", "__main__",
+    "stages", "run", "explanations", "stored_maps", "edits", "workbench", "mending", "progress", "cli", "__main__",
 ]  # fmt: skip
 
 
