@@ -111,6 +111,12 @@ def test_a_removed_node_leaves_the_spliced_tree(bench: Bench, node: int, keep: s
     assert state.tree.sources == tuple(bench.tree.sources[i] for i in state.nodes)
     maps = bench.feedback.maps(range(N_FEEDBACK))
     torch.testing.assert_close(state.decisions.soft.double(), predictions(state.tree, maps), rtol=1e-3, atol=1e-5)
+    start = bench.tree.leaf_logits[state.leaves].clone()
+    below = [leaf for leaf, way in oracle.routes(bench.tree.topology).items() if node in [step[0] for step in way]]
+    start[[leaf in below for leaf in state.leaves.tolist()]] = 0
+    weight = bench.tree.leaf_logits.sum().item() / N_TRAIN
+    expected = refitted(state.tree, bench.training.maps(range(N_TRAIN)), start, weight)
+    torch.testing.assert_close(state.tree.leaf_logits.double(), expected, rtol=1e-3, atol=1e-4)
     # Every way through the new tree is a way through the old one without the removed question.
     old, new = oracle.routes(bench.tree.topology), oracle.routes(state.tree.topology)
     for leaf, way in new.items():
