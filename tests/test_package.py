@@ -15,9 +15,11 @@ SOURCE = Path(prototree.__file__).parent
 # From the ground up: a room may import only from rooms before it.
 ROOMS = [
     "_version", "errors", "_torchvision", "preprocessing", "config", "topology", "patches", "routing", "leaves",
-    "weights", "backbone", "model", "data", "checkpoint", "distributed", "pruning", "projection", "evaluation",
-    "mistakes", "ensemble", "folding", "batches", "teacher", "leaf_training", "engine", "train", "clustering", "warm",
-    "stages", "run", "explanations", "stored_maps", "edits", "workbench", "mending", "progress", "cli", "__main__",
+    "weights", "backbone", "model", "data", "explanations", "checkpoint", "distributed", "pruning", "projection",
+    "evaluation", "mistakes", "ensemble", "folding", "batches", "pictures", "teacher", "leaf_training", "engine",
+    "train", "clustering", "warm", "stages", "run", "flips", "heat", "alterations", "attribution", "matches",
+    "findings", "examine", "explain", "stored_maps", "edits", "workbench", "mending", "web", "progress", "cli",
+    "__main__",
 ]  # fmt: skip
 
 

@@ -181,13 +181,28 @@ def _only(nearest: Nearest, nodes: Int[Tensor, " n"]) -> Nearest:
     return replace(nearest, distance=distance)
 
 
+def map_of_patches(tree: ProtoTree) -> tuple[int, int]:
+    """How many patches of a prototype's size there are in a feature map, down and across."""
+    (rows, columns), (height, width) = tree.features.backbone.map_size, tree.prototypes.shape[2:]
+    return rows - height + 1, columns - width + 1
+
+
+def patch_place(tree: ProtoTree, patch: int) -> tuple[int, int]:
+    """Row and column of a patch in the map of patches."""
+    return divmod(patch, map_of_patches(tree)[1])
+
+
+def patch_box(tree: ProtoTree, row: int, column: int) -> Box:
+    """The cells of a patch, in pixels of the network's input."""
+    (rows, columns), (height, width) = tree.features.backbone.map_size, tree.prototypes.shape[2:]
+    down, across = tree.preprocessing.size / rows, tree.preprocessing.size / columns
+    return Box(column * across, row * down, (column + width) * across, (row + height) * down)
+
+
 def _source(tree: ProtoTree, places: Places, place: int, patch: int, distance: float) -> PrototypeSource:
     entry = places.entries[place]
-    (rows, columns), (height, width) = tree.features.backbone.map_size, tree.prototypes.shape[2:]
-    row, column = divmod(patch, columns - width + 1)
-    down, across = tree.preprocessing.size / rows, tree.preprocessing.size / columns
-    cell = Box(column * across, row * down, (column + width) * across, (row + height) * down)
-    box = to_photo(cell, entry.view, photo_size(entry.sample), tree.preprocessing)
+    row, column = patch_place(tree, patch)
+    box = to_photo(patch_box(tree, row, column), entry.view, photo_size(entry.sample), tree.preprocessing)
     path, region = entry.sample.path, entry.view.region
     return PrototypeSource(
         image=path.relative_to(places.root).as_posix() if path.is_relative_to(places.root) else path.name,

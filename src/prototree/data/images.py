@@ -82,6 +82,21 @@ def read_photo(source: Source, *, at_least: int | None = None) -> Photo:
     return Photo(rgb, size)
 
 
+def from_pillow(image: Image.Image) -> Photo:
+    """A picture that is already open, as upright RGB within the same limits."""
+    if image.width * image.height > MAX_PIXELS:
+        raise _too_large("the image", f"{image.width} x {image.height} = {image.width * image.height:,} pixels")
+    orientation = _orientation(image)
+    try:
+        rgb = _to_rgb(image)
+    except Exception as error:
+        raise DataError(f"the image cannot be decoded ({_say(error)})") from error
+    if orientation in _UPRIGHT:
+        rgb = rgb.transpose(_UPRIGHT[orientation])
+    rgb.info = {}
+    return Photo(rgb, rgb.size)
+
+
 def check_header(source: Source) -> Size:
     """Upright width and height from the first bytes of a file; a `DataError` if it is no image or too large."""
     with _opened(source) as (image, _):
