@@ -18,8 +18,8 @@ ROOMS = [
     "weights", "backbone", "model", "data", "explanations", "checkpoint", "distributed", "pruning", "projection",
     "evaluation", "mistakes", "ensemble", "folding", "batches", "pictures", "teacher", "leaf_training", "engine",
     "train", "clustering", "warm", "stages", "run", "flips", "heat", "alterations", "attribution", "matches",
-    "findings", "examine", "explain", "stored_maps", "edits", "workbench", "mending", "web", "progress", "cli",
-    "__main__",
+    "findings", "examine", "explain", "report", "stored_maps", "edits", "workbench", "mending", "web", "progress",
+    "cli", "__main__",
 ]  # fmt: skip
 
 

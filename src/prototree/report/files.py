@@ -1,0 +1,71 @@
+"""Explanations as files in a folder."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from prototree.checkpoint import write_file
+from prototree.errors import MissingExtraError
+from prototree.explanations import DecisionExplanation, TreeExplanation
+from prototree.report.decision_print import decision_png
+from prototree.report.decisions import Decided, decision_json, decision_page
+from prototree.report.pages import tree_page
+from prototree.report.pictures import png
+from prototree.report.rules import rules_json, rules_text
+from prototree.report.tree_print import tree_pdf, tree_svg
+from prototree.routing import Strategy
+
+log = logging.getLogger(__name__)
+
+
+def write_report(explanation: TreeExplanation, folder: Path) -> list[Path]:
+    """The whole tree as index.html, tree.svg, tree.pdf, rules.txt and rules.json; what was written.
+
+    Without matplotlib there is no PDF, and a warning says so.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [
+        _text(folder / "index.html", tree_page(explanation)),
+        _text(folder / "tree.svg", tree_svg(explanation)),
+        _text(folder / "rules.txt", rules_text(explanation)),
+        _json(folder / "rules.json", rules_json(explanation)),
+    ]
+    try:
+        tree_pdf(explanation, folder / "tree.pdf")
+    except MissingExtraError as error:
+        log.warning("no tree.pdf: %s", error)
+        return written
+    return [*written, folder / "tree.pdf"]
+
+
+def write_decision(explanation: Decided, folder: Path, strategy: Strategy) -> list[Path]:
+    """One decision as decision.html, decision.json and, a tree each, decision.png; what was written.
+
+    Without matplotlib there is no picture, and a warning says so.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [
+        _text(folder / "decision.html", decision_page(explanation)),
+        _json(folder / "decision.json", decision_json(explanation)),
+    ]
+    single = isinstance(explanation, DecisionExplanation)
+    decisions = (explanation,) if isinstance(explanation, DecisionExplanation) else explanation.decisions
+    try:
+        for number, decision in enumerate(decisions, 1):
+            path = folder / ("decision.png" if single else f"decision-{number}.png")
+            write_file(path, png(decision_png(decision, strategy)))
+            written.append(path)
+    except MissingExtraError as error:
+        log.warning("no decision.png: %s", error)
+    return written
+
+
+def _text(path: Path, text: str) -> Path:
+    # Half a surrogate pair, as in a name from a badly spelled file, is no text; it becomes a question mark.
+    write_file(path, text.encode("utf-8", errors="replace"))
+    return path
+
+
+def _json(path: Path, data: Any) -> Path:
+    return _text(path, json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1) + "\n")

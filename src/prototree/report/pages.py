@@ -1,0 +1,178 @@
+"""Self-contained pages: one of the whole tree, one of a decision. The same parts serve the browser app.
+
+A page is a template's body, its style sheet and, for the tree, one script with the data beside it as JSON. Neither
+body has inline styles or handlers, so the app may serve them under a strict content security policy.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from prototree.explanations import Match, Picture, TreeExplanation, Where
+from prototree.report.cards import LEAF_HEIGHT, LEAF_WIDTH, LEVEL, NODE_HEIGHT, NODE_WIDTH, SLOT
+from prototree.report.layout import arrange
+from prototree.report.pictures import CROP_SIDE, HEAT_COLOURS, PHOTO_SIDE, data_url, heat_values, reduced
+from prototree.report.words import (
+    METHOD_LONG,
+    METHOD_SHORT,
+    STRATEGY_LONG,
+    STRATEGY_NAMES,
+    Reading,
+    count,
+    hiding_words,
+    percent,
+)
+from prototree.routing import STRATEGIES
+
+PictureUrl = Callable[[str, Picture], str]
+"""From a picture's name, unique on its page, and the picture to where the page finds it."""
+
+Asset = Literal["base.css", "tree.css", "tree.js", "decision.css"]
+
+_CAUSE_WORDS = {
+    "hue": "colour (hue)",
+    "saturation": "strength of colour",
+    "contrast": "contrast",
+    "texture": "texture",
+    "shape": "shape",
+}
+_SMALLEST_BAR = 0.002  # shares below this are not drawn
+
+
+def asset(name: Asset) -> str:
+    """A style sheet or script of the pages."""
+    return files("prototree.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def tree_page(explanation: TreeExplanation) -> str:
+    """The whole tree as one HTML file that needs no network."""
+    return _environment().get_template("tree.html").render(
+        title=explanation.title,
+        body=Markup(tree_body(explanation)),
+        styles=[Markup(asset("base.css")), Markup(asset("tree.css"))],
+        script=Markup(asset("tree.js")),
+        data=Markup(script_json(tree_data(explanation, data_url))),
+    )  # fmt: skip
+
+
+def tree_body(explanation: TreeExplanation) -> str:
+    """What stands in the page's body, without data, style and script; `tree.js` fills it from `#tree-data`."""
+    shown = [s for s in STRATEGIES if s in explanation.accuracy]
+    return _environment().get_template("tree_body.html").render(
+        title=explanation.title,
+        size=f"{count(len(explanation.prototypes), 'prototype')} · "
+        f"{count(len(explanation.class_names), 'class', 'classes')}",
+        accuracy=[(STRATEGY_NAMES[s], percent(explanation.accuracy[s]), STRATEGY_LONG[s]) for s in shown],
+    )  # fmt: skip
+
+
+def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str, Any]:
+    """Everything that `tree.js` shows, ready for JSON. `picture_url` says where each (reduced) picture is found."""
+    reading = Reading(explanation)
+    places = arrange(explanation.left, explanation.right).places
+    return {
+        "title": explanation.title,
+        "classes": list(explanation.class_names),
+        "sizes": {
+            "slot": SLOT, "level": LEVEL, "node": [NODE_WIDTH, NODE_HEIGHT], "leaf": [LEAF_WIDTH, LEAF_HEIGHT],
+        },
+        "heat_colours": [list(colour) for colour in HEAT_COLOURS],
+        "nodes": [
+            {
+                "id": node,
+                "x": places[node].x,
+                "level": places[node].level,
+                "left": explanation.left[node],
+                "right": explanation.right[node],
+                "below": list(reading.labels_below(node)),
+                **_prototype_data(explanation, node, picture_url),
+            }
+            for node in range(len(explanation.left))
+        ],
+        "leaves": [
+            {
+                "id": rule.leaf,
+                "x": places[~rule.leaf].x,
+                "level": places[~rule.leaf].level,
+                "label": rule.label,
+                "share": _number(rule.share),
+                "unsure": reading.is_unsure(rule.leaf),
+                "shares": [
+                    [k, _number(share)]
+                    for k, share in enumerate(explanation.leaf_probs[rule.leaf])
+                    if share >= _SMALLEST_BAR
+                ],
+            }
+            for rule in reading.rules
+        ],
+    }  # fmt: skip
+
+
+def script_json(data: Any) -> str:
+    """JSON that may stand within a script element: nothing in it can end the element or a line."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def render(template: str, **values: Any) -> str:
+    """One of the templates, filled."""
+    return _environment().get_template(template).render(**values)
+
+
+def _prototype_data(explanation: TreeExplanation, node: int, picture_url: PictureUrl) -> dict[str, Any]:
+    prototype = explanation.prototypes[node]
+    source = prototype.source
+    return {
+        "note": prototype.note,
+        "moved": _number(prototype.distance_moved),
+        "photo": picture_url(f"photo-{node}", reduced(source.photo, PHOTO_SIDE)),
+        "size": list(source.size),
+        **_match_data(source, f"crop-{node}", picture_url),
+        "where": [_where_data(where) for where in source.where],
+        "nearest": [
+            _match_data(match, f"nearest-{node}-{i}", picture_url) for i, match in enumerate(prototype.nearest)
+        ],
+        "right_share": [_number(share) for share in prototype.right_share],
+        "causes": [[_CAUSE_WORDS[cause.name], _number(cause.change)] for cause in prototype.causes],
+    }
+
+
+def _match_data(match: Match, name: str, picture_url: PictureUrl) -> dict[str, Any]:
+    return {
+        "image": match.image,
+        "label": match.label,
+        "similarity": _number(match.similarity),
+        "crop": picture_url(name, reduced(match.crop, CROP_SIDE)),
+    }
+
+
+def _where_data(where: Where) -> dict[str, Any]:
+    box = where.box
+    return {
+        "method": where.method,
+        "name": METHOD_SHORT[where.method],
+        "meaning": METHOD_LONG[where.method],
+        "box": [round(edge, 1) for edge in (box.left, box.top, box.right, box.bottom)],
+        "heat": heat_values(where.heat),
+        "words": hiding_words(where.hiding),
+    }
+
+
+def _number(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("prototree.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip

@@ -1,0 +1,176 @@
+"""Explanations of any size made of generated pictures, for tests of what is drawn from them."""
+
+import random
+from typing import Literal
+
+import numpy as np
+
+from prototree.data.samples import Box
+from prototree.explanations import (
+    Cause,
+    DecisionExplanation,
+    Flip,
+    Hiding,
+    Match,
+    Method,
+    PathExplanation,
+    Picture,
+    PrototypeExplanation,
+    RunnerUp,
+    Step,
+    TreeExplanation,
+    VoteExplanation,
+    Where,
+)
+from prototree.report.words import Reading
+from prototree.routing import Strategy
+from prototree.topology import Topology
+
+AWKWARD_NAMES = (
+    '<script>alert("x")</script>',
+    'O\'Brien "quoted" & </script><img src=x onerror=alert(1)>',
+    "طائر الشمس",
+    "🦜 parrot",
+    "cost $5^2_x$",
+    "line\u2028separator",
+    "null\x00 and tab\t",
+    "A very long name of a species that nobody would ever put on one single line of a card",
+    "鳥",
+)
+
+
+def picture(seed: int, width: int, height: int) -> Picture:
+    """A smooth coloured blob with some noise: compresses about as well as a photo."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width] / max(width, height)
+    channels = []
+    for _ in range(3):
+        a, b, c, d = rng.uniform(2, 9, 4)
+        channels.append(np.sin(a * x + b) + np.cos(c * y + d) + np.sin(11 * (x - 0.5) * (y - 0.4) * a))
+    waves = np.stack(channels, axis=-1)
+    noise = rng.normal(0, 0.12, (height, width, 1))
+    return np.clip(128 + 52 * (waves + noise), 0, 255).astype(np.uint8)
+
+
+def match(seed: int, n_classes: int, methods: tuple[Method, ...] = ("cell", "attribution", "occlusion")) -> Match:
+    rng = random.Random(seed)
+    size = (rng.choice([500, 400, 333]), rng.choice([375, 500, 333]))
+    left, top = rng.uniform(0, size[0] * 0.7), rng.uniform(0, size[1] * 0.7)
+    found = []
+    for i, method in enumerate(methods):
+        side = 60.0 * (1 + 0.5 * i)
+        heat = np.random.default_rng(seed + i).random((7, 7)) ** 3
+        box = Box(left, top, min(left + side, size[0]), min(top + side, size[1]))
+        found.append(Where(method, box, heat, Hiding(0.98, 0.31, 0.92) if i != 2 else None))
+    wide, high = (round(320 * side / max(size)) for side in size)
+    return Match(
+        image=f"images/class_{seed % n_classes}/photo_{seed}.jpg",
+        label=seed % n_classes,
+        similarity=rng.random(),
+        size=size,
+        photo=picture(seed, wide, high),
+        crop=picture(seed + 1, 96, 80),
+        where=tuple(found),
+    )
+
+
+def tree(
+    topology: Topology, n_classes: int | None = None, *, n_nearest: int = 3, names: tuple[str, ...] = (), seed: int = 0
+) -> TreeExplanation:
+    """A tree of this shape; its last leaf is nearly uniform."""
+    n_classes = n_classes or max(len(names), topology.n_leaves, 3)
+    class_names = (*names, *(f"Class {k}" for k in range(len(names), n_classes)))[:n_classes]
+    rng = random.Random(seed)
+    prototypes = tuple(
+        PrototypeExplanation(
+            node=node,
+            source=match(seed + 17 * node, n_classes),
+            distance_moved=0.001 * node,
+            nearest=tuple(match(seed + 17 * node + 1 + i, n_classes, ("cell",)) for i in range(n_nearest)),
+            right_share=tuple(rng.random() for _ in range(n_classes)),
+            causes=tuple(Cause(name, rng.uniform(-0.6, 0.1)) for name in CAUSES),
+            note='long "beak" <b>' if node == 1 else "",
+        )
+        for node in range(topology.n_nodes)
+    )
+    return TreeExplanation(
+        title="A tree <of> birds & more",
+        class_names=class_names,
+        left=tuple(topology.left.tolist()),
+        right=tuple(topology.right.tolist()),
+        prototypes=prototypes,
+        leaf_probs=tuple(_leaf(leaf, topology.n_leaves, n_classes) for leaf in range(topology.n_leaves)),
+        accuracy={"soft": 0.75, "max_path": 0.74, "greedy": 0.34},
+    )
+
+
+def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
+    """One photo's ways to two leaves of a tree."""
+    rules, n_classes = Reading(explained).rules, len(explained.class_names)
+    strategies: tuple[Strategy, ...] = ("max_path", "greedy")
+    paths: dict[Strategy, PathExplanation] = {}
+    for i, strategy in enumerate(strategies):
+        rule = rules[(seed + i) % len(rules)]
+        steps = tuple(
+            Step(
+                node=node,
+                goes_right=present,
+                similarity=0.93 if present else 0.12,
+                match=match(1000 + seed, n_classes),
+                prototype=explained.prototypes[node].source.crop,
+                note=explained.prototypes[node].note,
+            )
+            for node, present in rule.turns
+        )
+        paths[strategy] = PathExplanation(strategy, steps, rule.leaf, explained.leaf_probs[rule.leaf])
+    photo = match(1000 + seed, n_classes)
+    return DecisionExplanation(
+        image=photo.image,
+        photo=photo.photo,
+        size=photo.size,
+        class_names=explained.class_names,
+        label=0,
+        soft=explained.leaf_probs[rules[seed % len(rules)].leaf],
+        paths=paths,
+        runner_up={"max_path": RunnerUp(1, (Flip(0, 0.42, 0.61),)), "greedy": None},
+    )
+
+
+def vote(explained: TreeExplanation, n_trees: int = 3) -> VoteExplanation:
+    decisions = tuple(decision(explained, seed) for seed in range(n_trees))
+    mean = np.mean([one.soft for one in decisions], axis=0)
+    return VoteExplanation(decisions, tuple(mean.tolist()))
+
+
+def spine(height: int, side: Literal["left", "right"] = "left") -> Topology:
+    """A tree that is one long chain, with a leaf at each node."""
+    nodes = range(height)
+    chain = [node + 1 if node + 1 < height else ~height for node in nodes]
+    leaves = [~node for node in nodes]
+    children = (chain, leaves) if side == "left" else (leaves, chain)
+    return Topology.from_children(*children)[0]
+
+
+def random_topology(n_nodes: int, seed: int = 0) -> Topology:
+    """A tree of this many nodes, somewhat deeper on the left, as trained trees are."""
+    rng = random.Random(seed)
+    left, right = [~0] * n_nodes, [~0] * n_nodes
+    open_ends: list[tuple[list[int], int]] = [(left, 0), (right, 0)]
+    for node in range(1, n_nodes):
+        side, parent = open_ends.pop(rng.randrange(len(open_ends)) if rng.random() < 0.6 else len(open_ends) - 2)
+        side[parent] = node
+        open_ends += [(left, node), (right, node)]
+    for leaf, (side, parent) in enumerate(open_ends):
+        side[parent] = ~leaf
+    return Topology.from_children(left, right)[0]
+
+
+CAUSES: tuple[Literal["hue", "saturation", "contrast", "texture", "shape"], ...] = (
+    "hue", "saturation", "contrast", "texture", "shape",
+)  # fmt: skip
+
+
+def _leaf(leaf: int, n_leaves: int, n_classes: int) -> tuple[float, ...]:
+    share = 1 / n_classes if leaf == n_leaves - 1 and n_leaves > 1 else 0.9
+    rest = (1 - share) / (n_classes - 1)
+    return tuple(share if k == leaf % n_classes else rest for k in range(n_classes))
