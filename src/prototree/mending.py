@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from prototree import checkpoint, edits
+from prototree.batches import Tick
 from prototree.checkpoint import read_json, write_file
 from prototree.data import ImageData, open_data
+from prototree.data.loading import ViewDataset
 from prototree.data.samples import Sample
 from prototree.edits import Ban, Edit, History, read_history
 from prototree.errors import CheckpointError, DataError, MendError
@@ -38,9 +40,6 @@ from prototree.workbench import Bench, Comparison, Figures, State, photo_set, tr
 
 HISTORY, NOTES, MENDING = "history.json", "notes.json", "mending.json"
 _KEPT_STATES = 16  # for undoing at once; older ones are computed again
-
-Tick = Callable[[str, int, int], None]
-"""Called with what is being computed, and how many of how many photos are done."""
 
 
 @dataclass(frozen=True)
@@ -224,20 +223,20 @@ def open_session(
         feedback, held_back = (*own.train, *own.test), images.test
         name = "photos given for validation"
 
-    def stored(what: str, dataset: Any) -> StoredMaps:
-        return store_maps(tree, dataset, folder / "maps", tick and (lambda done, total: tick(what, done, total)))
+    def stored(dataset: ViewDataset) -> StoredMaps:
+        return store_maps(tree, dataset, folder / "maps", tick)
 
     mended = read_json(run.folder / MENDING) if (run.folder / MENDING).exists() else {}
     bench = Bench(
         tree,
         images.root,
-        stored("training photos", training_set(images, tree)),
-        stored("photos for feedback", photo_set(feedback, tree)),
+        stored(training_set(images, tree)),
+        stored(photo_set(feedback, tree)),
         constrain_classes=run.config.constrain_classes if (run.folder / "config.toml").exists() else True,
         banned=tuple(ban for ban in map(edits.from_json, mended.get("banned", ())) if isinstance(ban, Ban)),
         notes=read_notes(run.folder, tree),
     )
-    unseen = stored("test photos", photo_set(held_back, tree)) if held_back else None
+    unseen = stored(photo_set(held_back, tree)) if held_back else None
     return Session(run, images, bench, unseen, folder, name)
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor
 
@@ -89,7 +89,7 @@ class Comparison:
     changed: tuple[Changed, ...]  # by the soft answer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class State:
     """A tree between two edits, with the distance of every photo to every one of its prototypes."""
 
@@ -178,7 +178,7 @@ class Bench:
 
     def locate(self, image: str, region: Region, view: str = FULL.name) -> Cell:
         """The patch of a view that lies nearest to a region of the photo."""
-        entry = self._entry(image, view)
+        entry = self.entry(image, view)
         box = Box(*region)
         x, y = ((box.left + box.right) / 2, (box.top + box.bottom) / 2)
         across, down = from_photo((x, y), entry.view, photo_size(entry.sample), self.tree.preprocessing)
@@ -192,17 +192,31 @@ class Bench:
         """The nearest allowed patches to a node's prototype, one a photo, nearest first."""
         index = state.index(node)
         prototype = state.tree.prototypes.detach()[index : index + 1]
-        nearest = self.training.nearest(prototype, self._forbidden(state.banned))
-        distance = nearest.distance[:, 0].masked_fill(~self._is_source, torch.inf)
+        return self._nearest_first(self.training.nearest(prototype, self._forbidden(state.banned)), 0, n)
+
+    def candidates_of(self, state: State, index: int, n: int = 12) -> tuple[Candidate, ...]:
+        """The same for a node of the tree as it is, banned patches and all, at no cost."""
+        return self._nearest_first(state.training, index, n)
+
+    def _nearest_first(self, nearest: NearestPatches, column: int, n: int) -> tuple[Candidate, ...]:
+        distance = nearest.distance[:, column].masked_fill(~self._is_source, torch.inf)
         chosen = [row for row in distance.argsort(stable=True)[:n].tolist() if torch.isfinite(distance[row])]
         return tuple(
             Candidate(
-                self._cell(entry := self.training.entries[row], *self._row_column(int(nearest.patch[row, 0]))),
+                self._cell(entry := self.training.entries[row], *self._row_column(int(nearest.patch[row, column]))),
                 entry.sample.label,
                 float(torch.exp(-distance[row])),
             )
             for row in chosen
         )
+
+    def cell(self, image: str, view: str, patch: tuple[int, int]) -> Cell:
+        """A patch by its place in the map of a view."""
+        return self._cell(self.entry(image, view), *patch)
+
+    def map_of(self, cell: Cell) -> Float[Tensor, "1 D H W"]:
+        """The feature map that a patch is in."""
+        return self.training.maps([self._row[cell.image, cell.view]])
 
     def is_banned(self, state: State, cell: Cell) -> bool:
         """Whether a patch may not be a prototype."""
@@ -231,7 +245,12 @@ class Bench:
         rows = tuple(Changed(i, int(labels[i]), int(then[i]), int(now[i])) for i in changed)
         return Comparison(self.figures(before), self.figures(after), rows)
 
-    def _entry(self, image: str, view: str) -> Entry:
+    def has(self, image: str, view: str) -> bool:
+        """Whether there is such a view of a training photo."""
+        return (image, view) in self._row
+
+    def entry(self, image: str, view: str) -> Entry:
+        """A view of a training photo."""
         row = self._row.get((image, view))
         if row is None:
             raise MendError(
@@ -266,7 +285,7 @@ class Bench:
         return masks
 
     def _replaced(self, state: State, edit: Replace) -> State:
-        cell = self._cell(self._entry(edit.image, edit.view), *edit.patch)
+        cell = self._cell(self.entry(edit.image, edit.view), *edit.patch)
         if self.is_banned(state, cell):
             raise MendError(f"{edit.image} is banned there; choose another patch, or undo the ban")
         return self._with_prototype(state, state.index(edit.node), cell)
@@ -297,7 +316,7 @@ class Bench:
             tree=tree,
             training=_with_column(state.training, index, self.training.nearest(prototype[None])),
             feedback=_with_column(state.feedback, index, self.feedback.nearest(prototype[None])),
-            disturbed=state.disturbed | {int(state.leaves[leaf]) for leaf in _leaves_below(tree.topology, index)},
+            disturbed=state.disturbed | {int(state.leaves[leaf]) for leaf in leaves_below(tree.topology, index)},
         )
 
     def _banned(self, state: State, edit: Ban) -> State:
@@ -328,13 +347,10 @@ class Bench:
         if topology.n_nodes == 1:
             raise MendError("expected at least one node to be left; a tree that is a single leaf decides nothing")
         kept = int((topology.left if edit.keep == "left" else topology.right)[index])
-        left, right = topology.left.tolist(), topology.right.tolist()
-        for side in (left, right):
-            side[:] = [kept if child == index else child for child in side]
-        smaller, nodes, leaf_ids = Topology.from_children(left, right, root=kept if index == 0 else 0)
+        smaller, nodes, leaf_ids = spliced(topology, index, edit.keep)
         if smaller.n_nodes == 0:
             raise MendError("expected at least one node to be left; keep the other side")
-        disturbed = {~kept} if kept < 0 else _leaves_below(topology, kept)
+        disturbed = {~kept} if kept < 0 else leaves_below(topology, kept)
         return replace(
             state,
             tree=state.tree.with_topology(smaller, nodes, leaf_ids),
@@ -359,6 +375,17 @@ class Bench:
             leaf_training.refit_leaves(tree, lambda visit: visit(routed, labels))
             tree.leaf_logits.mul_(self._weight)
         return replace(state, tree=tree)
+
+
+def spliced(
+    topology: Topology, node: int, keep: Literal["left", "right"]
+) -> tuple[Topology, Int[ndarray, " n"], Int[ndarray, " m"]]:
+    """The tree without a node and one of its subtrees, with the old number of each node and leaf."""
+    kept = int((topology.left if keep == "left" else topology.right)[node])
+    left, right = topology.left.tolist(), topology.right.tolist()
+    for side in (left, right):
+        side[:] = [kept if child == node else child for child in side]
+    return Topology.from_children(left, right, root=kept if node == 0 else 0)
 
 
 def training_set(data: ImageData, tree: ProtoTree) -> ViewDataset:
@@ -399,7 +426,8 @@ def _with_column(nearest: NearestPatches, index: int, column: NearestPatches) ->
     return NearestPatches(distance, patch)
 
 
-def _leaves_below(topology: Topology, node: int) -> set[int]:
+def leaves_below(topology: Topology, node: int) -> set[int]:
+    """The leaves that a node decides about."""
     return {leaf for leaf, path in enumerate(topology.paths) if node in path}
 
 
