@@ -29,7 +29,7 @@ MAX_WAITING = 96  # requests that wait for the network, whatever their size
 MAX_WAITING_BYTES = 384 << 20
 _UPLOAD_SECONDS = 60.0
 _REPORT_ASSETS = ("base.css", "tree.css", "tree.js")
-_OWN_ASSETS = ("app.css", "app.js", "explore.js", "try.js", "mend.js")
+_OWN_ASSETS = ("app.css", "pages.css", "app.js", "explore.js", "try.js", "mend.js")
 _KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 _PICTURES = {"Cache-Control": "private, max-age=3600"}
 

@@ -53,7 +53,8 @@
       const before = standing.nodes.length;
       standing = await post(path, { revision: standing.revision, ...content });
       render();
-      say(words);
+      const count = standing.changed.length;
+      say(`${words} Right (soft): ${percent(standing.before.accuracy.soft)} → ${percent(standing.now.accuracy.soft)}; ${count === 1 ? "1 photo is" : `${count || "no"} photos are`} answered differently.`);
       if (standing.nodes.length !== before) location.assign("/mend"); // the numbers of prototypes have moved
       return true;
     } catch (error) {
@@ -101,7 +102,7 @@
   }
 
   async function loadCandidates() {
-    const list = $("candidates"), found = await ask(`/api/nodes/${node}/candidates?count=18`);
+    const list = $("candidates"), found = await ask(`/api/nodes/${node}/candidates?count=12`);
     list.replaceChildren(...found.candidates.map((candidate) => make("li", { title: candidate.photo.name },
       make("img", { src: candidate.crop, alt: "" }),
       make("span", { class: "small quiet", text: `similarity ${candidate.similarity.toFixed(2)}` }),
