@@ -20,7 +20,7 @@ def prototree(*words: str) -> subprocess.CompletedProcess[str]:
 def test_help_names_every_command_and_needs_no_torch() -> None:
     done = prototree("--help")
     assert done.returncode == 0
-    assert all(name in done.stdout for name in ("train", "prune", "project", "evaluate", "data"))
+    assert all(name in done.stdout for name in ("train", "prune", "project", "evaluate", "report", "explain", "data"))
     code = "import sys, prototree.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -46,6 +46,8 @@ def test_version() -> None:
         (["train", "nowhere", "--out", "x", "--stages", "dance"], "error: unknown stage 'dance'"),
         (["evaluate", "nowhere"], "error: expected a run in nowhere, but there is no config.toml"),
         (["data", "check", "nowhere"], "error: nowhere does not exist"),
+        (["report", "nowhere"], "error: expected a run in nowhere, but there is no config.toml"),
+        (["explain", "nowhere", "no.jpg"], "error: no.jpg does not exist; expected an image or a folder of images"),
         (["data", "birds", "x", "--species", "1"], "error: "),
     ],
 )

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 import webbrowser
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,14 @@ console, complaints = Console(), Console(stderr=True)
 DataArgument = Annotated[str, typer.Argument(help="Image folder, CSV manifest, CUB or Cars folder; or 'birds'.")]
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
 DataOption = Annotated[str | None, typer.Option("--data", help="Other data than the run was made with.")]
+
+
+class Strategy(StrEnum):
+    """The strategies that follow one path."""
+
+    max_path = "max_path"
+    greedy = "greedy"
+
 
 _SETTINGS = "Any setting can be given as --NAME VALUE: " + ", ".join(f"--{key.replace('_', '-')}" for key in KEYS) + "."
 
@@ -119,6 +128,62 @@ def project(
 def evaluate(run: RunArgument, data: DataOption = None) -> None:
     """Evaluate all stages of a run on its test photos."""
     _stage(run, data, "evaluate", {})
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write; the folder 'report' of the run if not given.")
+    ] = None,
+    nearest: Annotated[int, typer.Option(help="How many nearest training patches of each prototype to show.")] = 5,
+    occlusion: Annotated[bool, typer.Option(help="Also hide windows all over each photo; takes longer.")] = False,
+    data: DataOption = None,
+) -> None:
+    """The whole tree as pages to look at and to print (§5.2)."""
+    from prototree.explain import data_of, explain_tree, store_pictures
+    from prototree.progress import Display
+    from prototree.report import write_report
+    from prototree.run import existing_run, open_source
+
+    folder = existing_run(run)
+    with Display(console) as display:
+        images = open_source(data, folder.config) if data else data_of(folder)
+        display.stage("looking at every prototype" if images else "the training data is not here; using what is stored")
+        explanation = explain_tree(folder, data=images, nearest=nearest, occlusion=occlusion, tick=display.caching)
+        if images:
+            store_pictures(folder, images)
+    for path in write_report(explanation, out or run / "report"):
+        console.print(f"written: {path}", highlight=False)
+
+
+@app.command()
+def explain(
+    run: RunArgument,
+    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    strategy: Annotated[Strategy, typer.Option(help="Which path is drawn; the page has both.")] = Strategy.max_path,
+    out: Annotated[Path | None, typer.Option(help="Where to write; 'explained' in the run if not given.")] = None,
+    attribution: Annotated[bool, typer.Option(help="Also what each similarity depends on; takes longer.")] = False,
+    occlusion: Annotated[bool, typer.Option(help="Also hide windows all over the image; takes longer.")] = False,
+    others: Annotated[list[Path] | None, typer.Option("--with", help="Further runs that vote; repeat it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the explanations as JSON, write nothing.")] = False,
+    data: DataOption = None,
+) -> None:
+    """Why the tree decides as it does about images (§5.3)."""
+    import json
+
+    from prototree.explain import explain_decision, local_paths, open_voters
+    from prototree.report import decision_json, write_decision
+
+    paths, voters = local_paths(images), open_voters([run, *(others or [])], data)
+    for number, path in enumerate(paths):
+        explanation = explain_decision(voters, path, attribution=attribution, occlusion=occlusion)
+        if as_json:
+            typer.echo(json.dumps(decision_json(explanation)))
+            continue
+        folder = (out or run / "explained") / (f"{number:04d}-{path.stem}" if len(paths) > 1 else path.stem)
+        for written in write_decision(explanation, folder, strategy.value):
+            console.print(f"written: {written}", highlight=False)
 
 
 @data_app.command("check")

@@ -58,7 +58,7 @@ def explain_prototypes(
     progress = _Progress(tick, len(dataset) + _TICKS * len(chosen))
     network = fast_features(tree)
     maps = maps_of(batches, network, tree.prototypes.device)
-    found = find_matches(tree, progress.watch(maps), chosen, max(nearest, 1))
+    found = find_matches(tree, progress.watch(maps), chosen, nearest + 1)  # one may be the prototype's own photo
     examination = _Examination(tree, network, data, dataset.entries, occlusion)
     matches, explained = examination.nearest(found, nearest), []
     for first in range(0, len(chosen), _PROTOTYPES_AT_ONCE):
@@ -173,12 +173,14 @@ class _Examination:
         return [(self._match(s, b, f), w) for s, b, f, w in zip(subjects, before, scored, why, strict=True)]
 
     def nearest(self, found: Matches, count: int) -> list[tuple[Match, ...]]:
-        """Each photo is read once, however many prototypes it is near to."""
+        """The nearest other photos. Each is read once, however many prototypes it is near to."""
         wanted: dict[int, list[tuple[int, int]]] = {}
-        for i, places in enumerate(found.place[:, :count].tolist()):
-            for rank, place in enumerate(places):
-                if place >= 0:
-                    wanted.setdefault(place, []).append((i, rank))
+        for i, (node, places) in enumerate(zip(found.nodes, found.place.tolist(), strict=True)):
+            source = self._tree.sources[node]
+            names = {place: self._name(self._entries[place].sample.path) for place in places if place >= 0}
+            others = [place for place in names if source is None or names[place] != source.image]
+            for place in others[:count]:
+                wanted.setdefault(place, []).append((i, places.index(place)))
         matches: dict[tuple[int, int], Match] = {}
         for number, pairs in sorted(wanted.items()):
             sample, view = self._entries[number].sample, self._entries[number].view
@@ -187,7 +189,7 @@ class _Examination:
                 cell = cell_finding(self._tree, int(found.patch[i, rank]), found.maps[i, rank].cpu().numpy())
                 similarity = float(torch.exp(-found.distance[i, rank]))
                 matches[i, rank] = place.match(self._tree, similarity, [cell])
-        return [tuple(matches[i, r] for r in range(count) if (i, r) in matches) for i in range(len(found.nodes))]
+        return [tuple(matches[i, r] for r in range(count + 1) if (i, r) in matches) for i in range(len(found.nodes))]
 
     def _occlusion_of(self, probes: Probes, i: int, before: float) -> list[Finding]:
         if not self._occlusion:

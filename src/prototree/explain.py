@@ -6,6 +6,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,20 @@ from prototree.patches import similarity_map
 from prototree.pictures import PrototypePictures, open_photo, reduced, write_pictures
 from prototree.preprocessing import Preprocessing
 from prototree.routing import Strategy
-from prototree.run import Run
+from prototree.run import Run, existing_run
+from prototree.stages import PICTURES
 
 __all__ = [
     "PrototypePictures",
+    "Voter",
     "data_of",
+    "explain_decision",
     "explain_image",
     "explain_prototypes",
     "explain_tree",
     "explain_vote",
     "local_paths",
+    "open_voters",
     "pictures_of",
     "store_pictures",
 ]
@@ -58,7 +63,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 HARD: tuple[Strategy, ...] = ("max_path", "greedy")
-PICTURES = "prototypes"  # folder in a run
 MAX_IMAGES = 10_000
 _SIDE = 480  # pixels of the longer side of the photo that is explained
 
@@ -246,6 +250,36 @@ def explain_vote(
     )
     mean = np.mean([decision.soft for decision in decisions], axis=0)
     return VoteExplanation(decisions, tuple(mean.tolist()))
+
+
+@dataclass(frozen=True)
+class Voter:
+    """A tree with the pictures of its prototypes."""
+
+    tree: ProtoTree
+    pictures: PrototypePictures
+
+
+def open_voters(folders: Sequence[str | Path], data: str | Path | None = None) -> list[Voter]:
+    """The trees of some runs, to explain with; `data` only where the runs' pictures are not stored."""
+    voters = []
+    for run in map(existing_run, folders):
+        tree = run.tree()
+        images = open_data(data, test_share=run.config.test_share) if data is not None else None
+        voters.append(Voter(tree, pictures_of(run, tree, images)))
+    Ensemble([voter.tree for voter in voters])
+    return voters
+
+
+def explain_decision(
+    voters: Sequence[Voter], image: str | Path | Image.Image, *, attribution: bool = False, occlusion: bool = False
+) -> DecisionExplanation | VoteExplanation:
+    """The decision of the one tree, or the vote of several."""
+    if len(voters) == 1:
+        only = voters[0]
+        return explain_image(only.tree, image, only.pictures, attribution=attribution, occlusion=occlusion)
+    trees, pictures = [voter.tree for voter in voters], [voter.pictures for voter in voters]
+    return explain_vote(trees, image, pictures, attribution=attribution, occlusion=occlusion)
 
 
 def local_paths(places: Sequence[str | Path], limit: int = MAX_IMAGES) -> list[Path]:

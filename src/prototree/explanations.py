@@ -13,8 +13,8 @@ from numpy import ndarray
 from prototree.data.samples import Box
 from prototree.routing import Strategy
 
-Picture = UInt8[ndarray, "height width 3"]
-Heat = Float[ndarray, "rows columns"]
+Picture = UInt8[ndarray, "_ _ 3"]  # of any height and width; two in one dataclass need not agree
+Heat = Float[ndarray, "_ _"]
 """From 0 to 1, to be stretched over the whole photo; 0 where the network did not look."""
 
 Method = Literal["cell", "attribution", "occlusion"]
@@ -72,7 +72,7 @@ class PrototypeExplanation:
     node: int
     source: Match
     distance_moved: float  # by projection
-    nearest: tuple[Match, ...]  # one patch a photo, nearest first
+    nearest: tuple[Match, ...]  # in other photos than the source, one patch each, nearest first
     right_share: tuple[float, ...]  # K: how much of each class's training photos the node alone would send right
     causes: tuple[Cause, ...]
     note: str = ""  # the user's own words, such as "long beak"

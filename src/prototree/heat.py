@@ -15,7 +15,7 @@ from prototree.data.views import View, to_photo
 from prototree.explanations import Heat
 from prototree.preprocessing import Preprocessing
 
-Grid = Float[ndarray, "rows columns"]
+Grid = Float[ndarray, "_ _"]
 """Values over the network's input; its cells tile it."""
 
 MASS = 0.5  # of what is shown, that a box of it must hold
@@ -52,7 +52,8 @@ class Frame:
         values = grid[:, ::-1] if self.view.flip else grid
         stretched = weights[0] @ values.astype(np.float64) @ weights[1].T
         seen = np.logical_and.outer(*(own.any(axis=1) for own in weights))
-        return _from_zero_to_one(stretched, seen)
+        # The cubic dips below the lowest value beside a peak; that is no reason to call the lowest value more than 0.
+        return _from_zero_to_one(stretched, float(grid.min()), seen)
 
 
 def smallest_box(grid: Grid, preprocessing: Preprocessing, share: float = MASS) -> Box:
@@ -103,10 +104,10 @@ def _cubic(distance: Float[ndarray, " count"]) -> Float[ndarray, " count"]:
     return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
 
 
-def _from_zero_to_one(values: Float[ndarray, "rows columns"], seen: ndarray) -> Heat:
+def _from_zero_to_one(values: Float[ndarray, "rows columns"], lowest: float, seen: ndarray) -> Heat:
     if not seen.any():
         return np.zeros(values.shape, dtype=np.float32)
-    lowest, highest = float(values[seen].min()), float(values[seen].max())
+    highest = float(values[seen].max())
     if highest - lowest < _FLAT:
         return np.zeros(values.shape, dtype=np.float32)
     return np.where(seen, (values - lowest) / (highest - lowest), 0.0).clip(0.0, 1.0).astype(np.float32)

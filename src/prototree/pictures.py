@@ -126,8 +126,9 @@ def write_pictures(tree: ProtoTree, data: ImageData, folder: Path) -> None:
     pictures = PrototypePictures(tree, data)
     for node in range(tree.topology.n_nodes):
         shown = pictures.shown(node)
-        for name, picture in zip(_names(node), (shown.crop, shown.photo), strict=True):
-            write_file(folder / name, _webp(picture))
+        crop, photo = _names(node)
+        write_file(folder / crop, _webp(shown.crop, lossless=True))  # a few pixels, of which every one shows
+        write_file(folder / photo, _webp(shown.photo, lossless=False))
         sizes.append(shown.size)
     content = {"version": 1, "sizes": sizes, "sources": _identity(tree)}
     write_file(folder / _LIST, json.dumps(content, indent=1).encode())
@@ -145,9 +146,9 @@ def _names(node: int) -> tuple[str, str]:
     return f"{node:03d}.webp", f"{node:03d}-photo.webp"
 
 
-def _webp(picture: Picture) -> bytes:
+def _webp(picture: Picture, *, lossless: bool) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "WEBP", quality=90)
+    Image.fromarray(picture).save(buffer, "WEBP", quality=90, lossless=lossless)
     return buffer.getvalue()
 
 

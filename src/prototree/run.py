@@ -13,7 +13,7 @@ from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.pruning import default_threshold
 from prototree.stages import OWN_FILES, STAGES, Observer, Run, Work
 
-__all__ = ["STAGES", "Observer", "Run", "derived", "fit", "redo"]
+__all__ = ["STAGES", "Observer", "Run", "derived", "existing_run", "fit", "redo"]
 
 
 def fit(
@@ -73,6 +73,14 @@ def derived(config: Config, data: ImageData) -> Config:
     )
 
 
+def existing_run(folder: str | Path) -> Run:
+    """The run in a folder, or an error that says that there is none."""
+    run = Run(Path(folder))
+    if not (run.folder / "config.toml").exists():
+        raise CheckpointError(f"expected a run in {run.folder}, but there is no config.toml; train one first")
+    return run
+
+
 def redo(
     folder: str | Path,
     stage: str,
@@ -82,9 +90,7 @@ def redo(
     observer: Observer | None = None,
 ) -> Run:
     """One stage of a run again, with other settings or on other data with the same classes."""
-    run = Run(Path(folder))
-    if not (run.folder / "config.toml").exists():
-        raise CheckpointError(f"expected a run in {run.folder}, but there is no config.toml; train one first")
+    run = existing_run(folder)
     source = data or run.metrics.get("source")
     if source is None:
         raise DataError(f"{run.folder} does not say which data it was made with; name it with --data")

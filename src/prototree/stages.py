@@ -34,6 +34,7 @@ from prototree.evaluation import Metrics, evaluate_all
 from prototree.leaf_training import LEAF_TRAINERS, refit_leaves
 from prototree.mistakes import MistakeFinder
 from prototree.model import ProtoTree
+from prototree.pictures import write_pictures
 from prototree.preprocessing import Preprocessing
 from prototree.projection import Places, Projected, project
 from prototree.pruning import Pruned, prune
@@ -44,6 +45,7 @@ from prototree.warm import HEAD_DECAY, AnchoredObjective, HeadObjective, calibra
 
 STAGES = ("train", "prune", "project", "evaluate")
 TRAINED, PRUNED, PROJECTED = "trained", "pruned", "projected"
+PICTURES = "prototypes"
 OWN_FILES = (
     "config.toml",
     "log.csv",
@@ -56,6 +58,7 @@ OWN_FILES = (
     TRAINED,
     PRUNED,
     PROJECTED,
+    PICTURES,
 )
 # Settings that say how a run is done, not what comes out of it: a run may be continued with others.
 _FREE = ("workers", "save_minutes", "compile", "strict")
@@ -187,6 +190,8 @@ class Work:
         maps = maps_of(batches, tree.features, self.device)
         projected = project(tree, maps, places, constrain_classes=self.config.constrain_classes, compare=True)
         _save(projected.tree, self.run.folder / PROJECTED)
+        if distributed.is_first():
+            write_pictures(projected.tree, self.data, self.run.folder / PICTURES)
         self.run.note(
             projection={
                 "mean_distance": projected.mean_distance,
