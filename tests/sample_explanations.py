@@ -60,7 +60,7 @@ def match(seed: int, n_classes: int, methods: tuple[Method, ...] = ("cell", "att
     for i, method in enumerate(methods):
         side = 60.0 * (1 + 0.5 * i)
         heat = np.random.default_rng(seed + i).random((7, 7)) ** 3
-        box = Box(left, top, min(left + side, size[0]), min(top + side, size[1]))
+        box = Box(left, top, left + side, top + side).clip(size)
         found.append(Where(method, box, heat, Hiding(0.98, 0.31, 0.92) if i != 2 else None))
     wide, high = (round(320 * side / max(size)) for side in size)
     return Match(

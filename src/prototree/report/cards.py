@@ -87,7 +87,7 @@ def _edge(parent: Spot, child: Spot, present: bool) -> list[Mark]:
     line = Stroke(((start, bottom), (start, middle), (end, middle), (end, child.y)), colour, 1.6, dashed=not present)
     word = PRESENT if present else ABSENT
     width = text_width(word, 10.0) + 8
-    behind = Block(end - width / 2, child.y - 23, width, 14, fill=PAPER)
+    behind = Block(end - width / 2, child.y - 23, width, 14.0, fill=PAPER)
     return [line, behind, Label(end, child.y - 12, word, 10.0, colour, bold=present)]
 
 
@@ -113,7 +113,7 @@ def _node_card(reading: Reading, node: int, spot: Spot, *, small: bool) -> list[
 
 def _stub_card(reading: Reading, node: int, spot: Spot, goes_on: str) -> list[Mark]:
     prototype, middle = reading.explanation.prototypes[node], spot.x + spot.width / 2
-    crop = Spot(middle - 32, spot.y + 6, 64, 64)
+    crop = Spot(middle - 32, spot.y + 6, 64.0, 64.0)
     heading = f"{node} → {goes_on}" if goes_on else f"{node} …"
     size = count(len(reading.labels_below(node)), "class", "classes")
     return [
@@ -129,7 +129,7 @@ def _leaf_card(reading: Reading, leaf: int, spot: Spot) -> list[Mark]:
     probs, middle = reading.explanation.leaf_probs[leaf], spot.x + spot.width / 2
     name = "no clear class" if unsure else class_name(reading, rule.label)
     ink = SOFT_INK if unsure else INK
-    bars = Spot(spot.x + _PAD, spot.y + _PAD, spot.width - 2 * _PAD, 24)
+    bars = Spot(spot.x + _PAD, spot.y + _PAD, spot.width - 2 * _PAD, 24.0)
     return [
         Block(spot.x, spot.y, spot.width, spot.height, FAINT if unsure else PAPER, RULE, 1.2, 8.0),
         *distribution(probs, bars, ABSENT_INK if unsure else PRESENT_INK),

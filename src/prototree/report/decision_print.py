@@ -68,7 +68,7 @@ def decision_drawing(explanation: DecisionExplanation, strategy: Strategy) -> Dr
 
 def _photo_card(explanation: DecisionExplanation, spot: Spot) -> list[Mark]:
     photo = fitted(reduced(explanation.photo, 2 * PHOTO_SIDE), Spot(spot.x, spot.y, spot.width, spot.height - 40))
-    truth = "" if explanation.label is None else f"this is a {explanation.class_names[explanation.label]}"
+    truth = "" if explanation.label is None else f"true class: {explanation.class_names[explanation.label]}"
     middle = spot.x + spot.width / 2
     return [photo, *paragraph(truth, middle, spot.y + spot.height - 20, spot.width, size=12.0, bold=True)]
 
@@ -78,9 +78,9 @@ def _step_card(step: Step, spot: Spot) -> list[Mark]:
     match = step.match
     photo = reduced(match.photo, PHOTO_SIDE)
     shown = heated(photo, match.where[0].heat) if match.where else photo
-    left = Spot(spot.x + 10, spot.y + 30, 78, 78)
-    below = Spot(spot.x + 10, spot.y + 130, 78, 58)
-    right = Spot(spot.x + 98, spot.y + 30, spot.width - 108, 158)
+    left = Spot(spot.x + 10, spot.y + 30, 78.0, 78.0)
+    below = Spot(spot.x + 10, spot.y + 130, 78.0, 58.0)
+    right = Spot(spot.x + 98, spot.y + 30, spot.width - 108, 158.0)
     name = f"{step.node} · {step.note}" if step.note else f"prototype {step.node}"
     return [
         Block(spot.x, spot.y, spot.width, spot.height, PAPER, colour if step.goes_right else RULE, 1.6, 10.0),
@@ -97,7 +97,7 @@ def _step_card(step: Step, spot: Spot) -> list[Mark]:
 def _end_card(explanation: DecisionExplanation, path: PathExplanation, spot: Spot) -> list[Mark]:
     label = likeliest(path.class_probs)
     middle = spot.x + spot.width / 2
-    bars = Spot(spot.x + 20, spot.y + 24, spot.width - 40, 60)
+    bars = Spot(spot.x + 20, spot.y + 24, spot.width - 40, 60.0)
     name = explanation.class_names[label]
     marks: list[Mark] = [
         Block(spot.x, spot.y, spot.width, spot.height, PAPER, PRESENT_INK, 2.4, 10.0),

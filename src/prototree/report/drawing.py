@@ -16,7 +16,7 @@ from prototree.report.words import plain
 Anchor = Literal["start", "middle", "end"]
 
 PAPER, INK, SOFT_INK, FAINT, RULE = "#ffffff", "#1d2521", "#5d6863", "#f3f5f2", "#cdd5cf"
-PRESENT_INK, ABSENT_INK, BOX_INK = "#0b6e62", "#8a918d", "#ffd400"
+PRESENT_INK, ABSENT_INK, BOX_INK = "#0b6e62", "#737d77", "#ffd400"
 
 
 @dataclass(frozen=True)
