@@ -5,7 +5,7 @@ from a request is ever part of a path.
 """
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -58,7 +58,8 @@ class Service:
         }
         self._number = {bench.name(sample): index for index, sample in enumerate(data.train)}
         self._drawn = lru_cache(maxsize=1024)(self._draw)
-        self._explained = lru_cache(maxsize=4)(self._explain)
+        self._explained = lru_cache(maxsize=2)(self._explain)
+        self._below = lru_cache(maxsize=2)(self._classes_below)
 
     # ---- the run and its photos
 
@@ -287,17 +288,14 @@ class Service:
     def _node(self, state: State, index: int) -> shapes.NodeShape:
         topology, source = state.tree.topology, state.tree.sources[index]
         cell = self._own_cell(state, index)
-        left, right = (
-            [int(side[index])] if side[index] < 0 else sorted(workbench.leaves_below(topology, int(side[index])))
-            for side in (topology.left, topology.right)
-        )
+        below, left, right = self._below(state), int(topology.left[index]), int(topology.right[index])
         return shapes.NodeShape(
             node=index,
-            left=int(topology.left[index]),
-            right=int(topology.right[index]),
+            left=left,
+            right=right,
             note=dict(state.notes).get(int(state.nodes[index]), ""),
-            classes_left=self._classes_of(state, left),
-            classes_right=self._classes_of(state, right),
+            classes_left=[self.classes[label] for label in below[left]],
+            classes_right=[self.classes[label] for label in below[right]],
             source=self._patch(cell, 1.0) if cell is not None else None,
             distance=source.distance if source is not None else 0.0,
         )
@@ -309,10 +307,15 @@ class Service:
             return None
         return Cell(source.image, source.view, source.patch, source.box)
 
-    def _classes_of(self, state: State, leaves: Iterable[int]) -> list[str]:
-        logits = state.tree.leaf_logits
-        best = [int(logits[leaf if leaf >= 0 else ~leaf].argmax()) for leaf in leaves]
-        return [self.classes[label] for label in dict.fromkeys(best)]
+    def _classes_below(self, state: State) -> dict[int, tuple[int, ...]]:
+        """The classes that are decided below each node (or leaf, as `~leaf`), in the order of the leaves."""
+        topology = state.tree.topology
+        best = state.tree.leaf_logits.argmax(dim=1).tolist()
+        below: dict[int, tuple[int, ...]] = {~leaf: (label,) for leaf, label in enumerate(best)}
+        for node in reversed(range(topology.n_nodes)):  # children before parents
+            both = (*below[int(topology.left[node])], *below[int(topology.right[node])])
+            below[node] = tuple(dict.fromkeys(both))
+        return below
 
     def _patch(self, cell: Cell, similarity: float) -> shapes.Patch:
         index = self._number[cell.image]
