@@ -43,6 +43,14 @@ def browser() -> Iterator["sync_api.Browser"]:
         browser.close()
 
 
+def undo_everything(page: "sync_api.Page") -> None:
+    """So that each test begins with the tree as it was."""
+    while page.request.post(
+        "/api/mending/undo", data={"revision": page.request.get("/api/health").json()["revision"]}
+    ).ok:
+        pass
+
+
 @pytest.fixture(params=[(1280, 860), (390, 800)], ids=["wide", "narrow"])
 def page(browser: "sync_api.Browser", server: Running, request: pytest.FixtureRequest) -> Iterator["sync_api.Page"]:
     width, height = request.param
@@ -61,6 +69,7 @@ def page(browser: "sync_api.Browser", server: Running, request: pytest.FixtureRe
         lambda sent: None if sent.url.startswith((server.address, "data:", "blob:")) else complaints.append(sent.url),
     )
     yield page
+    undo_everything(page)
     context.close()
     assert complaints == []
 
