@@ -75,7 +75,7 @@ def write_state(folder: Path, name: str, header: dict[str, Any], tensors: Tensor
     write_file(waiting, content)
     write_file(folder / name, json.dumps(header, indent=1, ensure_ascii=False).encode())
     os.replace(waiting, folder / WEIGHTS)
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
 def read_state(folder: Path, name: str) -> tuple[dict[str, Any], Tensors]:
@@ -131,10 +131,11 @@ def write_file(path: Path, content: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise CheckpointError(f"{path} could not be written ({error.strerror}); what was there is unchanged") from error
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Makes renames in a folder last through a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

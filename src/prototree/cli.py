@@ -1,6 +1,8 @@
 """The command line: parse, call, print. Nothing here imports torch before a command needs it."""
 
+import importlib.util
 import sys
+import webbrowser
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +13,7 @@ from rich.console import Console
 
 from prototree._version import __version__
 from prototree.config import KEYS, preset_names
-from prototree.errors import ConfigError, ProtoTreeError
+from prototree.errors import ConfigError, MissingExtraError, ProtoTreeError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -296,6 +298,42 @@ def birds(
         shortcut=shortcut,
     )
     console.print(f"{species} species, {species * (train + test)} images in {out}", highlight=False)
+
+
+@app.command()
+def serve(
+    run: RunArgument,
+    host: Annotated[str, typer.Option(help="The address to listen at; the default answers this computer alone.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    data: DataOption = None,
+    validation: Annotated[
+        str | None, typer.Option(help="Photos that give feedback while mending; default: every second test photo.")
+    ] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for the history of edits and the feature maps; default: RUN-mend.")
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Also open a browser.")] = False,
+) -> None:
+    """A web app for this computer: explore the tree, try images, mend it by hand."""
+    for package in ("fastapi", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "serve")
+    from prototree.mending import open_session
+    from prototree.progress import Display
+    from prototree.web import server
+
+    with server.listen(host, port) as listening:
+        with Display(console) as display:
+            display.stage("opening the run; the first time, its photos go through the network once")
+            session = open_session(run, data=data, validation=validation, work=work, tick=display.caching)
+            browser_app = server.open_app(session, host)
+        where = server.address(listening)
+        console.print(f"open [bold]{where}[/bold] in a browser; stop with Ctrl+C", highlight=False)
+        if browser:
+            webbrowser.open(where)
+        server.serve(browser_app, listening)
 
 
 def _stage(folder: Path, data: str | None, stage: str, settings: dict[str, object]) -> None:

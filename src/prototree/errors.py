@@ -8,6 +8,8 @@ ProtoTreeError
 ├── CheckpointError   a saved tree or run that is damaged, newer, or not one
 ├── PruneError        a threshold that leaves nothing
 ├── TrainError        training that cannot start or go on
+├── MendError         an edit of a tree by hand that cannot be made
+│   └── ConflictError an edit of a state that somebody else has changed meanwhile
 └── MissingExtraError an optional package that is not installed
 """
 
@@ -42,6 +44,14 @@ class PruneError(ProtoTreeError):
 
 class TrainError(ProtoTreeError):
     """Training that cannot start or go on."""
+
+
+class MendError(ProtoTreeError):
+    """An edit of a tree by hand that cannot be made."""
+
+
+class ConflictError(MendError):
+    """An edit of a state that somebody else has changed meanwhile."""
 
 
 class MissingExtraError(ProtoTreeError):

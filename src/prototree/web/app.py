@@ -1,0 +1,326 @@
+"""The browser app as routes. Everything that takes time runs in a thread; what waits for it is limited."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import FastAPI, HTTPException, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from prototree._version import __version__
+from prototree.errors import ConflictError, ProtoTreeError
+from prototree.report.pages import asset as report_asset
+from prototree.web import pages, shapes
+from prototree.web.guard import Guard
+from prototree.web.results import NotFoundError
+from prototree.web.service import Service, UnusableError
+from prototree.web.waiting import BusyError, Queue
+
+log = logging.getLogger(__name__)
+
+MAX_UPLOAD = 20 << 20
+MAX_WAITING = 96  # requests that wait for the network, whatever their size
+MAX_WAITING_BYTES = 384 << 20
+_UPLOAD_SECONDS = 60.0
+_REPORT_ASSETS = ("base.css", "tree.css", "tree.js")
+_OWN_ASSETS = ("app.css", "pages.css", "app.js", "explore.js", "try.js", "mend.js")
+_KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
+_PICTURES = {"Cache-Control": "private, max-age=3600"}
+
+Index = Annotated[int, Path(ge=0, le=shapes.MAX_INDEX)]
+Refusals = dict[int | str, dict[str, Any]]
+_DESCRIPTIONS = {
+    400: "Not a request for this server, or an empty upload",
+    404: "There is none of that number",
+    409: "The tree has been changed meanwhile",
+    413: "Too large",
+    415: "Not an image",
+    422: "Not possible",
+    503: "Too much is waiting; Retry-After says when to come again",
+}
+_WEBP: Refusals = {200: {"content": {"image/webp": {"schema": {"type": "string", "format": "binary"}}}}}
+
+
+def _refusals(*codes: int) -> Refusals:
+    return {code: {"model": shapes.Problem, "description": _DESCRIPTIONS[code]} for code in (400, 422, *codes)}
+
+
+def create_app(
+    service: Service,
+    *,
+    host: str = "127.0.0.1",
+    max_upload: int = MAX_UPLOAD,
+    max_waiting: int = MAX_WAITING,
+    max_waiting_bytes: int = MAX_WAITING_BYTES,
+) -> FastAPI:
+    """The app around a session. One thread asks the tree, one mends it, one draws pictures."""
+    asking = Queue(max_waiting, max_waiting_bytes)
+    mending = Queue(32, 1 << 20, seconds_each=1.0)
+    drawing = Queue(512, 1 << 20, seconds_each=0.02)
+    queues = (asking, mending, drawing)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        for queue in queues:
+            queue.close()
+
+    app = FastAPI(
+        title="prototree",
+        version=__version__,
+        description="Explore a prototype tree, try images, and mend the tree by hand.",
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere; /api is our own
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.add_middleware(Guard, host=host, max_bytes=max_upload)
+    _add_error_answers(app)
+    _add_pages(app, service, mending)
+    _add_pictures(app, service, drawing)
+    _add_reading(app, service, asking, mending)
+    _add_trying(app, service, asking, max_upload)
+    _add_mending(app, service, mending)
+    return app
+
+
+async def _in_turn(queue: Queue, work: Callable[[], Any]) -> Any:
+    async with queue.place():
+        return await queue.run(work)
+
+
+def _add_reading(app: FastAPI, service: Service, asking: Queue, mending: Queue) -> None:
+    @app.get("/api/health", tags=["server"], responses=_refusals())
+    async def health() -> shapes.Health:
+        """Answers at once, whatever else is waiting."""
+        revision = service.session.revision
+        return shapes.Health(status="ok", version=__version__, revision=revision, waiting=asking.n_jobs)
+
+    @app.get("/api/run", tags=["tree"], responses=_refusals())
+    async def run() -> shapes.RunShape:
+        """The run that is open."""
+        return service.run()
+
+    @app.get("/api/nodes", tags=["tree"], responses=_refusals(503))
+    async def nodes() -> list[shapes.NodeShape]:
+        """All prototypes of the tree as it is."""
+        return await _in_turn(mending, service.nodes)  # type: ignore[no-any-return]
+
+    @app.get("/api/nodes/{node}", tags=["tree"], responses=_refusals(404, 503))
+    async def node(node: Index) -> shapes.NodeShape:
+        """One prototype."""
+        return await _in_turn(mending, partial(service.node, node))  # type: ignore[no-any-return]
+
+    @app.get("/api/nodes/{node}/candidates", tags=["mend"], responses=_refusals(404, 503))
+    async def candidates(node: Index, count: Annotated[int, Query(ge=1, le=60)] = 12) -> shapes.CandidatesShape:
+        """The nearest training patches, one a photo: the cluster that a prototype stands for."""
+        return await _in_turn(mending, partial(service.candidates, node, count))  # type: ignore[no-any-return]
+
+    @app.get("/api/photos/{split}", tags=["photos"], responses=_refusals(404))
+    async def photos(
+        split: shapes.Split,
+        label: Annotated[int | None, Query(ge=0, le=shapes.MAX_INDEX)] = None,
+        start: Annotated[int, Query(ge=0, le=shapes.MAX_INDEX)] = 0,
+        count: Annotated[int, Query(ge=1, le=200)] = 60,
+    ) -> list[shapes.Photo]:
+        """Photos to choose from, all or those of a class."""
+        return service.photos(split, label, start, count)
+
+    @app.get("/api/photos/training/{index}", tags=["photos"], responses=_refusals(404))
+    async def photo(index: Index) -> shapes.PhotoShape:
+        """A training photo with the grid of its patches."""
+        return service.training_photo(index)
+
+    @app.get("/api/mistakes", tags=["try"], responses=_refusals(503))
+    async def mistakes() -> shapes.MistakesShape:
+        """Wrong answers of the tree as it is, and the prototypes that are responsible."""
+        return await _in_turn(mending, service.mistakes)  # type: ignore[no-any-return]
+
+
+def _add_trying(app: FastAPI, service: Service, asking: Queue, max_upload: int) -> None:
+    upload = {
+        "requestBody": {
+            "required": True,
+            "description": "The file as it is: JPEG, PNG, WebP, BMP, TIFF or GIF",
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    }
+
+    @app.post("/api/decisions", tags=["try"], openapi_extra=upload, responses=_refusals(413, 415, 503))
+    async def decide(request: Request, name: Annotated[str, Query(max_length=200)] = "image") -> shapes.DecisionShape:
+        """What the tree says of an image."""
+        length = request.headers.get("content-length", "")
+        async with asking.place(int(length) if length.isdecimal() else max_upload):
+            content = await _body(request, max_upload)
+            return await asking.run(partial(service.decide, content, name))
+
+    @app.post("/api/decisions/sample", tags=["try"], responses=_refusals(404, 503))
+    async def decide_sample(question: shapes.SampleQuestion) -> shapes.DecisionShape:
+        """What the tree says of one of the photos that are here."""
+        return await _in_turn(asking, partial(service.decide_sample, question.split, question.index))  # type: ignore[no-any-return]
+
+    @app.get("/api/decisions/{id}", tags=["try"], responses=_refusals(404))
+    async def decision(id: Annotated[str, Path(max_length=40)]) -> shapes.DecisionShape:  # noqa: A002
+        """A decision again, as long as it is kept."""
+        return service.results.get(id).decision
+
+
+def _add_mending(app: FastAPI, service: Service, mending: Queue) -> None:
+    @app.get("/api/mending", tags=["mend"], responses=_refusals(503))
+    async def standing() -> shapes.MendingShape:
+        """Where mending stands."""
+        return await _in_turn(mending, service.mending)  # type: ignore[no-any-return]
+
+    @app.post("/api/mending/edits", tags=["mend"], responses=_refusals(404, 409, 503))
+    async def edit(question: shapes.EditQuestion) -> shapes.MendingShape:
+        """Makes an edit and refits the leaves."""
+        return await _in_turn(mending, partial(service.edit, question))  # type: ignore[no-any-return]
+
+    @app.post("/api/mending/undo", tags=["mend"], responses=_refusals(409, 503))
+    async def undo(question: shapes.RevisionQuestion) -> shapes.MendingShape:
+        """Takes the last edit back."""
+        return await _in_turn(mending, partial(service.undo, question.revision))  # type: ignore[no-any-return]
+
+    @app.post("/api/mending/redo", tags=["mend"], responses=_refusals(409, 503))
+    async def redo(question: shapes.RevisionQuestion) -> shapes.MendingShape:
+        """Makes the edit again that was undone last."""
+        return await _in_turn(mending, partial(service.redo, question.revision))  # type: ignore[no-any-return]
+
+    @app.post("/api/mending/save", tags=["mend"], responses=_refusals(409, 503))
+    async def save(question: shapes.RevisionQuestion) -> shapes.SavedShape:
+        """Makes a new run beside the original, which stays as it is."""
+        return await _in_turn(mending, partial(service.save, question.revision))  # type: ignore[no-any-return]
+
+
+def _add_pictures(app: FastAPI, service: Service, drawing: Queue) -> None:
+    @app.get("/photos/{split}/{index}/{kind}", tags=["photos"], responses=_refusals(404, 503) | _WEBP)
+    async def picture(split: shapes.Split, index: Index, kind: pages.PictureKind) -> Response:
+        """A photo, reduced, as WebP."""
+        content = await _in_turn(drawing, partial(service.picture, split, index, kind))
+        return Response(content, media_type="image/webp", headers=_PICTURES)
+
+    @app.get(
+        "/photos/training/{index}/crop/{view}/{row}/{column}",
+        tags=["photos"],
+        responses=_refusals(404, 503) | _WEBP,
+    )
+    async def crop(index: Index, view: Annotated[str, Path(max_length=40)], row: Index, column: Index) -> Response:
+        """A patch of a training photo as WebP."""
+        content = await _in_turn(drawing, partial(service.crop, index, view, row, column))
+        return Response(content, media_type="image/webp", headers=_PICTURES)
+
+    @app.get("/results/{id}/{name}", tags=["try"], responses=_refusals(404) | _WEBP)
+    async def result_picture(
+        id: Annotated[str, Path(max_length=40)],  # noqa: A002
+        name: Annotated[str, Path(max_length=40)],
+    ) -> Response:
+        """A picture of a decision."""
+        pictures = service.results.get(id).pictures
+        if name not in pictures:
+            raise NotFoundError("there is no such picture")
+        return Response(pictures[name], media_type="image/webp", headers=_PICTURES)
+
+
+def _add_pages(app: FastAPI, service: Service, mending: Queue) -> None:
+    def page(path: str, make: Callable[..., Awaitable[str]]) -> None:
+        app.add_api_route(path, make, response_class=HTMLResponse, include_in_schema=False)
+
+    async def explore() -> str:
+        explanation, data = await _in_turn(mending, service.tree)
+        return pages.explore(service, explanation, data)
+
+    async def try_result(id: Annotated[str, Path(max_length=40)]) -> str:  # noqa: A002
+        return pages.try_page(service, service.results.get(id).decision)
+
+    async def try_plain() -> str:
+        return pages.try_page(service, None)
+
+    async def review() -> str:
+        return pages.review(service, await _in_turn(mending, service.mistakes))
+
+    async def mend() -> str:
+        return pages.mend(service, await _in_turn(mending, service.nodes))
+
+    async def mend_node(node: Index) -> str:
+        return pages.mend_node(service, await _in_turn(mending, partial(service.node, node)))
+
+    async def describe() -> str:
+        return pages.api(service, app.openapi())
+
+    page("/", explore)
+    page("/try", try_plain)
+    page("/try/{id}", try_result)
+    page("/review", review)
+    page("/mend", mend)
+    page("/mend/{node}", mend_node)
+    page("/api", describe)
+    for name in (*_REPORT_ASSETS, *_OWN_ASSETS):
+        app.add_api_route(f"/assets/{name}", partial(_asset, name), include_in_schema=False)
+
+
+async def _asset(name: str) -> Response:
+    own = files("prototree.web").joinpath("assets", name)
+    text = own.read_text(encoding="utf-8") if name in _OWN_ASSETS else report_asset(name)  # type: ignore[arg-type]
+    return Response(text, media_type=_KINDS[name.rpartition(".")[2]], headers={"Cache-Control": "no-cache"})
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The upload, within its limits of size and time."""
+    content = bytearray()
+    try:
+        async with asyncio.timeout(_UPLOAD_SECONDS):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > limit:
+                    raise UnusableError(413, f"expected at most {limit >> 20} MiB; send a smaller image")
+    except TimeoutError as error:
+        raise HTTPException(400, "the upload took too long; try again") from error
+    return bytes(content)
+
+
+def _add_error_answers(app: FastAPI) -> None:
+    def answer(request: Request, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+        wants_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
+        if wants_page:
+            return HTMLResponse(pages.error(status, detail), status, headers)
+        return JSONResponse({"detail": detail}, status, headers)
+
+    @app.exception_handler(StarletteHTTPException)
+    async def plain(request: Request, error: StarletteHTTPException) -> Response:
+        return answer(request, error.status_code, str(error.detail), dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return answer(request, 422, f"{where}: {first['msg']}"[:500])
+
+    @app.exception_handler(NotFoundError)
+    async def missing(request: Request, error: NotFoundError) -> Response:
+        return answer(request, 404, str(error))
+
+    @app.exception_handler(UnusableError)
+    async def unusable(request: Request, error: UnusableError) -> Response:
+        return answer(request, error.status, str(error))
+
+    @app.exception_handler(BusyError)
+    async def busy(request: Request, error: BusyError) -> Response:
+        return answer(request, 503, str(error), {"Retry-After": str(error.retry_after)})
+
+    @app.exception_handler(ConflictError)
+    async def conflict(request: Request, error: ConflictError) -> Response:
+        return answer(request, 409, str(error))
+
+    @app.exception_handler(ProtoTreeError)
+    async def refused(request: Request, error: ProtoTreeError) -> Response:
+        return answer(request, 422, str(error))
+
+    @app.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return answer(request, 500, "something went wrong in the server; its log says what")

@@ -1,0 +1,199 @@
+// Mending: every change names the revision it was decided on; the answer says how the tree does now.
+"use strict";
+(() => {
+  const { make, say, ask, post } = prototree;
+  const $ = (id) => document.getElementById(id);
+  const place = $("mend-node"), node = place ? Number(place.dataset.node) : null;
+  let standing = null, changing = false;
+
+  // ---- where it stands ------------------------------------------------------------------------------------------
+
+  const percent = (share) => `${(100 * share).toFixed(1)} %`;
+  const ROWS = [
+    ["right, soft", (f) => f.accuracy.soft, percent, 1],
+    ["right, most likely path", (f) => f.accuracy.max_path, percent, 1],
+    ["right, greedy path", (f) => f.accuracy.greedy, percent, 1],
+    ["fidelity, most likely path", (f) => f.fidelity.max_path, percent, 1],
+    ["fidelity, greedy path", (f) => f.fidelity.greedy, percent, 1],
+    ["prototypes asked", (f) => f.path_length.max_path, (x) => x.toFixed(2), 0],
+    ["prototypes in all", (f) => f.prototypes, String, 0],
+  ];
+
+  function render() {
+    const columns = [["original", standing.original], ["before", standing.before], ["now", standing.now]];
+    $("figures").replaceChildren(
+      make("thead", {}, make("tr", {}, make("th"), ...columns.map(([name]) => make("th", { scope: "col", text: name })))),
+      make("tbody", {}, ...ROWS.map(([name, value, words, sign]) => make("tr", {}, make("th", { scope: "row", text: name }),
+        ...columns.map(([, figures], i) => {
+          const change = i === 2 ? sign * Math.sign(value(figures) - value(standing.before)) : 0;
+          return make("td", { class: change > 0 ? "better" : change < 0 ? "worse" : null, text: words(value(figures)) });
+        })))));
+    $("changed-count").textContent = standing.changed.length ? `· ${standing.changed.length}` : "· none";
+    $("changed").replaceChildren(...standing.changed.map((changed) => make("li", { title: changed.photo.name },
+      make("img", { src: changed.photo.thumb, alt: "", loading: "lazy" }),
+      make("span", { class: changed.after === changed.truth ? "word present" : "word", text: changed.after === changed.truth ? "now right" : changed.before === changed.truth ? "now wrong" : "still wrong" }),
+      make("br"), make("bdi", { text: changed.before }), " → ", make("b", {}, make("bdi", { text: changed.after })))));
+    $("history").replaceChildren(...standing.done.map((text) => make("li", { text })), ...standing.undone.map((text) => make("li", { class: "undone", text })));
+    if (!standing.done.length && !standing.undone.length) $("history").replaceChildren(make("li", { class: "quiet", text: "Nothing changed yet." }));
+    $("undo").disabled = !standing.done.length;
+    $("redo").disabled = !standing.undone.length;
+    document.documentElement.dataset.revision = standing.revision;
+  }
+
+  async function refresh() {
+    standing = await ask("/api/mending");
+    render();
+  }
+
+  async function change(path, content, words) {
+    if (changing || !standing) return false;
+    changing = true;
+    say("Refitting the leaves …");
+    try {
+      const before = standing.nodes.length;
+      standing = await post(path, { revision: standing.revision, ...content });
+      render();
+      const count = standing.changed.length;
+      say(`${words} Right (soft): ${percent(standing.before.accuracy.soft)} → ${percent(standing.now.accuracy.soft)}; ${count === 1 ? "1 photo is" : `${count || "no"} photos are`} answered differently.`);
+      if (standing.nodes.length !== before) location.assign("/mend"); // the numbers of prototypes have moved
+      return true;
+    } catch (error) {
+      say(error.status === 409 ? "Somebody else has changed the tree meanwhile. This is how it is now; look again, then repeat your change." : error.message, true);
+      if (error.status === 409) await refresh();
+      return false;
+    } finally {
+      changing = false;
+    }
+  }
+
+  const edit = (content, words) => change("/api/mending/edits", { edit: content }, words);
+  const again = () => { if (node !== null && node < standing.nodes.length) return renew(); return null; };
+  $("undo").addEventListener("click", async () => { if (await change("/api/mending/undo", {}, "Undone.")) await again(); });
+  $("redo").addEventListener("click", async () => { if (await change("/api/mending/redo", {}, "Done again.")) await again(); });
+  $("save").addEventListener("click", async () => {
+    if (changing || !standing) return;
+    changing = true;
+    say("Saving, and judging the tree on photos that were kept back …");
+    try {
+      const saved = await post("/api/mending/save", { revision: standing.revision });
+      say(`Saved as “${saved.run}”. On ${saved.photos}: ${percent(saved.before.soft)} right before mending, ${percent(saved.after.soft)} now.`);
+    } catch (error) {
+      say(error.message, true);
+    } finally {
+      changing = false;
+    }
+  });
+  document.addEventListener("keydown", (event) => {
+    if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z" || event.target.closest("input, select, textarea")) return;
+    event.preventDefault();
+    $(event.shiftKey ? "redo" : "undo").click();
+  });
+
+  // ---- one prototype --------------------------------------------------------------------------------------------
+
+  async function renew() { // the parts of the page that the server filled, as they are now
+    const page = new DOMParser().parseFromString(await (await fetch(location.href)).text(), "text/html");
+    for (const part of ["h1", ".prototype-now figure:nth-of-type(1)", ".prototype-now figure:nth-of-type(2)"]) {
+      const now = page.querySelector(`#mend-node ${part}`), old = place.querySelector(part);
+      if (now && old) old.replaceWith(document.importNode(now, true));
+    }
+    $("note").value = page.getElementById("note").value;
+    await loadCandidates();
+  }
+
+  async function loadCandidates() {
+    const list = $("candidates"), found = await ask(`/api/nodes/${node}/candidates?count=12`);
+    list.replaceChildren(...found.candidates.map((candidate) => make("li", { title: candidate.photo.name },
+      make("img", { src: candidate.crop, alt: "" }),
+      make("span", { class: "small quiet", text: `similarity ${candidate.similarity.toFixed(2)}` }),
+      make("span", { class: "actions" },
+        make("button", { type: "button", text: "Use", click: async () => { if (await edit({ edit: "replace", node, photo: candidate.photo.index, view: candidate.view, patch: candidate.patch }, "Replaced.")) await renew(); } }),
+        make("button", { type: "button", text: "Ban", click: async () => { if (await edit({ edit: "ban", photo: candidate.photo.index, region: candidate.box }, "Banned as a source.")) await renew(); } }),
+        make("button", { type: "button", text: "Photo", title: "Open this photo below", click: () => openPhoto(candidate.photo.index) })))));
+    list.setAttribute("aria-busy", "false");
+  }
+
+  const COUNT = 12;
+  let start = 0, photo = null, cell = null;
+
+  async function loadPhotos() {
+    const label = Number($("label").value);
+    const found = await ask(`/api/photos/training?label=${label}&start=${start}&count=${COUNT + 1}`);
+    $("earlier").disabled = start === 0;
+    $("later").disabled = found.length <= COUNT;
+    $("photos").replaceChildren(...found.slice(0, COUNT).map((one) => make("li", {}, make("button", { type: "button", class: "thumb", "data-photo": one.index, title: one.name, click: () => openPhoto(one.index) }, make("img", { src: one.thumb, alt: one.name })))));
+  }
+
+  async function openPhoto(index) {
+    photo = await ask(`/api/photos/training/${index}`);
+    $("stage-photo").src = photo.picture;
+    $("stage-photo").alt = photo.name;
+    $("stage-box").setAttribute("viewBox", `0 0 ${photo.width} ${photo.height}`);
+    $("picker").hidden = false;
+    for (const button of document.querySelectorAll("#photos .thumb")) button.classList.toggle("chosen", Number(button.dataset.photo) === index);
+    mark(null, null);
+    $("picker").scrollIntoView({ block: "nearest" });
+  }
+
+  function placeRect(name, box) {
+    for (const rect of $("stage-box").querySelectorAll(name)) {
+      const [left, top, right, bottom] = box || [0, 0, 0, 0];
+      for (const [key, value] of Object.entries({ x: left, y: top, width: right - left, height: bottom - top })) rect.setAttribute(key, value);
+    }
+  }
+
+  function mark(region, at) { // region: what was dragged; at: [row, column] of the patch
+    const { grid } = photo;
+    cell = at && { patch: at, region, box: [grid.left + at[1] * grid.across, grid.top + at[0] * grid.down, grid.left + (at[1] + grid.patch_columns) * grid.across, grid.top + (at[0] + grid.patch_rows) * grid.down] };
+    placeRect(".drag", region);
+    placeRect(".under, .over", cell && cell.box);
+    $("use-patch").disabled = $("ban-region").disabled = !cell;
+  }
+
+  const clamp = (value, high) => Math.round(Math.min(Math.max(value, 0), high));
+  function nearest([left, top, right, bottom]) { // the server's rule: the patch whose middle is nearest to the region's
+    const { grid } = photo;
+    return [clamp(((top + bottom) / 2 - grid.top) / grid.down - grid.patch_rows / 2, grid.rows - grid.patch_rows),
+      clamp(((left + right) / 2 - grid.left) / grid.across - grid.patch_columns / 2, grid.columns - grid.patch_columns)];
+  }
+
+  function setUpStage() {
+    const stage = $("stage");
+    let from = null;
+    const point = (event) => {
+      const frame = $("stage-photo").getBoundingClientRect();
+      return [Math.min(Math.max((event.clientX - frame.left) / frame.width, 0), 1) * photo.width, Math.min(Math.max((event.clientY - frame.top) / frame.height, 0), 1) * photo.height];
+    };
+    const drag = (event) => {
+      const [x, y] = point(event), region = [Math.min(x, from[0]), Math.min(y, from[1]), Math.max(x, from[0]), Math.max(y, from[1])];
+      mark(region, nearest(region));
+    };
+    stage.addEventListener("pointerdown", (event) => { event.preventDefault(); stage.focus(); stage.setPointerCapture(event.pointerId); from = point(event); drag(event); });
+    stage.addEventListener("pointermove", (event) => { if (from) drag(event); });
+    stage.addEventListener("pointerup", () => { from = null; });
+    stage.addEventListener("pointercancel", () => { from = null; });
+    stage.addEventListener("keydown", (event) => {
+      const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const { grid } = photo, at = cell ? cell.patch : [Math.floor(grid.rows / 2), Math.floor(grid.columns / 2)];
+      mark(null, [clamp(at[0] + step[0], grid.rows - grid.patch_rows), clamp(at[1] + step[1], grid.columns - grid.patch_columns)]);
+    });
+  }
+
+  function setUpNode() {
+    $("note-form").addEventListener("submit", async (event) => { event.preventDefault(); if (await edit({ edit: "note", node, text: $("note").value }, "Noted.")) await renew(); });
+    $("label").addEventListener("change", () => { start = 0; loadPhotos().catch((error) => say(error.message, true)); });
+    $("earlier").addEventListener("click", () => { start = Math.max(0, start - COUNT); loadPhotos(); });
+    $("later").addEventListener("click", () => { start += COUNT; loadPhotos(); });
+    $("class-form").addEventListener("submit", (event) => event.preventDefault());
+    $("use-patch").addEventListener("click", async () => { if (await edit({ edit: "replace", node, photo: photo.index, patch: cell.patch }, "Replaced.")) await renew(); });
+    $("ban-region").addEventListener("click", async () => { if (await edit({ edit: "ban", photo: photo.index, region: cell.region || cell.box }, "Banned as a source.")) await renew(); });
+    $("ban-photo").addEventListener("click", async () => { if (await edit({ edit: "ban", photo: photo.index }, "Banned as a source.")) await renew(); });
+    for (const button of document.querySelectorAll("button.remove")) button.addEventListener("click", () => edit({ edit: "remove", node, keep: button.dataset.keep }, "Removed."));
+    setUpStage();
+    return Promise.all([loadCandidates(), loadPhotos()]);
+  }
+
+  Promise.all([refresh(), node === null ? null : setUpNode()]).then(() => { document.documentElement.dataset.ready = "yes"; }).catch((error) => say(error.message, true));
+})();

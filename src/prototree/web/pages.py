@@ -1,0 +1,87 @@
+"""The app's pages, filled on the server; scripts only add to them."""
+
+from functools import cache
+from typing import Any, Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from prototree.explanations import TreeExplanation
+from prototree.report.pages import script_json, tree_body
+from prototree.web import shapes
+from prototree.web.service import Service
+
+PictureKind = Literal["picture", "thumb"]
+STRATEGY_NAMES = {"max_path": "Most likely path", "greedy": "Greedy path"}
+
+
+def explore(service: Service, explanation: TreeExplanation, data: dict[str, Any]) -> str:
+    """The tree."""
+    return _render(
+        "explore.html", service, "explore", body=Markup(tree_body(explanation)), data=Markup(script_json(data))
+    )
+
+
+def try_page(service: Service, decision: shapes.DecisionShape | None) -> str:
+    """A place to drop an image, and what the tree says of it."""
+    samples = [photo for label in range(len(service.classes)) for photo in service.photos("feedback", label, 0, 1)]
+    return _render("try.html", service, "try", decision=decision, samples=samples[:24], strategy_names=STRATEGY_NAMES)
+
+
+def review(service: Service, mistakes: shapes.MistakesShape) -> str:
+    """Wrong answers, by the prototype that is responsible."""
+    by_node: dict[int | None, list[shapes.MistakeShape]] = {}
+    for mistake in mistakes.images:
+        by_node.setdefault(mistake.node, []).append(mistake)
+    nodes = {node.node: node for node in service.nodes()}
+    ordered = sorted(by_node.items(), key=lambda item: (item[0] is None, -len(item[1]), item[0] or 0))
+    return _render("review.html", service, "review", mistakes=mistakes, groups=ordered, nodes=nodes)
+
+
+def mend(service: Service, nodes: list[shapes.NodeShape]) -> str:
+    """All prototypes, to choose one."""
+    return _render("mend.html", service, "mend", nodes=nodes)
+
+
+def mend_node(service: Service, node: shapes.NodeShape) -> str:
+    """One prototype, and what can be done to it."""
+    return _render("mend_node.html", service, "mend", node=node)
+
+
+def api(service: Service, description: dict[str, Any]) -> str:
+    """The API in words."""
+    calls = [
+        (method.upper(), path, call)
+        for path, methods in description["paths"].items()
+        for method, call in methods.items()
+    ]
+    return _render("api.html", service, "api", calls=calls)
+
+
+def error(status: int, detail: str) -> str:
+    """What went wrong."""
+    return _environment().get_template("error.html").render(status=status, detail=detail)
+
+
+def _render(template: str, service: Service, here: str, **values: Any) -> str:
+    run = service.run()
+    return _environment().get_template(template).render(run=run, here=here, **values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("prototree.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["percent"] = lambda share: f"{100 * share:.0f} %"
+    environment.filters["few"] = _few
+    return environment
+
+
+def _few(names: list[str], shown: int = 3) -> str:
+    more = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")

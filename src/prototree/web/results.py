@@ -1,0 +1,117 @@
+"""Decisions about images that were tried, as the API tells them, kept for a while with their pictures."""
+
+import io
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+from PIL import Image
+
+from prototree.explanations import DecisionExplanation, Picture
+from prototree.web import shapes
+
+_TOP = 5  # classes listed
+
+
+class NotFoundError(Exception):
+    """No such photo, node or result."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A decision and the pictures it shows."""
+
+    decision: shapes.DecisionShape
+    pictures: dict[str, bytes]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.pictures.values()))
+
+
+class Results:
+    """The last decisions, up to a number and an amount of bytes."""
+
+    def __init__(self, max_number: int = 500, max_bytes: int = 128 << 20) -> None:
+        self._max_number, self._max_bytes = max_number, max_bytes
+        self._kept: OrderedDict[str, Result] = OrderedDict()
+        self._lock = Lock()
+
+    def add(self, result: Result) -> None:
+        with self._lock:
+            self._kept[result.decision.id] = result
+            while len(self._kept) > self._max_number or sum(r.size for r in self._kept.values()) > self._max_bytes:
+                self._kept.popitem(last=False)
+
+    def get(self, id_: str) -> Result:
+        with self._lock:
+            if id_ not in self._kept:
+                raise NotFoundError("this result is no longer kept; try the image again")
+            return self._kept[id_]
+
+
+def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result:
+    """A decision for the API, with its pictures as WebP."""
+    names = explained.class_names
+    pictures: dict[str, bytes] = {"photo": webp(explained.photo)}
+
+    def share(label: int, probs: Sequence[float]) -> shapes.ClassShare:
+        return shapes.ClassShare(label=label, name=names[label], share=float(probs[label]))
+
+    ways = []
+    for strategy, path in explained.paths.items():
+        steps = []
+        for step in path.steps:
+            pictures[f"prototype-{step.node}"] = webp(step.prototype)
+            pictures[f"patch-{step.node}"] = webp(step.match.crop)
+            box = step.match.where[0].box
+            steps.append(
+                shapes.StepShape(
+                    node=step.node,
+                    note=step.note,
+                    similarity=step.similarity,
+                    present=step.goes_right,
+                    prototype=f"/results/{id_}/prototype-{step.node}",
+                    patch=f"/results/{id_}/patch-{step.node}",
+                    box=[box.left, box.top, box.right, box.bottom],
+                )
+            )
+        answer = int(np.argmax(path.class_probs))
+        runner_up, needed = explained.runner_up.get(strategy), []
+        if runner_up is not None:
+            needed = [
+                f"prototype {flip.node}: similarity {flip.needed:.2f} instead of {flip.similarity:.2f}"
+                for flip in runner_up.flips
+            ]
+            needed.insert(0, names[runner_up.label])
+        ways.append(
+            shapes.WayShape(
+                strategy=strategy,  # type: ignore[arg-type]
+                steps=steps,
+                answer=share(answer, path.class_probs),
+                needed=needed,
+            )
+        )
+    order = np.argsort(explained.soft)[::-1][:_TOP]
+    decision = shapes.DecisionShape(
+        id=id_,
+        link=f"/try/{id_}",
+        name=explained.image,
+        revision=revision,
+        width=explained.size[0],
+        height=explained.size[1],
+        photo=f"/results/{id_}/photo",
+        truth=names[explained.label] if explained.label is not None else None,
+        soft=[share(int(label), explained.soft) for label in order],
+        ways=ways,
+    )
+    return Result(decision, pictures)
+
+
+def webp(picture: Picture) -> bytes:
+    """A picture as a file."""
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(picture)).save(file, "WEBP", quality=82, method=2)
+    return file.getvalue()

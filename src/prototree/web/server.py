@@ -1,0 +1,52 @@
+"""The server process: one socket, one process, until it is told to stop."""
+
+import errno
+import socket
+
+import uvicorn
+from fastapi import FastAPI
+
+from prototree.errors import ConfigError
+from prototree.mending import Session
+from prototree.web.app import create_app
+from prototree.web.service import Service
+
+_BACKLOG = 256
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at this address, so that a port in use is known before anything long is done."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} is in use already; choose another one with --port") from error
+        raise ConfigError(f"cannot listen at {host}, port {port} ({error.strerror}); choose another address") from error
+    return listening
+
+
+def address(listening: socket.socket) -> str:
+    """Where a browser finds the app."""
+    host, port = listening.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "localhost"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def open_app(session: Session, host: str) -> FastAPI:
+    """The app, with the page that comes first ready."""
+    service = Service(session)
+    service.tree()
+    return create_app(service, host=host)
+
+
+def serve(app: FastAPI, listening: socket.socket) -> None:
+    """Serves until interrupted."""
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=10, backlog=_BACKLOG
+    )
+    uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,278 @@
+"""The API's questions and answers as data; the OpenAPI description is made from these."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_INDEX = 2**31 - 1
+Index = Annotated[int, Field(ge=0, le=MAX_INDEX)]
+Pixel = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+RegionList = Annotated[list[Pixel], Field(min_length=4, max_length=4, description="left, top, right, bottom")]
+PatchList = Annotated[list[Annotated[int, Field(ge=0, le=4096)]], Field(min_length=2, max_length=2)]
+Split = Literal["training", "feedback"]
+
+
+class Shape(BaseModel):
+    """Nothing is guessed: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Problem(Shape):
+    """Why a request was refused, in words for people."""
+
+    detail: str
+
+
+class Health(Shape):
+    """That the server lives, and how much is waiting."""
+
+    status: Literal["ok"]
+    version: str
+    revision: int
+    waiting: int
+
+
+class RunShape(Shape):
+    """The run, and the photos that can be shown."""
+
+    title: str
+    classes: list[str]
+    prototypes: int
+    training_photos: int
+    feedback_photos: int
+    feedback: str
+    held_back: int
+
+
+class Photo(Shape):
+    """A photo by its number; its picture is at `picture`, a small one at `thumb`."""
+
+    split: Split
+    index: int
+    name: str
+    label: int
+    width: int
+    height: int
+    picture: str
+    thumb: str
+
+
+class Grid(Shape):
+    """Where the network's patches lie in a photo: the cell in row r, column c begins at left + c·across."""
+
+    left: float
+    top: float
+    across: float
+    down: float
+    rows: int
+    columns: int
+    patch_rows: int
+    patch_columns: int
+
+
+class PhotoShape(Photo):
+    """A photo with its patches."""
+
+    grid: Grid
+
+
+class Patch(Shape):
+    """A patch of a training photo."""
+
+    photo: Photo
+    view: str
+    patch: list[int]
+    box: list[float]
+    crop: str
+    similarity: float
+
+
+class NodeShape(Shape):
+    """A node of the tree as it is. Numbers are those of the tree that mending began with; `~leaf` is a leaf."""
+
+    node: int
+    left: int
+    right: int
+    note: str
+    classes_left: list[str]
+    classes_right: list[str]
+    source: Patch | None
+    distance: float
+
+
+class CandidatesShape(Shape):
+    """The training patches nearest to a prototype that may take its place."""
+
+    node: int
+    revision: int
+    candidates: list[Patch]
+
+
+class ClassShare(Shape):
+    """A class and how likely it is."""
+
+    label: int
+    name: str
+    share: float
+
+
+class StepShape(Shape):
+    """One question on the way down."""
+
+    node: int
+    note: str
+    similarity: float
+    present: bool
+    prototype: str
+    patch: str
+    box: list[float]
+
+
+class WayShape(Shape):
+    """One way down the tree."""
+
+    strategy: Literal["max_path", "greedy"]
+    steps: list[StepShape]
+    answer: ClassShare
+    needed: list[str]
+
+
+class DecisionShape(Shape):
+    """What the tree says of an image."""
+
+    id: str
+    link: str
+    name: str
+    revision: int
+    width: int
+    height: int
+    photo: str
+    truth: str | None
+    soft: list[ClassShare]
+    ways: list[WayShape]
+
+
+class SampleQuestion(Shape):
+    """One of the photos that the server has."""
+
+    split: Split
+    index: Index
+
+
+class MistakeShape(Shape):
+    """A wrong answer and the node that is responsible."""
+
+    photo: Photo
+    truth: str
+    answer: str
+    node: int | None
+    present: bool
+    similarity: float | None
+
+
+class BlameShape(Shape):
+    """How often a node led astray."""
+
+    node: int
+    mistakes: int
+    found_wrongly: int
+
+
+class MistakesShape(Shape):
+    """Wrong answers on the photos for feedback."""
+
+    strategy: str
+    photos: int
+    nodes: list[BlameShape]
+    images: list[MistakeShape]
+
+
+class ReplaceEdit(Shape):
+    """Puts a patch of a training photo at a node: the one nearest to `region`, or the one at `patch` of a view."""
+
+    edit: Literal["replace"]
+    node: Index
+    photo: Index
+    region: RegionList | None = None
+    view: Annotated[str, Field(max_length=40)] = "full"
+    patch: PatchList | None = None
+
+
+class BanEdit(Shape):
+    """Bans a training photo, or a region of it, as a source of prototypes."""
+
+    edit: Literal["ban"]
+    photo: Index
+    region: RegionList | None = None
+
+
+class RemoveEdit(Shape):
+    """Removes a node; the subtree on the side to keep takes its place."""
+
+    edit: Literal["remove"]
+    node: Index
+    keep: Literal["left", "right"]
+
+
+class NoteEdit(Shape):
+    """Words about a node; empty words remove the note."""
+
+    edit: Literal["note"]
+    node: Index
+    text: Annotated[str, Field(max_length=200)]
+
+
+class EditQuestion(Shape):
+    """An edit of the tree at a revision; a revision that is no longer the last is refused with 409."""
+
+    revision: Index
+    edit: Annotated[ReplaceEdit | BanEdit | RemoveEdit | NoteEdit, Field(discriminator="edit")]
+
+
+class RevisionQuestion(Shape):
+    """A change of the tree at a revision."""
+
+    revision: Index
+
+
+class FiguresShape(Shape):
+    """How good a tree is on the photos for feedback."""
+
+    photos: int
+    accuracy: dict[str, float]
+    fidelity: dict[str, float]
+    path_length: dict[str, float]
+    prototypes: int
+
+
+class ChangedShape(Shape):
+    """A photo that is answered differently than before the last change."""
+
+    photo: Photo
+    truth: str
+    before: str
+    after: str
+
+
+class MendingShape(Shape):
+    """Where mending stands: `original` before any edit, `before` the last change, `now`."""
+
+    revision: int
+    done: list[str]
+    undone: list[str]
+    original: FiguresShape
+    before: FiguresShape
+    now: FiguresShape
+    changed: list[ChangedShape]
+    nodes: list[int]
+    feedback: str
+
+
+class SavedShape(Shape):
+    """The new run, and how both trees do on photos that no feedback came from."""
+
+    run: str
+    photos: str
+    before: dict[str, float]
+    after: dict[str, float]

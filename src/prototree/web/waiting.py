@@ -1,0 +1,52 @@
+"""A queue with limits: so many jobs and so many bytes may wait for one thread; the rest are asked to come again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+class BusyError(Exception):
+    """Too much is waiting already."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__("too many requests are waiting; try again in a moment")
+        self.retry_after = retry_after
+
+
+class Queue:
+    """One thread, and a bounded number of requests that wait for it."""
+
+    def __init__(self, max_jobs: int, max_bytes: int, seconds_each: float = 0.25) -> None:
+        self._max_jobs, self._max_bytes, self._seconds_each = max_jobs, max_bytes, seconds_each
+        self._thread = ThreadPoolExecutor(1)
+        self.n_jobs, self.n_bytes = 0, 0
+
+    @asynccontextmanager
+    async def place(self, n_bytes: int = 0) -> AsyncIterator[None]:
+        """A place in the queue, for as long as the request and its bytes are held in memory."""
+        if self.n_jobs >= self._max_jobs or self.n_bytes + n_bytes > self._max_bytes:
+            raise BusyError(max(1, round(self.n_jobs * self._seconds_each)))
+        self.n_jobs, self.n_bytes = self.n_jobs + 1, self.n_bytes + n_bytes
+        try:
+            yield
+        finally:
+            self.n_jobs, self.n_bytes = self.n_jobs - 1, self.n_bytes - n_bytes
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Does the work in the thread, after all that came before it."""
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The caller has gone. The place is free only when the thread is done with what it holds.
+            if not future.cancel():
+                await asyncio.wait([future])
+            raise
+
+    def close(self) -> None:
+        """Waits for what is running, drops what is waiting."""
+        self._thread.shutdown(cancel_futures=True)

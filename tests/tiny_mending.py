@@ -1,0 +1,58 @@
+"""A run small enough to mend in tests: coloured squares, a random network, and a tree whose prototypes are patches."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from prototree import checkpoint
+from prototree.backbone import Backbone, FeatureExtractor
+from prototree.batches import PhotoBatches, maps_of
+from prototree.config import Config
+from prototree.data import open_data
+from prototree.data.loading import ViewDataset
+from prototree.data.views import evaluation_views
+from prototree.leaf_training import refit_leaves
+from prototree.model import ProtoTree
+from prototree.projection import Places, project
+from prototree.stages import PROJECTED, Run
+from prototree.topology import Topology
+from tiny_training import write_squares
+
+
+def tiny_run(folder: Path) -> Run:
+    """A projected tree of height 2 over three classes, with fitted leaves, in the form of a run."""
+    data = open_data(write_squares(folder / "squares", train=6, test=4))
+    torch.manual_seed(0)
+    features = FeatureExtractor(Backbone("resnet18", None, image_size=32, level=-3), 8)
+    tree = ProtoTree(Topology.full(2), features, data.class_names).eval()
+    dataset = ViewDataset(data.train, evaluation_views, tree.preprocessing)
+    maps = list(maps_of(PhotoBatches(dataset, 8, shuffle=False), features))
+    tree = project(tree, maps, Places(data.root, dataset.entries), constrain_classes=False).tree
+
+    def sweep(visit):  # type: ignore[no-untyped-def]
+        for feature_map, labels, _ in maps:
+            visit(tree.route(feature_map), labels)
+
+    refit_leaves(tree, sweep, n_sweeps=3)
+    run = Run(folder / "run")
+    (run.folder / PROJECTED).mkdir(parents=True)
+    checkpoint.save(tree, run.folder / PROJECTED)
+    checkpoint.write_file(run.folder / "config.toml", Config().to_toml().encode())
+    run.note(source=str(folder / "squares"), classes=list(data.class_names))
+    return run
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def same_tree(one: ProtoTree, other: ProtoTree) -> bool:
+    return (
+        np.array_equal(one.topology.left, other.topology.left)
+        and np.array_equal(one.topology.right, other.topology.right)
+        and torch.equal(one.prototypes, other.prototypes)
+        and torch.equal(one.leaf_logits, other.leaf_logits)
+        and one.sources == other.sources
+    )
