@@ -36,7 +36,7 @@ from prototree.train import Schedule, SoftTargets, TreeObjective
 HEAD_VIEWS, TREE_VIEWS = 38_000, 90_000  # to see where the settings leave the number of epochs open
 EPOCHS = (6, 200)  # but large data at least and small data at most so often
 WARM_UP = 50  # steps in which the rate rises, at the most a tenth of all
-PATCH_SHARE, FEWEST_PATCHES = 0.75, 16  # of each map that a step sees: cheaper, and none can be relied on alone
+PATCH_SHARE, FEWEST_PATCHES = 0.75, 60  # of a map that a step sees: cheaper, yet a small part is seldom missed
 HEAD_RATE, HEAD_DECAY = 2e-3, 0.05
 LABEL_SMOOTHING, CUTMIX_SHARE = 0.1, 0.5
 CHANNEL_DROPOUT, POOLED_DROPOUT = 0.1, 0.2  # while the head learns as a classifier; the tree trains without
