@@ -299,6 +299,14 @@ def test_the_page_can_be_printed(open_page: Open, explained: TreeExplanation) ->
     assert page.locator(".couplet").count() == 14
 
 
+def test_print_is_on_white_paper_in_the_dark_too(open_page: Open, explained: TreeExplanation) -> None:
+    page = open_page(tree_page(explained), color_scheme="dark")
+    page.locator("#theme").click()
+    page.locator("#theme").click()
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
 def test_a_decision_shows_one_answer_and_one_way_at_a_time(open_page: Open, explained: TreeExplanation) -> None:
     decided = decision(explained)
     page = open_page(decision_page(decided))
