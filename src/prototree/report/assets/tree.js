@@ -250,6 +250,7 @@
   function showNow(all = false) {
     world.style.transform = `translate(${view.x}px, ${view.y}px) scale(${view.k})`;
     map.dataset.detail = view.k < 0.34 ? "far" : "near";
+    world.style.setProperty("--edge", `${1.2 / view.k}px`); // lines that are seen from any distance
     const margin = 200, width = map.clientWidth, height = map.clientHeight;
     const left = (-margin - view.x) / view.k, right = (width + margin - view.x) / view.k;
     const top = (-margin - view.y) / view.k, bottom = (height + margin - view.y) / view.k;
