@@ -13,7 +13,9 @@ import torch
 from prototree import checkpoint
 from prototree.edits import Ban, Note, Remove, Replace
 from prototree.errors import CheckpointError, ConflictError, DataError, MendError
+from prototree.explain import explain_decision, explain_tree, open_voters
 from prototree.mending import Session, open_session
+from prototree.report import write_report
 from prototree.run import redo
 from prototree.stages import Run
 from tiny_mending import content_of, same_tree, tiny_run
@@ -97,6 +99,25 @@ def test_a_saved_run_is_the_mended_tree_and_can_be_used_as_a_run(session: Sessio
     assert session.save().folder.name == "run-mended-2"
 
 
+def test_notes_appear_in_reports_rules_and_explanations(session: Session) -> None:
+    session.apply(Note(1, "long beak"))
+    saved = session.save()
+    explanation = explain_tree(saved, nearest=0)
+    assert [prototype.note for prototype in explanation.prototypes] == ["", "long beak", ""]
+    assert any(
+        "long beak" in path.read_text()
+        for path in write_report(explanation, saved.folder / "report")
+        if path.suffix == ".txt"
+    )
+    voters = open_voters([saved.folder])
+    decision = explain_decision(voters, next((session.data.root / "test").rglob("*.png")))
+    steps = {step.node: step.note for path in decision.paths.values() for step in path.steps}  # type: ignore[union-attr]
+    assert steps.get(1, "long beak") == "long beak"
+    (saved.folder / "notes.json").write_text('{"first": "x"}')
+    with pytest.raises(CheckpointError, match="node numbers"):
+        open_session(saved)
+
+
 def test_a_mended_run_can_be_mended_again(session: Session) -> None:
     session.apply(Note(0, "root"))
     session.apply(Ban("train/red/0.png"))
@@ -173,7 +194,7 @@ KILLED = """
 def test_a_kill_while_saving_leaves_old_or_new_never_half(run: Run) -> None:
     open_session(run)  # computes the maps
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(run.folder)]
-    for pause in (0.0, 0.05, 0.11):
+    for pause in (0.0, 0.07):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
             assert process.stdout is not None
             while process.stdout.readline().strip() != "1":

@@ -6,7 +6,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ def explain_tree(
     if nearest < 0:
         raise ConfigError(f"expected a number of nearest patches of at least 0, got {nearest}")
     tree = run.tree()
+    notes = run.notes if notes is None else notes
     data = data if data is not None else data_of(run)
     if data is not None and data.class_names != tree.class_names:
         raise DataError("expected the classes of the run in the data, got others; choose the data it was made with")
@@ -244,10 +245,11 @@ def explain_vote(
 
 @dataclass(frozen=True)
 class Voter:
-    """A tree with the pictures of its prototypes."""
+    """A tree with the pictures of its prototypes and the user's words about them."""
 
     tree: ProtoTree
     pictures: PrototypePictures
+    notes: Mapping[int, str] = field(default_factory=dict)
 
 
 def open_voters(folders: Sequence[str | Path], data: str | Path | None = None) -> list[Voter]:
@@ -256,7 +258,7 @@ def open_voters(folders: Sequence[str | Path], data: str | Path | None = None) -
     for run in map(existing_run, folders):
         tree = run.tree()
         images = open_data(data, test_share=run.config.test_share) if data is not None else None
-        voters.append(Voter(tree, pictures_of(run, tree, images)))
+        voters.append(Voter(tree, pictures_of(run, tree, images), run.notes))
     Ensemble([voter.tree for voter in voters])
     return voters
 
@@ -267,9 +269,12 @@ def explain_decision(
     """The decision of the one tree, or the vote of several."""
     if len(voters) == 1:
         only = voters[0]
-        return explain_image(only.tree, image, only.pictures, attribution=attribution, occlusion=occlusion)
+        return explain_image(
+            only.tree, image, only.pictures, attribution=attribution, occlusion=occlusion, notes=only.notes
+        )
     trees, pictures = [voter.tree for voter in voters], [voter.pictures for voter in voters]
-    return explain_vote(trees, image, pictures, attribution=attribution, occlusion=occlusion)
+    notes = [voter.notes for voter in voters]
+    return explain_vote(trees, image, pictures, attribution=attribution, occlusion=occlusion, notes=notes)
 
 
 def local_paths(places: Sequence[str | Path], limit: int = MAX_IMAGES) -> list[Path]:

@@ -30,7 +30,7 @@ from prototree.data import ImageData, open_data
 from prototree.data.loading import ViewDataset
 from prototree.data.samples import Sample
 from prototree.edits import Ban, Edit, History, read_history
-from prototree.errors import CheckpointError, DataError, MendError
+from prototree.errors import DataError, MendError
 from prototree.evaluation import evaluate_all
 from prototree.mistakes import MistakeFinder
 from prototree.model import ProtoTree
@@ -234,21 +234,10 @@ def open_session(
         stored(photo_set(feedback, tree)),
         constrain_classes=run.config.constrain_classes if (run.folder / "config.toml").exists() else True,
         banned=tuple(ban for ban in map(edits.from_json, mended.get("banned", ())) if isinstance(ban, Ban)),
-        notes=read_notes(run.folder, tree),
+        notes={node: text for node, text in run.notes.items() if 0 <= node < tree.topology.n_nodes},
     )
     unseen = stored(photo_set(held_back, tree)) if held_back else None
     return Session(run, images, bench, unseen, folder, name)
-
-
-def read_notes(folder: Path, tree: ProtoTree) -> dict[int, str]:
-    """The notes of a run: node → the user's words."""
-    if not (folder / NOTES).exists():
-        return {}
-    try:
-        notes = {int(node): str(text) for node, text in read_json(folder / NOTES).items()}
-    except ValueError as error:
-        raise CheckpointError(f"{folder / NOTES} is damaged ({error}); expected node numbers and texts") from error
-    return {node: text for node, text in notes.items() if 0 <= node < tree.topology.n_nodes}
 
 
 def _halves(samples: Sequence[Sample]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:

@@ -115,6 +115,17 @@ class Run:
         path = self.folder / "metrics.json"
         return checkpoint.read_json(path) if path.exists() else {}
 
+    @property
+    def notes(self) -> dict[int, str]:
+        """The user's words about prototypes, by node: the content of notes.json."""
+        path = self.folder / "notes.json"
+        try:
+            return {
+                int(node): str(text) for node, text in (checkpoint.read_json(path) if path.exists() else {}).items()
+            }
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged ({error}); expected node numbers and texts") from error
+
     def note(self, **values: Any) -> None:
         """Adds to metrics.json."""
         if distributed.is_first():

@@ -1,0 +1,71 @@
+"""Whom the server answers, by the headers of a request."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from prototree.web.guard import Guard
+
+
+def ask(bound_to: str, method: str = "GET", **headers: str) -> int:
+    """The status of the answer; 200 if the app behind was reached."""
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"Cache-Control", b"max-age=1")]})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": method, "headers": pairs}
+    asyncio.run(Guard(app, host=bound_to, max_bytes=1000)(scope, receive, send))
+    names = {name.lower() for name, _ in sent[0]["headers"]}
+    assert {b"content-security-policy", b"x-content-type-options", b"referrer-policy", b"cache-control"} <= names
+    return int(sent[0]["status"])
+
+
+@pytest.mark.parametrize(
+    ("bound_to", "host", "status"),
+    [
+        ("127.0.0.1", "127.0.0.1:8000", 200),
+        ("127.0.0.1", "localhost", 200),
+        ("127.0.0.1", "LOCALHOST:8000", 200),
+        ("127.0.0.1", "[::1]:8000", 200),
+        ("::1", "[::1]:8000", 200),
+        ("127.0.0.1", "192.168.1.5:8000", 400),
+        ("127.0.0.1", "rebound.example:8000", 400),
+        ("localhost", "192.168.1.5", 400),
+        ("0.0.0.0", "192.168.1.5:8000", 200),  # a number cannot be rebound
+        ("0.0.0.0", "rebound.example", 400),
+        ("birds.lan", "birds.lan:8000", 200),
+        ("birds.lan", "localhost.rebound.example", 400),
+        ("127.0.0.1", "localhost:port", 400),
+        ("127.0.0.1", "user@rebound.example", 400),
+    ],
+)
+def test_only_its_own_names_are_answered(bound_to: str, host: str, status: int) -> None:
+    assert ask(bound_to, host=host) == status
+
+
+def test_a_request_without_a_host_is_refused() -> None:
+    assert ask("127.0.0.1") == 400
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_changes_for_other_sites_are_refused(method: str) -> None:
+    assert ask("127.0.0.1", method, host="localhost:1", origin="http://localhost:1") == 200
+    assert ask("127.0.0.1", method, host="localhost:1") == 200  # no page: a program
+    assert ask("127.0.0.1", method, host="localhost:1", origin="http://localhost:2") == 403
+    assert ask("127.0.0.1", method, host="localhost:1", origin="http://rebound.example") == 403
+    assert ask("127.0.0.1", method, host="localhost:1", origin="null") == 403
+    assert ask("127.0.0.1", method, host="localhost:1", sec_fetch_site="cross-site") == 403
+
+
+@pytest.mark.parametrize(("length", "status"), [("1000", 200), ("1001", 413), ("-1", 400), ("many", 400)])
+def test_too_many_bytes_are_refused_before_they_are_sent(length: str, status: int) -> None:
+    assert ask("127.0.0.1", "POST", host="localhost", content_length=length) == status
