@@ -40,7 +40,7 @@ from prototree.pictures import write_pictures
 from prototree.preprocessing import Preprocessing
 from prototree.projection import Places, Projected, project, settle
 from prototree.pruning import Pruned, prune
-from prototree.tables import blame_table, class_table, mistake_table, stage_table
+from prototree.tables import blame_table, class_table, detail_table, mistake_table, stage_table
 from prototree.teacher import open_teacher, teach
 from prototree.topology import Topology
 from prototree.train import ClassifierObjective, Schedule, SoftTargets, TreeObjective, train
@@ -279,8 +279,13 @@ class Work:
         """Tables for people, and plots where matplotlib is installed."""
         metrics, folder = self.run.metrics, self.run.folder
         mistakes = checkpoint.read_json(folder / "mistakes.json")
-        found = [stage_table(metrics, folder.name), class_table(metrics, stages[-1]), blame_table(mistakes)]
-        found.append(mistake_table(mistakes, metrics["classes"]))
+        found = [
+            stage_table(metrics, folder.name),
+            detail_table(metrics),
+            class_table(metrics, stages[-1]),
+            blame_table(mistakes),
+            mistake_table(mistakes, metrics["classes"]),
+        ]
         checkpoint.write_file(folder / "results.md", "\n".join(table.to_markdown() for table in found).encode())
         if plots.available():
             (folder / "plots").mkdir(exist_ok=True)

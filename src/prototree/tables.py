@@ -6,18 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_STAGE_COLUMNS = (
-    "stage",
-    "soft",
-    "max-path",
-    "greedy",
-    "top-5",
-    "prototypes",
-    "path length",
-    "fidelity of max-path",
-    "of greedy",
-    "calibration error",
-)
 _TURNS = {True: "right", False: "left"}
 
 
@@ -42,21 +30,34 @@ class Table:
 
 def stage_table(metrics: Mapping[str, Any], title: str) -> Table:
     """What a run reached, a row for each stage; from the content of metrics.json."""
-    return Table(title, _STAGE_COLUMNS, tuple(_stage_row(*item) for item in metrics.get("stages", {}).items()))
+    rows = []
+    for stage, values in metrics.get("stages", {}).items():
+        accuracy, length = values["accuracy"], values["path_length"]["max_path"]
+        rows.append(
+            (
+                stage.replace("_", " "),
+                *(f"{accuracy[strategy]:.1%}" for strategy in ("soft", "max_path", "greedy")),
+                str(values["n_prototypes"]),
+                f"{length['mean']:.1f} ± {length['std']:.1f} ({length['min']}–{length['max']})",
+            )
+        )
+    return Table(title, ("stage", "soft", "max-path", "greedy", "prototypes", "path length"), tuple(rows))
 
 
-def _stage_row(stage: str, values: Mapping[str, Any]) -> tuple[str, ...]:
-    accuracy, fidelity, length = values["accuracy"], values["fidelity"], values["path_length"]["max_path"]
-    return (
-        stage.replace("_", " "),
-        *(f"{accuracy[strategy]:.1%}" for strategy in ("soft", "max_path", "greedy")),
-        f"{values['top5']:.1%}",
-        str(values["n_prototypes"]),
-        f"{length['mean']:.1f} ± {length['std']:.1f} ({length['min']}–{length['max']})",
-        f"{fidelity['max_path']:.3f}",
-        f"{fidelity['greedy']:.3f}",
-        f"{values['calibration_error']:.3f}",
+def detail_table(metrics: Mapping[str, Any]) -> Table:
+    """The same stages: how far the hard strategies follow the soft one, and how far probabilities can be believed."""
+    rows = tuple(
+        (
+            stage.replace("_", " "),
+            f"{values['fidelity']['max_path']:.3f}",
+            f"{values['fidelity']['greedy']:.3f}",
+            f"{values['top5']:.1%}",
+            f"{values['calibration_error']:.3f}",
+        )
+        for stage, values in metrics["stages"].items()
     )
+    header = ("stage", "fidelity of max-path", "fidelity of greedy", "top-5", "calibration error")
+    return Table("fidelity and calibration", header, rows)
 
 
 def class_table(metrics: Mapping[str, Any], stage: str) -> Table:
