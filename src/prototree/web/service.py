@@ -59,6 +59,7 @@ class Service:
         self._number = {bench.name(sample): index for index, sample in enumerate(data.train)}
         self._drawn = lru_cache(maxsize=1024)(self._draw)
         self._explained = lru_cache(maxsize=2)(self._explain)
+        self._crops = lru_cache(maxsize=1)(lambda state: PrototypePictures(state.tree, data))
         self._below = lru_cache(maxsize=2)(self._classes_below)
 
     # ---- the run and its photos
@@ -339,8 +340,7 @@ class Service:
         standing = self.session.standing
         state = standing.state
         notes = {state.index(node): text for node, text in state.notes}
-        pictures = PrototypePictures(state.tree, self.session.data)
-        explained = explain_image(state.tree, image, pictures, name=name, label=label, notes=notes)
+        explained = explain_image(state.tree, image, self._crops(state), name=name, label=label, notes=notes)
         result = result_of(explained, secrets.token_urlsafe(9), standing.history.revision)
         self.results.add(result)
         return result.decision
