@@ -92,4 +92,5 @@ def _guided(images: Images, radius: int) -> Images:
 
 def _blur(images: Float[Tensor, "B C h w"], radius: int) -> Float[Tensor, "B C h w"]:
     edge = min(radius, images.shape[-1] - 1, images.shape[-2] - 1)
-    return avg_pool2d(pad(images, (edge,) * 4, mode="reflect"), 2 * edge + 1, stride=1)
+    width, padded = 2 * edge + 1, pad(images, (edge,) * 4, mode="reflect")
+    return avg_pool2d(avg_pool2d(padded, (width, 1), stride=1), (1, width), stride=1)

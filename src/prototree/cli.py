@@ -173,17 +173,20 @@ def explain(
     import json
 
     from prototree.explain import explain_decision, local_paths, open_voters
+    from prototree.progress import Display
     from prototree.report import decision_json, write_decision
 
     paths, voters = local_paths(images), open_voters([run, *(others or [])], data)
-    for number, path in enumerate(paths):
-        explanation = explain_decision(voters, path, attribution=attribution, occlusion=occlusion)
-        if as_json:
-            typer.echo(json.dumps(decision_json(explanation)))
-            continue
-        folder = (out or run / "explained") / (f"{number:04d}-{path.stem}" if len(paths) > 1 else path.stem)
-        for written in write_decision(explanation, folder, strategy.value):
-            console.print(f"written: {written}", highlight=False)
+    with Display(complaints) as display:
+        for number, path in enumerate(paths):
+            explanation = explain_decision(voters, path, attribution=attribution, occlusion=occlusion)
+            display.caching(number + 1, len(paths))
+            if as_json:
+                typer.echo(json.dumps(decision_json(explanation)))
+                continue
+            folder = (out or run / "explained") / (f"{number:04d}-{path.stem}" if len(paths) > 1 else path.stem)
+            for written in write_decision(explanation, folder, strategy.value):
+                console.print(f"written: {written}", highlight=False)
 
 
 @data_app.command("check")

@@ -28,6 +28,7 @@ from prototree.explanations import (
     Match,
     PathExplanation,
     PrototypeExplanation,
+    RunnerUp,
     Step,
     TreeExplanation,
     VoteExplanation,
@@ -163,7 +164,7 @@ def explain_image(
     """How the tree decides about one image, by both hard strategies, and what the runner-up would have needed.
 
     By itself it costs one forward pass and the pictures. `attribution` also asks what each similarity on the way
-    depends on and tests every box by hiding it (some 14 passes for each node on the way); `occlusion` takes 49 more.
+    depends on and tests every box by hiding it (some 15 passes for each node on the way); `occlusion` takes 49 more.
     """
     tree.eval()
     seen, place = _open(image, tree.preprocessing, name, label)
@@ -182,28 +183,22 @@ def explain_image(
         probes = Probes(images.expand(len(nodes), -1, -1, -1), prototypes, patch)
         findings = _honest(tree, probes, findings, similarity, attribution=attribution, occlusion=occlusion)
     matches = {node: place.match(tree, similarity[i], findings[i]) for i, node in enumerate(nodes)}
-    explained = {
-        strategy: PathExplanation(
-            strategy,
-            tuple(
-                Step(
-                    node,
-                    right,
-                    matches[node].similarity,
-                    matches[node],
-                    pictures.crop(node),
-                    (notes or {}).get(node, ""),
-                )
-                for node, right in zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), strict=True)
-                if node >= 0
-            ),
-            int(path.leaf[0]),
-            tuple(decisions.class_probs(strategy)[0].tolist()),
-        )
-        for strategy, path in paths.items()
-    }
     soft, leaf_labels = decisions.soft[0].cpu().numpy(), decisions.leaf_probs.argmax(dim=1).cpu().numpy()
     distance = routed.distance[0].detach().cpu().numpy()
+
+    def explain_path(strategy: Strategy) -> PathExplanation:
+        path, steps = paths[strategy], []
+        for node, right in zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), strict=True):
+            if node >= 0:
+                match, note = matches[node], (notes or {}).get(node, "")
+                steps.append(Step(node, right, match.similarity, match, pictures.crop(node), note))
+        class_probs = tuple(decisions.class_probs(strategy)[0].tolist())
+        return PathExplanation(strategy, tuple(steps), int(path.leaf[0]), class_probs)
+
+    def next_in_line(strategy: Strategy) -> RunnerUp | None:
+        answer = int(decisions.labels(strategy)[0])
+        return runner_up(distance, tree.topology, leaf_labels, soft, answer, strategy)
+
     return DecisionExplanation(
         image=place.image,
         photo=place.picture,
@@ -211,13 +206,8 @@ def explain_image(
         class_names=tree.class_names,
         label=label,
         soft=tuple(soft.tolist()),
-        paths=explained,
-        runner_up={
-            strategy: runner_up(
-                distance, tree.topology, leaf_labels, soft, int(decisions.labels(strategy)[0]), strategy
-            )
-            for strategy in HARD
-        },
+        paths={strategy: explain_path(strategy) for strategy in HARD},
+        runner_up={strategy: next_in_line(strategy) for strategy in HARD},
     )
 
 
