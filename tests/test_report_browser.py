@@ -299,6 +299,14 @@ def test_the_page_can_be_printed(open_page: Open, explained: TreeExplanation) ->
     assert page.locator(".couplet").count() == 14
 
 
+def test_print_is_on_white_paper_in_the_dark_too(open_page: Open, explained: TreeExplanation) -> None:
+    page = open_page(tree_page(explained), color_scheme="dark")
+    page.locator("#theme").click()
+    page.locator("#theme").click()
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
 def test_a_decision_shows_one_answer_and_one_way_at_a_time(open_page: Open, explained: TreeExplanation) -> None:
     decided = decision(explained)
     page = open_page(decision_page(decided))
@@ -309,7 +317,7 @@ def test_a_decision_shows_one_answer_and_one_way_at_a_time(open_page: Open, expl
     assert shown.count() == steps["greedy"]
     boxes = page.locator(".box:visible")
     page.get_by_label("Attribution").check()
-    assert {name for name in boxes.evaluate_all("list => list.map((b) => b.classList[1])")} == {"by-attribution"}
+    assert set(boxes.evaluate_all("list => list.map((b) => b.classList[1])")) == {"by-attribution"}
     assert page.locator(".heat:visible").count() == steps["greedy"]
     page.get_by_label("heat map").uncheck()
     assert page.locator(".heat:visible").count() == 0

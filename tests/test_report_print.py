@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from prototree.errors import MissingExtraError, ShapeError
 from prototree.report import decision_drawing, decision_png, printing, subtree_svg, tree_pdf, tree_svg
-from prototree.report.drawing import text_width, wrapped
+from prototree.report.drawing import Anchor, Block, Drawing, Label, Photo, text_width, wrapped
 from prototree.report.tree_print import PAGE_HEIGHT, PAGE_WIDTH, pages
 from prototree.report.words import plain
 from prototree.topology import Topology
@@ -120,6 +121,45 @@ def test_png_of_a_path_is_not_blank(topology: Topology) -> None:
     assert image.size == (round(2 * drawing.width), round(2 * drawing.height))
     words = texts(drawing.svg("path"))
     assert len([word for word in words if word.startswith("similarity")]) == len(decided.paths["max_path"].steps)
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf"])
+def test_pictures_and_marks_stand_where_they_should(tmp_path: Path, kind: str) -> None:
+    photo = np.zeros((40, 60, 3), dtype=np.uint8)
+    photo[:20, :, 0] = 255  # red above
+    photo[20:, :30, 2] = 255  # blue below on the left, black on the right
+    block = Block(150.0, 10.0, 40.0, 20.0, fill="#00ff00")
+    drawing = Drawing(
+        200.0, 100.0, (Photo(10.0, 20.0, 60.0, 40.0, photo), block, Photo(120.0, 50.0, 60.0, 40.0, photo))
+    )
+    if kind == "png":
+        page = printing.image(drawing, 1.0)
+    else:
+        (tmp_path / "one.pdf").write_bytes(printing.pdf([drawing], "one"))
+        try:
+            command = ["pdftoppm", "-r", "96", "-png", "-singlefile", tmp_path / "one.pdf", tmp_path / "one"]
+            subprocess.run(command, check=True, timeout=60)
+        except FileNotFoundError:
+            pytest.skip("needs pdftoppm")
+        with Image.open(tmp_path / "one.png") as opened:
+            page = opened.convert("RGB")
+    assert page.size == (200, 100)
+    for x, y in ((10, 20), (120, 50)):
+        assert page.getpixel((x + 30, y + 10)) == (255, 0, 0)
+        assert page.getpixel((x + 15, y + 30)) == (0, 0, 255)
+        assert page.getpixel((x + 45, y + 30)) == (0, 0, 0)
+    assert page.getpixel((170, 20)) == (0, 255, 0)
+    assert page.getpixel((5, 5)) == (255, 255, 255)
+
+
+def test_text_is_anchored_as_in_svg() -> None:
+    anchors: tuple[Anchor, ...] = ("start", "middle", "end")
+    for anchor in anchors:
+        page = printing.image(Drawing(200.0, 40.0, (Label(100.0, 25.0, "HHHHHH", 14.0, anchor=anchor),)), 1.0)
+        rows, columns = np.nonzero(np.asarray(page).min(axis=2) < 128)
+        found = {"start": columns.min(), "middle": (columns.min() + columns.max()) / 2, "end": columns.max()}[anchor]
+        assert abs(found - 100) <= 3
+        assert abs(rows.max() - 24) <= 1  # letters stand on the baseline
 
 
 def test_a_path_that_is_not_there_is_an_error() -> None:

@@ -32,7 +32,7 @@ SLOT, LEVEL = 116.0, 184.0
 NODE_WIDTH, NODE_HEIGHT = 208.0, 122.0
 LEAF_WIDTH, LEAF_HEIGHT = 106.0, 110.0
 _PICTURE, _PAD = 84.0, 8.0
-_PHOTO_SIDE = 208  # pixels: twice the units it is drawn at
+_PHOTO_SIDE = 168  # pixels
 
 
 @dataclass(frozen=True)

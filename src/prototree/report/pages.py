@@ -17,7 +17,15 @@ from markupsafe import Markup
 from prototree.explanations import Match, Picture, TreeExplanation, Where
 from prototree.report.cards import LEAF_HEIGHT, LEAF_WIDTH, LEVEL, NODE_HEIGHT, NODE_WIDTH, SLOT
 from prototree.report.layout import arrange
-from prototree.report.pictures import CROP_SIDE, HEAT_COLOURS, PHOTO_SIDE, data_url, heat_values, reduced
+from prototree.report.pictures import (
+    CROP_SIDE,
+    HEAT_COLOURS,
+    PHOTO_SIDE,
+    SMALL_PHOTO_SIDE,
+    data_url,
+    heat_values,
+    reduced,
+)
 from prototree.report.words import (
     METHOD_LONG,
     METHOD_SHORT,
@@ -138,7 +146,13 @@ def _prototype_data(explanation: TreeExplanation, node: int, picture_url: Pictur
         **_match_data(source, f"crop-{node}", picture_url),
         "where": [_where_data(where) for where in source.where],
         "nearest": [
-            _match_data(match, f"nearest-{node}-{i}", picture_url) for i, match in enumerate(prototype.nearest)
+            {
+                **_match_data(match, f"nearest-{node}-{i}", picture_url),
+                "photo": picture_url(f"nearest-photo-{node}-{i}", reduced(match.photo, SMALL_PHOTO_SIDE)),
+                "size": list(match.size),
+                "where": [{"box": _box(where)} for where in match.where[:1]],
+            }
+            for i, match in enumerate(prototype.nearest)
         ],
         "right_share": [_number(share) for share in prototype.right_share],
         "causes": [[_CAUSE_WORDS[cause.name], _number(cause.change)] for cause in prototype.causes],
@@ -155,15 +169,19 @@ def _match_data(match: Match, name: str, picture_url: PictureUrl) -> dict[str, A
 
 
 def _where_data(where: Where) -> dict[str, Any]:
-    box = where.box
     return {
         "method": where.method,
         "name": METHOD_SHORT[where.method],
         "meaning": METHOD_LONG[where.method],
-        "box": [round(edge, 1) for edge in (box.left, box.top, box.right, box.bottom)],
+        "box": _box(where),
         "heat": heat_values(where.heat),
         "words": hiding_words(where.hiding),
     }
+
+
+def _box(where: Where) -> list[float]:
+    box = where.box
+    return [round(edge, 1) for edge in (box.left, box.top, box.right, box.bottom)]
 
 
 def _number(value: float) -> float | None:

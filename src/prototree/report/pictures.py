@@ -12,7 +12,8 @@ from prototree.explanations import Heat, Picture
 
 PHOTO_SIDE = 288  # the longest side, in pixels, of what a page carries
 CROP_SIDE = 96
-HEAT_SIDE = 16  # of a heat map that a page stretches itself
+SMALL_PHOTO_SIDE = 128  # of photos that stand beside others
+HEAT_SIDE = 28  # of a heat map that a page stretches itself
 QUALITY = 80
 
 # From cold to hot: red, green, blue, and how much of the photo it covers. Each step is lighter than the one before,

@@ -88,7 +88,7 @@
     for (const [id] of order) if (isLeaf(id) || closed.has(id)) x.set(id, x.size);
     for (const [id] of [...order].reverse()) if (!x.has(id)) x.set(id, (x.get(nodeOf(id).left) + x.get(nodeOf(id).right)) / 2);
     places = new Map(order.map(([id, level]) => [id, { x: x.get(id), level }]));
-    drawEdges();
+    drawn = null; // edges are drawn with the next view
     for (const [id, card] of mounted) if (!places.has(id)) unmount(id, card);
     for (const [id, card] of built) if (places.has(id)) dress(id, card);
     extent = measure();
@@ -120,12 +120,17 @@
   for (const kind of ["absent", "present", "absent on", "present on"]) lines[kind] = $("edges").appendChild(draw("path", { class: kind }));
   let trail = new Set();
 
+  let drawn = null; // the part of the world whose edges are drawn: the view and as much again on each side
+
   function drawEdges() {
+    const wide = Math.max(1000, map.clientWidth) / view.k, high = Math.max(700, map.clientHeight) / view.k, left = -view.x / view.k, top = -view.y / view.k;
+    drawn = { left: left - wide, right: left + 2 * wide, top: top - high, bottom: top + 2 * high };
     const paths = { absent: "", present: "", "absent on": "", "present on": "" };
     for (const id of places.keys()) {
       const parent = parents.get(id);
       if (parent === null) continue;
       const from = spotOf(parent), to = spotOf(id);
+      if (Math.min(from.middle, to.middle) > drawn.right || Math.max(from.middle, to.middle) < drawn.left || from.y > drawn.bottom || to.y < drawn.top) continue;
       const bottom = from.y + from.height, middle = bottom + 0.42 * (pitch - nodeSize[1]);
       const turn = Math.sign(to.middle - from.middle) * Math.min(10, Math.abs(to.middle - from.middle) / 2);
       const d = `M${from.middle} ${bottom}V${middle - 10}Q${from.middle} ${middle} ${from.middle + turn} ${middle}` +
@@ -226,7 +231,7 @@
   // ---- view: what part of the world is seen ---------------------------------------------------------------------
 
   const view = { x: 0, y: 0, k: 1 };
-  let frame = 0, settle = 0, flight = 0;
+  let frame = 0, flight = 0;
 
   // The part of the map that no panel covers.
   function opening() {
@@ -245,6 +250,7 @@
   function showNow(all = false) {
     world.style.transform = `translate(${view.x}px, ${view.y}px) scale(${view.k})`;
     map.dataset.detail = view.k < 0.34 ? "far" : "near";
+    world.style.setProperty("--edge", `${1.2 / view.k}px`); // lines that are seen from any distance
     const margin = 200, width = map.clientWidth, height = map.clientHeight;
     const left = (-margin - view.x) / view.k, right = (width + margin - view.x) / view.k;
     const top = (-margin - view.y) / view.k, bottom = (height + margin - view.y) / view.k;
@@ -260,10 +266,8 @@
       } else if (!near && mounted.has(id) && id !== current) unmount(id, mounted.get(id));
     }
     if (fresh.length) cards.append(...fresh);
+    if (!drawn || -view.x / view.k < drawn.left || -view.y / view.k < drawn.top || (width - view.x) / view.k > drawn.right || (height - view.y) / view.k > drawn.bottom) drawEdges();
     drawOverview();
-    map.classList.add("moving");
-    clearTimeout(settle);
-    settle = setTimeout(() => map.classList.remove("moving"), 160); // then letters are drawn anew, sharp
   }
 
   const smallest = () => Math.min(0.3, 0.7 * fitFor(extent).k);
@@ -504,6 +508,11 @@
     if (event.target.closest(".fold")) fold(id);
     else select(id);
   });
+  cards.addEventListener("focusin", (event) => { // keys go on from the card that has the focus, however it got it
+    const before = current, card = event.target.closest(".card");
+    current = Number(card.dataset.id);
+    for (const one of [before, current]) if (built.has(one)) built.get(one).tabIndex = one === current ? 0 : -1;
+  });
   map.addEventListener("dblclick", (event) => {
     const box = map.getBoundingClientRect();
     if (!event.target.closest(".card, .zoom, .overview")) zoomAt(1.8, event.clientX - box.left, event.clientY - box.top);
@@ -607,7 +616,8 @@
   function nearestTo(node) {
     if (!node.nearest.length) return null;
     const grid = make("ul", { class: "grid" });
-    for (const match of node.nearest) grid.append(make("li", { title: match.image }, make("img", { src: match.crop, alt: "", loading: "lazy" }), named(match.label), make("span", { class: "value", text: fixed(match.similarity) })));
+    for (const match of node.nearest) grid.append(make("li", { title: match.image }, make("span", { class: "pictures" }, make("img", { class: "crop", src: match.crop, alt: "", loading: "lazy" }), photoWithBox(match)),
+      named(match.label), make("span", { class: "value", text: `similarity ${fixed(match.similarity)}` })));
     return section("Most alike in other training photos", "The nearest pieces in the training photos, with their similarity to the prototype.", grid);
   }
 
@@ -875,6 +885,12 @@
   function begin() {
     started = true;
     start();
+    buildAhead([...places.keys()]);
+  }
+  // The cards that are not seen yet, a few at a time while nothing else is to do: moving and printing find them ready.
+  function buildAhead(waiting) {
+    for (const id of waiting.splice(0, 12)) if (places.has(id) && !built.has(id)) build(id);
+    if (waiting.length) (window.requestIdleCallback || setTimeout)(() => buildAhead(waiting));
   }
   addEventListener("resize", () => { if (!map.hidden) show(); });
   arrange();
