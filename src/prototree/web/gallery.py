@@ -1,6 +1,7 @@
 """The photos that the app shows, by number, and patches of them; pictures are drawn when they are asked for."""
 
 from functools import lru_cache
+from typing import Literal
 
 from prototree.data.samples import Box, ImageData, Sample
 from prototree.data.views import photo_size
@@ -113,9 +114,9 @@ class Gallery:
             similarity=similarity,
         )
 
-    def photo_url(self, cell: Cell) -> str:
+    def photo_url(self, cell: Cell, kind: Literal["picture", "thumb"] = "picture") -> str:
         """Where the photo of a patch is."""
-        return f"/photos/training/{self._number[cell.image]}/picture"
+        return f"/photos/training/{self._number[cell.image]}/{kind}"
 
     def crop_url(self, cell: Cell) -> str:
         """Where the picture of a patch is."""

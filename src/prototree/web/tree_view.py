@@ -12,11 +12,13 @@ from prototree.heat import Frame
 from prototree.leaves import class_log_probs
 from prototree.patches import similarity_map
 from prototree.report.pages import tree_data
+from prototree.report.pictures import data_url
 from prototree.web.gallery import Gallery
-from prototree.workbench import Bench, State
+from prototree.workbench import Bench, Candidate, State
 
 _NEAREST = 6
 _HEAT = (16, 16)
+_NO_HEAT = np.zeros((1, 1), dtype=np.float32)
 _NO_PICTURE: Picture = np.zeros((1, 1, 3), dtype=np.uint8)
 
 
@@ -43,7 +45,7 @@ class TreeView:
             accuracy=bench.figures(state).accuracy,
         )
         # The page fetches its pictures one by one when they come into view; here stand only their addresses.
-        return explanation, tree_data(explanation, lambda name, _: urls[name])
+        return explanation, tree_data(explanation, lambda name, picture: urls.get(name) or data_url(name, picture))
 
     def _right_shares(self, state: State) -> list[tuple[float, ...]]:
         whole = torch.tensor([entry.view == FULL for entry in self._bench.training.entries])
@@ -73,15 +75,20 @@ class TreeView:
         urls[f"crop-{node}"] = self._gallery.crop_url(own)
         for rank, candidate in enumerate(nearest):
             urls[f"nearest-{node}-{rank}"] = self._gallery.crop_url(candidate.cell)
+            urls[f"nearest-photo-{node}-{rank}"] = self._gallery.photo_url(candidate.cell, "thumb")
         where = (Where("cell", Box(*own.box), heat, None),)
         return PrototypeExplanation(
             node=node,
             source=Match(own.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where),
             distance_moved=source.distance if source else 0.0,
-            nearest=tuple(
-                Match(c.cell.image, c.label, c.similarity, size, _NO_PICTURE, _NO_PICTURE, ()) for c in nearest
-            ),
+            nearest=tuple(map(self._neighbour, nearest)),
             right_share=right,
             causes=(),
             note=notes.get(node, ""),
         )
+
+    def _neighbour(self, candidate: Candidate) -> Match:
+        cell = candidate.cell
+        size = photo_size(self._bench.entry(cell.image, cell.view).sample)
+        where = (Where("cell", Box(*cell.box), _NO_HEAT, None),)
+        return Match(cell.image, candidate.label, candidate.similarity, size, _NO_PICTURE, _NO_PICTURE, where)
