@@ -129,12 +129,12 @@ def _add_reading(app: FastAPI, service: Service, asking: Queue, mending: Queue) 
         count: Annotated[int, Query(ge=1, le=200)] = 60,
     ) -> list[shapes.Photo]:
         """Photos to choose from, all or those of a class."""
-        return service.photos(split, label, start, count)
+        return service.gallery.photos(split, label, start, count)
 
     @app.get("/api/photos/training/{index}", tags=["photos"], responses=_refusals(404))
     async def photo(index: Index) -> shapes.PhotoShape:
         """A training photo with the grid of its patches."""
-        return service.training_photo(index)
+        return service.gallery.training_photo(index)
 
     @app.get("/api/mistakes", tags=["try"], responses=_refusals(503))
     async def mistakes() -> shapes.MistakesShape:
@@ -201,7 +201,7 @@ def _add_pictures(app: FastAPI, service: Service, drawing: Queue) -> None:
     @app.get("/photos/{split}/{index}/{kind}", tags=["photos"], responses=_refusals(404, 503) | _WEBP)
     async def picture(split: shapes.Split, index: Index, kind: pages.PictureKind) -> Response:
         """A photo, reduced, as WebP."""
-        content = await _in_turn(drawing, partial(service.picture, split, index, kind))
+        content = await _in_turn(drawing, partial(service.gallery.picture, split, index, kind))
         return Response(content, media_type="image/webp", headers=_PICTURES)
 
     @app.get(
@@ -211,7 +211,7 @@ def _add_pictures(app: FastAPI, service: Service, drawing: Queue) -> None:
     )
     async def crop(index: Index, view: Annotated[str, Path(max_length=40)], row: Index, column: Index) -> Response:
         """A patch of a training photo as WebP."""
-        content = await _in_turn(drawing, partial(service.crop, index, view, row, column))
+        content = await _in_turn(drawing, partial(service.gallery.crop, index, view, row, column))
         return Response(content, media_type="image/webp", headers=_PICTURES)
 
     @app.get("/results/{id}/{name}", tags=["try"], responses=_refusals(404) | _WEBP)

@@ -24,7 +24,9 @@ def explore(service: Service, explanation: TreeExplanation, data: dict[str, Any]
 
 def try_page(service: Service, decision: shapes.DecisionShape | None) -> str:
     """A place to drop an image, and what the tree says of it."""
-    samples = [photo for label in range(len(service.classes)) for photo in service.photos("feedback", label, 0, 1)]
+    samples = [
+        photo for label in range(len(service.classes)) for photo in service.gallery.photos("feedback", label, 0, 1)
+    ]
     return _render("try.html", service, "try", decision=decision, samples=samples[:24], strategy_names=STRATEGY_NAMES)
 
 

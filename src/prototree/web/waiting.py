@@ -38,14 +38,7 @@ class Queue:
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Does the work in the thread, after all that came before it."""
-        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            # The caller has gone. The place is free only when the thread is done with what it holds.
-            if not future.cancel():
-                await asyncio.wait([future])
-            raise
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def close(self) -> None:
         """Waits for what is running, drops what is waiting."""

@@ -1,0 +1,127 @@
+"""The photos that the app shows, by number, and patches of them; pictures are drawn when they are asked for."""
+
+from functools import lru_cache
+from typing import Literal
+
+from prototree.data.samples import Box, ImageData, Sample
+from prototree.data.views import photo_size
+from prototree.errors import MendError
+from prototree.pictures import cut_out, open_photo, reduced
+from prototree.web import shapes
+from prototree.web.results import NotFoundError, webp
+from prototree.workbench import Bench, Cell, State
+
+PICTURE_SIDE = 1024  # pixels of the longer side of a whole photo
+_THUMB_SIDE, _CROP_SIDE = 160, 128
+
+
+class Gallery:
+    """Training photos and photos for feedback."""
+
+    def __init__(self, bench: Bench, data: ImageData) -> None:
+        self._bench = bench
+        self._photos: dict[str, tuple[Sample, ...]] = {
+            "training": data.train,
+            "feedback": tuple(entry.sample for entry in bench.feedback.entries),
+        }
+        self._number = {bench.name(sample): index for index, sample in enumerate(data.train)}
+        self._drawn = lru_cache(maxsize=1024)(self._draw)
+
+    def count(self, split: str) -> int:
+        return len(self._photos[split])
+
+    def photos(self, split: str, label: int | None, start: int, count: int) -> list[shapes.Photo]:
+        """Some photos, all or those of a class."""
+        samples = self._photos[split]
+        found = [i for i, sample in enumerate(samples) if label is None or sample.label == label]
+        return [self.photo(split, index) for index in found[start : start + count]]
+
+    def photo(self, split: str, index: int) -> shapes.Photo:
+        """What there is to say of a photo."""
+        sample = self.sample(split, index)
+        width, height = photo_size(sample)
+        where = f"/photos/{split}/{index}"
+        return shapes.Photo(
+            split=split,  # type: ignore[arg-type]
+            index=index,
+            name=self._bench.name(sample),
+            label=sample.label,
+            width=width,
+            height=height,
+            picture=f"{where}/picture",
+            thumb=f"{where}/thumb",
+        )
+
+    def training_photo(self, index: int) -> shapes.PhotoShape:
+        """A photo with the grid of patches of its whole view, for dragging a region on it."""
+        photo = self.photo("training", index)
+        tree, cell = self._bench.tree, self._bench.locate(photo.name, (-1e9, -1e9, -1e9, -1e9))
+        (rows, columns), (high, wide) = tree.features.backbone.map_size, tree.prototypes.shape[2:]
+        left, top, right, bottom = cell.box
+        grid = shapes.Grid(
+            left=left,
+            top=top,
+            across=(right - left) / wide,
+            down=(bottom - top) / high,
+            rows=rows,
+            columns=columns,
+            patch_rows=high,
+            patch_columns=wide,
+        )
+        return shapes.PhotoShape(**photo.model_dump(), grid=grid)
+
+    def picture(self, split: str, index: int, kind: str) -> bytes:
+        """A photo as WebP."""
+        self.sample(split, index)
+        return self._drawn(split, index, _THUMB_SIDE if kind == "thumb" else PICTURE_SIDE, None)
+
+    def crop(self, index: int, view: str, row: int, column: int) -> bytes:
+        """A patch of a training photo as WebP."""
+        name = self._bench.name(self.sample("training", index))
+        try:
+            cell = self._bench.cell(name, view, (row, column))
+        except MendError as error:
+            raise NotFoundError(str(error)) from error
+        return self._drawn("training", index, _CROP_SIDE, cell.box)
+
+    def sample(self, split: str, index: int) -> Sample:
+        """A photo by its number."""
+        samples = self._photos[split]
+        if not 0 <= index < len(samples):
+            raise NotFoundError(f"expected a {split} photo from 0 to {len(samples) - 1}, got {index}")
+        return samples[index]
+
+    def name(self, index: int) -> str:
+        """A training photo's name, as in the sources of prototypes."""
+        return self._bench.name(self.sample("training", index))
+
+    def own_cell(self, state: State, index: int) -> Cell | None:
+        """The patch that a prototype is, where its photo is among the training photos."""
+        source = state.tree.sources[index]
+        if source is None or not self._bench.has(source.image, source.view):
+            return None
+        return Cell(source.image, source.view, source.patch, source.box)
+
+    def patch(self, cell: Cell, similarity: float) -> shapes.Patch:
+        """What there is to say of a patch."""
+        index = self._number[cell.image]
+        return shapes.Patch(
+            photo=self.photo("training", index),
+            view=cell.view,
+            patch=list(cell.patch),
+            box=list(cell.box),
+            crop=self.crop_url(cell),
+            similarity=similarity,
+        )
+
+    def photo_url(self, cell: Cell, kind: Literal["picture", "thumb"] = "picture") -> str:
+        """Where the photo of a patch is."""
+        return f"/photos/training/{self._number[cell.image]}/{kind}"
+
+    def crop_url(self, cell: Cell) -> str:
+        """Where the picture of a patch is."""
+        return f"/photos/training/{self._number[cell.image]}/crop/{cell.view}/{cell.patch[0]}/{cell.patch[1]}"
+
+    def _draw(self, split: str, index: int, side: int, box: tuple[float, float, float, float] | None) -> bytes:
+        photo = open_photo(self._photos[split][index].path)
+        return webp(cut_out(photo, Box(*box), side) if box is not None else reduced(photo, side))

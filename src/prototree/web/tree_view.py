@@ -1,0 +1,94 @@
+"""The tree as it is between two edits, for the report's page: all from kept feature maps, so it takes moments."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from prototree.data.samples import Box
+from prototree.data.views import FULL, photo_size
+from prototree.explanations import Match, Picture, PrototypeExplanation, TreeExplanation, Where
+from prototree.heat import Frame
+from prototree.leaves import class_log_probs
+from prototree.patches import similarity_map
+from prototree.report.pages import tree_data
+from prototree.report.pictures import data_url
+from prototree.web.gallery import Gallery
+from prototree.workbench import Bench, Candidate, State
+
+_NEAREST = 6
+_HEAT = (16, 16)
+_NO_HEAT = np.zeros((1, 1), dtype=np.float32)
+_NO_PICTURE: Picture = np.zeros((1, 1, 3), dtype=np.uint8)
+
+
+class TreeView:
+    """Draws states of one run's tree."""
+
+    def __init__(self, title: str, bench: Bench, gallery: Gallery) -> None:
+        self._title, self._bench, self._gallery = title, bench, gallery
+
+    def of(self, state: State) -> tuple[TreeExplanation, dict[str, Any]]:
+        """The explanation, and the data of its page."""
+        bench, tree = self._bench, state.tree
+        urls: dict[str, str] = {}
+        notes = {state.index(node): text for node, text in state.notes}
+        rights = self._right_shares(state)
+        prototypes = tuple(self._prototype(state, node, notes, rights[node], urls) for node in range(len(state.nodes)))
+        explanation = TreeExplanation(
+            title=self._title,
+            class_names=tree.class_names,
+            left=tuple(tree.topology.left.tolist()),
+            right=tuple(tree.topology.right.tolist()),
+            prototypes=prototypes,
+            leaf_probs=tuple(map(tuple, class_log_probs(tree.leaf_logits.detach()).exp().tolist())),
+            accuracy=bench.figures(state).accuracy,
+        )
+        # The page fetches its pictures one by one when they come into view; here stand only their addresses.
+        return explanation, tree_data(explanation, lambda name, picture: urls.get(name) or data_url(name, picture))
+
+    def _right_shares(self, state: State) -> list[tuple[float, ...]]:
+        whole = torch.tensor([entry.view == FULL for entry in self._bench.training.entries])
+        present = (torch.exp(-state.training.distance[whole]) > 0.5).double()
+        labels = self._bench.training.labels[whole]
+        counts = torch.bincount(labels, minlength=self._bench.tree.n_classes).clamp_min(1)
+        sums = torch.zeros(self._bench.tree.n_classes, present.shape[1], dtype=torch.float64).index_add_(
+            0, labels, present
+        )
+        return [tuple(row) for row in (sums / counts[:, None]).T.tolist()]
+
+    def _prototype(
+        self, state: State, node: int, notes: dict[int, str], right: tuple[float, ...], urls: dict[str, str]
+    ) -> PrototypeExplanation:
+        bench, source = self._bench, state.tree.sources[node]
+        found = bench.candidates_of(state, node, _NEAREST + 1)
+        own = self._gallery.own_cell(state, node)
+        nearest = [candidate for candidate in found if own is None or candidate.cell.image != own.image][:_NEAREST]
+        own = own or nearest[0].cell
+        entry = bench.entry(own.image, own.view)
+        prototype = state.tree.prototypes.detach()[node : node + 1]
+        grid = similarity_map(bench.map_of(own), prototype)[0, 0].numpy()
+        size = photo_size(entry.sample)
+        frame = Frame(entry.view, size, state.tree.preprocessing)
+        heat = frame.heat(grid, _HEAT, (prototype.shape[2], prototype.shape[3]))
+        urls[f"photo-{node}"] = self._gallery.photo_url(own)
+        urls[f"crop-{node}"] = self._gallery.crop_url(own)
+        for rank, candidate in enumerate(nearest):
+            urls[f"nearest-{node}-{rank}"] = self._gallery.crop_url(candidate.cell)
+            urls[f"nearest-photo-{node}-{rank}"] = self._gallery.photo_url(candidate.cell, "thumb")
+        where = (Where("cell", Box(*own.box), heat, None),)
+        return PrototypeExplanation(
+            node=node,
+            source=Match(own.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where),
+            distance_moved=source.distance if source else 0.0,
+            nearest=tuple(map(self._neighbour, nearest)),
+            right_share=right,
+            causes=(),
+            note=notes.get(node, ""),
+        )
+
+    def _neighbour(self, candidate: Candidate) -> Match:
+        cell = candidate.cell
+        size = photo_size(self._bench.entry(cell.image, cell.view).sample)
+        where = (Where("cell", Box(*cell.box), _NO_HEAT, None),)
+        return Match(cell.image, candidate.label, candidate.similarity, size, _NO_PICTURE, _NO_PICTURE, where)
