@@ -57,7 +57,7 @@ def main(photos: Path, out: Path) -> None:
                 "metrics": metrics.to_json(),
                 "votes": votes.to_json(),
                 "mistakes": [(m.place, m.label, m.answer, m.node, m.went_right) for m in finder.mistakes],
-                "cached": len(cache.rows[0]) - len(cache.unreadable),
+                "cached": len(cache.entries) - len(cache.unreadable),
                 "processes": distributed.shard().world_size,
             }
             (out / "found.json").write_text(json.dumps(found))
