@@ -38,6 +38,7 @@ bench: setup
 
 demo: setup
 	$(BIN)/prototree train birds --preset demo --out runs/demo --overwrite
+	$(BIN)/prototree report runs/demo
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
