@@ -14,6 +14,7 @@ const prototree = (() => {
     return element;
   }
 
+  let hiding = 0;
   function say(text, bad = false) {
     const message = document.getElementById("message");
     if (!message) return;
@@ -21,6 +22,9 @@ const prototree = (() => {
     message.textContent = text;
     message.classList.toggle("bad", bad);
     if (text && bad) message.scrollIntoView({ block: "nearest" });
+    clearTimeout(hiding);
+    // On small screens it lies over the page.
+    if (text && !bad && matchMedia("(max-width: 980px)").matches) hiding = setTimeout(() => { message.hidden = true; }, 15000);
   }
 
   async function ask(path, options = {}, attempts = 4) {
