@@ -21,6 +21,7 @@ def listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(_BACKLOG)  # whoever comes before all is ready waits instead of being refused
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
