@@ -84,6 +84,7 @@ def revision(page: "sync_api.Page") -> int:
 
 def after(page: "sync_api.Page", number: int) -> None:
     page.locator(f"html[data-revision='{number}']").wait_for(state="attached")
+    page.locator("#candidates[aria-busy=true]").wait_for(state="detached")
 
 
 def test_from_exploring_to_a_saved_run(page: "sync_api.Page", run: Run) -> None:
@@ -105,6 +106,7 @@ def test_from_exploring_to_a_saved_run(page: "sync_api.Page", run: Run) -> None:
     page.locator("h1 .note", has_text="<b>corner</b>").wait_for()
     # A patch dragged out of a photo.
     page.select_option("#label", label="green")
+    page.locator("#photos[aria-busy=true]").wait_for(state="detached")
     page.locator("#photos .thumb").nth(2).click()
     page.locator("#picker").wait_for()
     page.locator("#stage").scroll_into_view_if_needed()

@@ -5,6 +5,7 @@
   const $ = (id) => document.getElementById(id);
   const place = $("mend-node"), node = place ? Number(place.dataset.node) : null;
   let standing = null, changing = false;
+  const busy = (id, is) => { if ($(id)) $(id).setAttribute("aria-busy", String(is)); };
 
   // ---- where it stands ------------------------------------------------------------------------------------------
 
@@ -49,6 +50,7 @@
     if (changing || !standing) return false;
     changing = true;
     say("Refitting the leaves …");
+    busy("candidates", true); // what is listed may not be so any more
     try {
       const before = standing.nodes.length;
       standing = await post(path, { revision: standing.revision, ...content });
@@ -60,6 +62,7 @@
     } catch (error) {
       say(error.status === 409 ? "Somebody else has changed the tree meanwhile. This is how it is now; look again, then repeat your change." : error.message, true);
       if (error.status === 409) await refresh();
+      busy("candidates", false);
       return false;
     } finally {
       changing = false;
@@ -110,18 +113,21 @@
         make("button", { type: "button", text: "Use", click: async () => { if (await edit({ edit: "replace", node, photo: candidate.photo.index, view: candidate.view, patch: candidate.patch }, "Replaced.")) await renew(); } }),
         make("button", { type: "button", text: "Ban", click: async () => { if (await edit({ edit: "ban", photo: candidate.photo.index, region: candidate.box }, "Banned as a source.")) await renew(); } }),
         make("button", { type: "button", text: "Photo", title: "Open this photo below", click: () => openPhoto(candidate.photo.index) })))));
-    list.setAttribute("aria-busy", "false");
+    busy("candidates", false);
   }
 
   const COUNT = 12;
   let start = 0, photo = null, cell = null;
 
   async function loadPhotos() {
-    const label = Number($("label").value);
-    const found = await ask(`/api/photos/training?label=${label}&start=${start}&count=${COUNT + 1}`);
+    const wanted = `label=${$("label").value}&start=${start}`;
+    busy("photos", true);
+    const found = await ask(`/api/photos/training?${wanted}&count=${COUNT + 1}`);
+    if (wanted !== `label=${$("label").value}&start=${start}`) return; // another class was chosen meanwhile
     $("earlier").disabled = start === 0;
     $("later").disabled = found.length <= COUNT;
     $("photos").replaceChildren(...found.slice(0, COUNT).map((one) => make("li", {}, make("button", { type: "button", class: "thumb", "data-photo": one.index, title: one.name, click: () => openPhoto(one.index) }, make("img", { src: one.thumb, alt: one.name })))));
+    busy("photos", false);
   }
 
   async function openPhoto(index) {
