@@ -18,6 +18,7 @@ from prototree.data.samples import Box
 from prototree.data.views import View, source_views
 from prototree.model import ProtoTree
 from prototree.patches import nearest_patches
+from prototree.projection import Nearest
 from prototree.run import Run, fit
 from prototree.topology import Topology
 from tiny_training import write_squares
@@ -154,6 +155,12 @@ def test_misses_ask_each_turn_for_its_side_and_no_more(tiny_backbone: Backbone) 
     assert turns.misses(satisfied, torch.arange(3)).tolist() == [0, 0, 0]
     wrong = torch.tensor([[0.25, 0.25], [0.25, 0.75], [0.75, 3.0]])
     assert turns.misses(wrong, torch.arange(3)).tolist() == [1.5, 1.0, 0.25]
+
+
+def test_a_patch_is_given_to_one_prototype_alone() -> None:
+    place, patch = torch.tensor([4, 4, 4, 7, 4]), torch.tensor([1, 1, 2, 1, 1])
+    nearest = Nearest(torch.tensor([0.3, 0.1, 0.5, 0.9, 0.2]), place, patch, torch.zeros(5, 2))
+    assert warm.first_of_each(nearest).tolist() == [False, True, True, True, False]
 
 
 def test_choosing_sees_every_class_even_where_memory_is_short(

@@ -29,7 +29,7 @@ from prototree.engine import Group, Objective
 from prototree.leaf_training import Visit
 from prototree.model import ProtoTree
 from prototree.patches import nearest_patches
-from prototree.projection import find_nearest, reachable_classes
+from prototree.projection import Nearest, find_nearest, reachable_classes
 from prototree.topology import Topology
 from prototree.train import Schedule, SoftTargets, TreeObjective
 
@@ -187,7 +187,7 @@ class AnchoredObjective(TreeObjective):
             count += belongs.sum(dim=0)[:, None]
         self.tree.prototypes.copy_((total / count.clamp_min(1))[:, :, None, None])
         (nearest,) = find_nearest(self.tree, maps_of(self._sources, features, device), right)
-        found = torch.isfinite(nearest.distance)
+        found = torch.isfinite(nearest.distance) & first_of_each(nearest).to(device)
         values = self._sources.inputs(nearest.place[found].tolist()).values.to(device)
         rows = torch.arange(len(values), device=device)
         self.anchors[found] = values.flatten(2)[rows, :, nearest.patch[found]][:, :, None, None]
@@ -219,6 +219,17 @@ class Turns:
         """
         right, left = (side.to(distance.device)[labels] for side in (self.right, self.left))
         return (right * relu(distance - NEAR) + left * relu(FAR - distance)).sum(dim=1)
+
+
+def first_of_each(nearest: Nearest) -> Bool[Tensor, " N"]:
+    """Of the prototypes that would have the same patch, the nearest alone: one picture twice says nothing new."""
+    taken: set[tuple[int, int]] = set()
+    first = torch.zeros(len(nearest.distance), dtype=torch.bool)
+    for node in nearest.distance.argsort(stable=True).tolist():
+        patch = (int(nearest.place[node]), int(nearest.patch[node]))
+        first[node] = patch not in taken
+        taken.add(patch)
+    return first
 
 
 def standardise(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> None:
