@@ -1,0 +1,74 @@
+"""The benchmark that re-runs the ablation: what it holds out, what it changes, and that rows share their features."""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from prototree import warm
+from prototree.config import KEYS
+from prototree.data import open_data
+from tiny_training import write_squares
+
+FILE = Path(__file__).parents[1] / "benchmarks" / "ablation.py"
+QUICK = {
+    "backbone": "resnet18",
+    "weights": "none",
+    "image_size": 32,
+    "level": -3,
+    "depth": 8,
+    "head_width": 8,
+    "batch_size": 8,
+    "cache_views": 3,
+    "head_epochs": 1,
+    "epochs": 1,
+    "workers": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def ablation() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("ablation", FILE)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_every_row_changes_something_that_exists(ablation: ModuleType) -> None:
+    for name, changes in ablation.ROWS.items():
+        for key, value in changes.items():
+            assert hasattr(warm, key) if key.isupper() else key in KEYS, name
+            assert value != getattr(warm, key, None), name
+
+
+def test_every_fifth_photo_of_each_class_is_held_out_and_no_test_photo_is_used(
+    ablation: ModuleType, tmp_path: Path
+) -> None:
+    data = open_data(write_squares(tmp_path, train=10))
+    folds = [ablation.held_out(data, fold) for fold in range(5)]
+    for fold in folds:
+        assert {s.path for s in fold.train} | {s.path for s in fold.test} == {s.path for s in data.train}
+        assert [sum(s.label == k for s in fold.test) for k in range(3)] == [2, 2, 2]
+        assert len(fold.train) == 24
+    assert len({s.path for fold in folds for s in fold.test}) == 30
+
+
+def test_rows_share_the_cache_and_finished_runs_stay(
+    ablation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ablation, "ROWS", {"the recipe": QUICK, "no margin": {**QUICK, "MARGIN_WEIGHT": 0.0}})
+    data = dataclasses.replace(ablation.held_out(open_data(write_squares(tmp_path / "data", train=5)), 0))
+    weight = warm.MARGIN_WEIGHT
+    runs = [ablation.one_run(data, tmp_path / "out", name, 0, 0) for name in ablation.ROWS]
+    assert weight == warm.MARGIN_WEIGHT
+    caches = [sorted(path.stat().st_ino for path in (run.folder / "cache").iterdir()) for run in runs]
+    assert caches[0] == caches[1]
+    row = ablation.table_row("no margin", runs)
+    assert row.count("|") == 8
+    before = (runs[0].folder / "metrics.json").stat().st_mtime_ns
+    ablation.one_run(data, tmp_path / "out", "the recipe", 0, 0)
+    assert (runs[0].folder / "metrics.json").stat().st_mtime_ns == before
