@@ -64,7 +64,7 @@ def mend_by_hand(folder: Path, boxes: Boxes, cache: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_tree_that_fell_for_berries_is_mended_by_hand(tmp_path: Path) -> None:
-    write_birds(tmp_path / "berries", test_per_species=60, shortcut=True, workers=1)
+    write_birds(tmp_path / "berries", test_per_species=60, shortcut=1.0, workers=1)
     run = fit(tmp_path / "berries", tmp_path / "run", preset_name="demo", settings={"workers": 0})
     accuracy = run.metrics["stages"]["projected"]["class_accuracy"]
     assert accuracy[0] < 0.7, f"the tree did not fall for the berries: {accuracy}"
