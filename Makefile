@@ -35,6 +35,7 @@ bench: setup
 	$(BIN)/python benchmarks/bench_train.py
 	$(BIN)/python benchmarks/bench_data.py
 	$(BIN)/python benchmarks/bench_stages.py
+	$(BIN)/python benchmarks/bench_explain.py
 
 demo: setup
 	$(BIN)/prototree train birds --preset demo --out runs/demo --overwrite
