@@ -8,7 +8,7 @@ from prototree.leaf_training import LEAF_TRAINERS
 from prototree.leaves import class_log_probs, leaf_counts
 from prototree.model import ProtoTree
 from prototree.topology import Topology
-from prototree.train import ClassifierObjective, Schedule, SoftTargets, TreeObjective
+from prototree.train import ClassifierObjective, Cosine, Schedule, SoftTargets, TreeObjective
 from tiny_training import MapBatches
 
 
@@ -106,11 +106,20 @@ def test_frozen_batch_norm_does_not_drift_during_training() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.trunk_state().items())
 
 
+def test_rates_rise_then_fall() -> None:
+    rates = [Cosine(5, n_batches=100).at(step / 10) for step in range(50)]
+    assert 0 < rates[0] < 0.05
+    assert rates[:6] == sorted(rates[:6])
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    assert 0.9 < max(rates) <= 1
+    assert 0 < rates[-1] < 0.01
+
+
 def test_pretraining_as_a_plain_classifier_learns() -> None:
     torch.manual_seed(0)
     backbone = Backbone("resnet18", None, image_size=32, level=-3)
     photos = MapBatches(3)
     photos.maps = 0.1 * torch.rand(30, 3, 32, 32)
     photos.maps[torch.arange(30), photos.labels] += 1
-    rows = Loop(ClassifierObjective(backbone, 3, 1e-3), photos, 5, Options()).run()
+    rows = Loop(ClassifierObjective(backbone, 3, Cosine(5, photos.n_batches), 1e-3), photos, 5, Options()).run()
     assert rows[-1].accuracy > 0.9

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from conftest import random_maps
 from prototree import checkpoint, warm
@@ -116,15 +117,6 @@ def test_cutmix_mixes_by_patches_and_tells_the_share() -> None:
             assert set(mixed[image].unique().tolist()) <= {float(image), float(partner[image])}
 
 
-def test_rates_rise_then_fall() -> None:
-    rates = [warm.cosine(step / 10, 5, warm_up=0.5) for step in range(50)]
-    assert 0 < rates[0] < 0.05
-    assert rates[:6] == sorted(rates[:6])
-    assert rates[5:] == sorted(rates[5:], reverse=True)
-    assert 0.9 < max(rates) <= 1
-    assert 0 < rates[-1] < 0.01
-
-
 @pytest.mark.parametrize(("n_views", "epochs"), [(3, 200), (8988, 10), (1_000_000, 6)])
 def test_small_data_is_seen_more_often(n_views: int, epochs: int) -> None:
     assert warm.tree_epochs(n_views) == epochs
@@ -213,3 +205,19 @@ def test_two_classes_and_a_photo_of_each_are_enough_to_run(tmp_path: Path, train
     settings = SETTINGS | {"pretrain_epochs": 1, "head_epochs": 2, "epochs": 2, "cache_views": 3}
     run = fit(photos, tmp_path / "run", settings=settings)
     assert run.metrics["stages"]["projected"]["n_prototypes"] == 1
+
+
+def test_a_pretrained_backbone_is_tuned_at_its_own_rate(tmp_path: Path) -> None:
+    photos = write_squares(tmp_path / "squares", train=4, test=2)
+    torch.manual_seed(1)
+    weights = tmp_path / "weights.safetensors"
+    save_file(Backbone("resnet18", None, image_size=32).net.state_dict(), weights)
+    settings = SETTINGS | {"weights": str(weights), "pretrain_epochs": 2, "head_epochs": 1, "epochs": 1}
+    before = Backbone("resnet18", str(weights), image_size=32, level=-3).net.conv1.weight
+    moved = []
+    for rate in (0.0, 1e-4, 1e-2):
+        run = fit(photos, tmp_path / f"{rate}", settings=settings | {"lr_trunk": rate}, stages=["train"])
+        moved.append((run.tree().features.backbone.net.conv1.weight - before).abs().mean().item())
+    assert moved[0] == 0
+    assert 0 < moved[1] < 2e-3
+    assert moved[2] > 5 * moved[1]

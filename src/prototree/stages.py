@@ -43,7 +43,7 @@ from prototree.pruning import Pruned, prune
 from prototree.tables import blame_table, class_table, detail_table, mistake_table, stage_table
 from prototree.teacher import open_teacher, teach
 from prototree.topology import Topology
-from prototree.train import ClassifierObjective, Schedule, SoftTargets, TreeObjective, train
+from prototree.train import ClassifierObjective, Cosine, Schedule, SoftTargets, TreeObjective, train
 from prototree.warm import (
     AnchoredObjective,
     HeadObjective,
@@ -326,6 +326,13 @@ class Work:
         transform = augmentation(self.config.augment, preprocessing)
         return ViewDataset(self.data.train, views, preprocessing, transform=transform, seed=self.config.seed)
 
+    def _pretraining_set(self, preprocessing: Preprocessing) -> ViewDataset:
+        """What the backbone learns from as a classifier; views as the recipe has them, but new in every epoch."""
+        if self.config.recipe == "paper":
+            return self._training_set(preprocessing)
+        transform = augmentation("light", preprocessing)
+        return ViewDataset(self.data.train, source_views, preprocessing, transform=transform, seed=self.config.seed)
+
     def _source_set(self, preprocessing: Preprocessing) -> ViewDataset:
         """The plain views that the recipe `warm` learns from and takes its prototypes from."""
         return ViewDataset(self.data.train, source_views, preprocessing)
@@ -380,10 +387,11 @@ class Work:
     def _pretrain(self, backbone: Backbone) -> None:
         config = self.config
         self.observer.stage(f"training the backbone as a plain classifier for {config.pretrain_epochs} epochs")
-        photos = self._photos(self._training_set(backbone.preprocessing), shuffle=True)
+        photos = self._photos(self._pretraining_set(backbone.preprocessing), shuffle=True)
         # What was learned elsewhere is not to be lost.
         backbone_rate = config.lr_trunk if backbone.weights else None
-        objective = ClassifierObjective(backbone, self.data.n_classes, config.lr_tail, backbone_rate)
+        pace = Cosine(config.pretrain_epochs, photos.n_batches)
+        objective = ClassifierObjective(backbone, self.data.n_classes, pace, config.lr_tail, backbone_rate)
         train(objective, photos, config.pretrain_epochs, self._options("pretrained"), self.observer)
 
     def _soft_targets(self) -> SoftTargets | None:

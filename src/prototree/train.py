@@ -1,5 +1,6 @@
 """Algorithm 1: what is learned by gradients, at which rates, beside the leaves (§4, Table S2)."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from prototree.engine import Group, Listener, Loop, Objective, Options
 from prototree.leaf_training import Interleaved, LeafTrainer, Target, Visit
 from prototree.leaves import class_log_probs, predict
 from prototree.model import ProtoTree, Routed
+
+WARM_UP = 50  # steps in which a rate that will fall with a cosine rises, at the most a tenth of all
+LABEL_SMOOTHING = 0.1  # of classifiers
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,18 @@ class Schedule:
     def is_frozen(self, epoch: int) -> bool:
         """Whether the trunk stays as it is in this epoch."""
         return epoch < self.freeze_epochs
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """A pace that rises to 1 in the first steps and falls to 0 with the last."""
+
+    epochs: int
+    n_batches: int  # in an epoch
+
+    def at(self, epoch: float) -> float:
+        warm_up = min(WARM_UP / self.n_batches, self.epochs / 10)
+        return min(1.0, (epoch + 0.01 * warm_up) / warm_up) * 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
 
 
 @dataclass(frozen=True)
@@ -139,17 +155,22 @@ class TreeObjective(Objective):
 class ClassifierObjective(Objective):
     """The backbone as a plain classifier on the same data: §4's "training it on a specific prediction task first"."""
 
-    def __init__(self, backbone: Backbone, n_classes: int, rate: float, backbone_rate: float | None = None) -> None:
+    def __init__(
+        self, backbone: Backbone, n_classes: int, pace: "Cosine", rate: float, backbone_rate: float | None = None
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.linear = nn.Linear(backbone.n_channels, n_classes)
-        self._rate, self._backbone_rate = rate, rate if backbone_rate is None else backbone_rate
+        self._pace, self._rate, self._backbone_rate = pace, rate, rate if backbone_rate is None else backbone_rate
 
     def groups(self, epoch: int) -> list[Group]:
         return [
             Group(list(self.linear.parameters()), self._rate),
             Group(list(self.backbone.parameters()), self._backbone_rate),
         ]
+
+    def pace(self, epoch: int, share: float) -> float:
+        return self._pace.at(epoch + share)
 
     def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
         self.backbone.freeze(False)
@@ -158,7 +179,7 @@ class ClassifierObjective(Objective):
         return self.linear(self.backbone(images).mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
     def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        losses = cross_entropy(outputs, inputs.labels, reduction="none")
+        losses = cross_entropy(outputs, inputs.labels, reduction="none", label_smoothing=LABEL_SMOOTHING)
         return losses, (outputs.argmax(dim=1) == inputs.labels).float()
 
 

@@ -31,14 +31,13 @@ from prototree.model import ProtoTree
 from prototree.patches import nearest_patches
 from prototree.projection import Nearest, find_nearest, reachable_classes
 from prototree.topology import Topology
-from prototree.train import Schedule, SoftTargets, TreeObjective
+from prototree.train import LABEL_SMOOTHING, Cosine, Schedule, SoftTargets, TreeObjective
 
 HEAD_VIEWS, TREE_VIEWS = 38_000, 90_000  # to see where the settings leave the number of epochs open
 EPOCHS = (6, 200)  # but large data at least and small data at most so often
-WARM_UP = 50  # steps in which the rate rises, at the most a tenth of all
 PATCH_SHARE, FEWEST_PATCHES = 0.75, 60  # of a map that a step sees: cheaper, yet a small part is seldom missed
 HEAD_RATE, HEAD_DECAY = 2e-3, 0.05
-LABEL_SMOOTHING, CUTMIX_SHARE = 0.1, 0.5
+CUTMIX_SHARE = 0.5
 CHANNEL_DROPOUT, POOLED_DROPOUT = 0.1, 0.2  # while the head learns as a classifier; the tree trains without
 LOGIT_GAIN = 4.0  # pooled values lie in [0, 1]; without it the classifier's logits grow slowly
 MEDIAN_DISTANCE = 0.7  # of a random patch to the nearest patch of another photo when the tree starts
@@ -61,14 +60,14 @@ class HeadObjective(Objective):
         super().__init__()
         self.features = features
         self.linear = nn.Linear(features.depth, n_classes)
-        self._epochs, self._warm_up = epochs, warm_up(epochs, n_batches)
+        self._pace = Cosine(epochs, n_batches)
         self._mixed: tuple[Tensor, Tensor] | None = None
 
     def groups(self, epoch: int) -> list[Group]:
         return [Group([*self.features.head.parameters(), *self.linear.parameters()], HEAD_RATE, HEAD_DECAY)]
 
     def pace(self, epoch: int, share: float) -> float:
-        return cosine(epoch + share, self._epochs, self._warm_up)
+        return self._pace.at(epoch + share)
 
     def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
         self.features.backbone.freeze(True)
@@ -132,13 +131,13 @@ class AnchoredObjective(TreeObjective):
         self.register_buffer("anchors", start.anchors)
         self._sources = sources
         self._turns = Turns.of(tree)
-        self._warm_up = warm_up(schedule.epochs, batches.n_batches)
+        self._pace = Cosine(schedule.epochs, batches.n_batches)
 
     def groups(self, epoch: int) -> list[Group]:
         return [Group(list(self.tree.features.head.parameters()), self._schedule.lr_tail, self._schedule.weight_decay)]
 
     def pace(self, epoch: int, share: float) -> float:
-        return cosine(epoch + share, self._schedule.epochs, self._warm_up)
+        return self._pace.at(epoch + share)
 
     def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
         super().start_epoch(epoch, is_continued=is_continued)
@@ -404,16 +403,6 @@ def cutmix(x: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B C H W"], Int[T
     partner = torch.randperm(len(x), device=x.device)
     keep = torch.rand(len(x), 1, *x.shape[2:], device=x.device) < torch.rand(len(x), 1, 1, 1, device=x.device)
     return torch.where(keep, x, x[partner]), partner, keep.float().mean(dim=(2, 3))
-
-
-def cosine(epoch: float, epochs: int, warm_up: float) -> float:
-    """Rises to 1 in `warm_up` epochs, falls to 0 with the last."""
-    return min(1.0, (epoch + 0.01 * warm_up) / warm_up) * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
-
-
-def warm_up(epochs: int, n_batches: int) -> float:
-    """In epochs."""
-    return min(WARM_UP / n_batches, epochs / 10)
 
 
 def head_epochs(n_entries: int) -> int:
