@@ -18,8 +18,8 @@ ROOMS = [
     "weights", "backbone", "model", "data", "explanations", "checkpoint", "distributed", "pruning", "projection",
     "evaluation", "mistakes", "ensemble", "folding", "batches", "pictures", "teacher", "leaf_training", "engine",
     "train", "clustering", "warm", "tables", "plots", "stages", "run", "flips", "heat", "alterations", "attribution",
-    "matches", "findings", "examine", "explain", "report", "stored_maps", "edits", "workbench", "mending", "web",
-    "progress", "reproduction", "cli", "__main__",
+    "matches", "findings", "examine", "explain", "report", "stored_maps", "edits", "workbench", "mending", "relearning",
+    "web", "progress", "reproduction", "cli", "__main__",
 ]  # fmt: skip
 
 

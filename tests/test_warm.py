@@ -15,29 +15,13 @@ from prototree.batches import CachedBatches, cache_borders
 from prototree.clustering import ward_groups
 from prototree.data import open_data
 from prototree.data.loading import ViewDataset
-from prototree.data.samples import Box
-from prototree.data.views import View, source_views
+from prototree.data.views import source_views
 from prototree.model import ProtoTree
 from prototree.patches import nearest_patches
 from prototree.projection import Nearest
-from prototree.run import Run, fit
+from prototree.run import fit
 from prototree.topology import Topology
-from tiny_training import write_squares
-
-SETTINGS = {
-    "backbone": "resnet18",
-    "weights": "none",
-    "image_size": 32,
-    "level": -3,
-    "depth": 16,
-    "head_width": 16,
-    "batch_size": 8,
-    "cache_views": 3,
-    "pretrain_epochs": 4,
-    "head_epochs": 20,
-    "epochs": 25,
-    "workers": 0,
-}
+from tiny_training import TINY_WARM, assert_prototypes_are_their_patches, write_squares
 
 
 @pytest.fixture
@@ -169,20 +153,9 @@ def test_choosing_sees_every_class_even_where_memory_is_short(
     assert len(warm.some_maps(sources)[0]) == len(dataset)
 
 
-def assert_prototypes_are_their_patches(run: Run) -> None:
-    tree, data = run.tree().eval(), open_data(run.metrics["source"])
-    for node, source in enumerate(tree.sources):
-        assert source is not None
-        sample = next(s for s in data.train if s.path == data.root / source.image)
-        view = View(source.view, source.region and Box(*source.region), source.flip)
-        (image, *_) = ViewDataset([sample], lambda _, view=view: [view], tree.preprocessing)[0]
-        patch = tree.features(image[None])[0, :, *source.patch]
-        assert (patch - tree.prototypes[node, :, 0, 0]).norm() < 1e-5
-
-
 def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
     photos = write_squares(tmp_path / "squares", train=20, test=6)
-    run = fit(photos, tmp_path / "run", settings=SETTINGS)
+    run = fit(photos, tmp_path / "run", settings=TINY_WARM)
     found = run.metrics["stages"]["projected"]
     assert found["accuracy"]["soft"] >= 0.8
     assert found["n_prototypes"] == 2
@@ -191,8 +164,8 @@ def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
     assert len(list((run.folder / "cache").glob("*.f16"))) == 2, "projection uses the maps that are there"
     assert_prototypes_are_their_patches(run)
 
-    continued = fit(photos, tmp_path / "run", settings=SETTINGS, resume=True, stages=["train"])
-    again = fit(photos, tmp_path / "again", settings=SETTINGS, stages=["train"])
+    continued = fit(photos, tmp_path / "run", settings=TINY_WARM, resume=True, stages=["train"])
+    again = fit(photos, tmp_path / "again", settings=TINY_WARM, stages=["train"])
     one, other = (checkpoint.load(r.folder / "trained").state_dict() for r in (continued, again))
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
@@ -202,7 +175,7 @@ def test_two_classes_and_a_photo_of_each_are_enough_to_run(tmp_path: Path, train
     photos = write_squares(tmp_path / "squares", train=train, test=1)
     for split in ("train", "test"):
         shutil.rmtree(photos / split / "blue")
-    settings = SETTINGS | {"pretrain_epochs": 1, "head_epochs": 2, "epochs": 2, "cache_views": 3}
+    settings = TINY_WARM | {"pretrain_epochs": 1, "head_epochs": 2, "epochs": 2, "cache_views": 3}
     run = fit(photos, tmp_path / "run", settings=settings)
     assert run.metrics["stages"]["projected"]["n_prototypes"] == 1
 
@@ -212,7 +185,7 @@ def test_a_pretrained_backbone_is_tuned_at_its_own_rate(tmp_path: Path) -> None:
     torch.manual_seed(1)
     weights = tmp_path / "weights.safetensors"
     save_file(Backbone("resnet18", None, image_size=32).net.state_dict(), weights)
-    settings = SETTINGS | {"weights": str(weights), "pretrain_epochs": 2, "head_epochs": 1, "epochs": 1}
+    settings = TINY_WARM | {"weights": str(weights), "pretrain_epochs": 2, "head_epochs": 1, "epochs": 1}
     before = Backbone("resnet18", str(weights), image_size=32, level=-3).net.conv1.weight
     moved = []
     for rate in (0.0, 1e-4, 1e-2):

@@ -10,7 +10,11 @@ from torch import Tensor
 
 from prototree.backbone import FeatureExtractor
 from prototree.batches import Inputs
-from prototree.data.loading import BatchOrder, Entry, Shard
+from prototree.data import open_data
+from prototree.data.loading import BatchOrder, Entry, Shard, ViewDataset
+from prototree.data.samples import Box
+from prototree.data.views import View
+from prototree.stages import Run
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 180, 60), "blue": (50, 60, 200)}
 
@@ -31,6 +35,23 @@ TINY = {
     "freeze_epochs": 1,
     "lr_trunk": 1e-3,
     "augment": "light",
+    "workers": 0,
+}
+
+
+# The same for the recipe warm.
+TINY_WARM = {
+    "backbone": "resnet18",
+    "weights": "none",
+    "image_size": 32,
+    "level": -3,
+    "depth": 16,
+    "head_width": 16,
+    "batch_size": 8,
+    "cache_views": 3,
+    "pretrain_epochs": 4,
+    "head_epochs": 20,
+    "epochs": 25,
     "workers": 0,
 }
 
@@ -77,3 +98,14 @@ class MapBatches:
 
     def encode(self, features: FeatureExtractor, values: Tensor) -> Tensor:
         return features.from_map(values)
+
+
+def assert_prototypes_are_their_patches(run: Run) -> None:
+    tree, data = run.tree().eval(), open_data(run.metrics["source"])
+    for node, source in enumerate(tree.sources):
+        assert source is not None
+        sample = next(s for s in data.train if s.path == data.root / source.image)
+        view = View(source.view, source.region and Box(*source.region), source.flip)
+        (image, *_) = ViewDataset([sample], lambda _, view=view: [view], tree.preprocessing)[0]
+        patch = tree.features(image[None])[0, :, *source.patch]
+        assert (patch - tree.prototypes[node, :, 0, 0]).norm() < 1e-5

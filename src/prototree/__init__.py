@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from prototree.preprocessing import Preprocessing
     from prototree.projection import project
     from prototree.pruning import prune
+    from prototree.relearning import relearn
     from prototree.reproduction import reproduce
     from prototree.routing import Path
     from prototree.run import Run, combine, fit, redo
@@ -53,6 +54,7 @@ _ROOMS = {
     "project": "projection",
     "prune": "pruning",
     "redo": "run",
+    "relearn": "relearning",
     "reproduce": "reproduction",
     "save": "checkpoint",
 }
@@ -83,6 +85,7 @@ __all__ = [
     "project",
     "prune",
     "redo",
+    "relearn",
     "reproduce",
     "save",
 ]

@@ -3,10 +3,12 @@
 import importlib.util
 import sys
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +16,9 @@ from rich.console import Console
 from prototree._version import __version__
 from prototree.config import KEYS, preset_names
 from prototree.errors import ConfigError, MissingExtraError, ProtoTreeError
+
+if TYPE_CHECKING:
+    from prototree.progress import Display
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -80,27 +85,53 @@ def train(
 ) -> None:
     """From a folder of images to a small, readable tree."""
     settings = _settings(context.args)
+    from prototree.run import fit
+
+    with _training(out, "the same command and --resume") as display:
+        fit(
+            data,
+            out,
+            preset_name=preset,
+            settings=settings,
+            stages=[stage.strip() for stage in stages.split(",") if stage.strip()],
+            resume=resume,
+            overwrite=overwrite,
+            observer=display,
+        )
+
+
+@app.command(
+    epilog=_SETTINGS, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, no_args_is_help=True
+)
+def relearn(
+    context: typer.Context,
+    run: RunArgument,
+    out: Annotated[Path, typer.Option(help="Where the new run is written.")],
+    data: DataOption = None,
+) -> None:
+    """Let the network learn on with a mended tree, its prototypes where they were put (§7)."""
+    settings = _settings(context.args)
+    from prototree.relearning import relearn
+
+    with _training(out, "the same command") as display:
+        relearn(run, out, data=data, settings=settings, observer=display)
+
+
+@contextmanager
+def _training(out: Path, continued_with: str) -> Iterator["Display"]:
+    """Shows how training goes, and the figures at its end."""
     from prototree.engine import Interrupted
     from prototree.progress import Display, as_rich
-    from prototree.run import fit
+    from prototree.stages import Run
     from prototree.tables import stage_table
 
     try:
         with Display(console, out / "tensorboard") as display:
-            run = fit(
-                data,
-                out,
-                preset_name=preset,
-                settings=settings,
-                stages=[stage.strip() for stage in stages.split(",") if stage.strip()],
-                resume=resume,
-                overwrite=overwrite,
-                observer=display,
-            )
+            yield display
     except Interrupted:
-        complaints.print(f"stopped; the state is saved. Continue with the same command and --resume ({out})")
+        complaints.print(f"stopped; the state is saved. Continue with {continued_with} ({out})")
         raise typer.Exit(130) from None
-    console.print(as_rich(stage_table(run.metrics, str(out))))
+    console.print(as_rich(stage_table(Run(out).metrics, str(out))))
     console.print(f"written to {out}", highlight=False)
 
 

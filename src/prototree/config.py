@@ -55,6 +55,7 @@ class Config:
     recipe: Literal["paper", "warm"] = "paper"  # warm: for frozen features, see warm.py
     head_epochs: int = 0  # of the head as a plain classifier, in the recipe warm
     pretrain_epochs: int = 0  # of the backbone as a plain classifier: one without weights, or (at lr_trunk) with
+    start: str = ""  # a run whose tree learns on, its prototypes where they are; in the recipe warm
     # soft labels
     teacher: str = ""  # a run, a tree or a timm classifier file
     teacher_weight: float = 0.7  # its share in the targets
@@ -82,6 +83,8 @@ class Config:
             self._check_warm()
         elif not self.epochs:
             raise ConfigError("expected at least one epoch for --recipe paper, got 0")
+        elif self.start:
+            raise ConfigError("only the recipe 'warm' lets a tree learn on with its prototypes where they are")
 
     def _check_warm(self) -> None:
         """What the recipe builds on: a frozen backbone, cached maps, a wide head, prototypes of one patch."""

@@ -29,6 +29,7 @@ from prototree.checkpoint import read_json, write_file
 from prototree.data import ImageData, open_data
 from prototree.data.loading import ViewDataset
 from prototree.data.samples import Sample
+from prototree.data.views import CORNER_MARGIN
 from prototree.edits import Ban, Edit, History, read_history
 from prototree.errors import DataError, MendError
 from prototree.evaluation import evaluate_all
@@ -55,10 +56,17 @@ class Session:
     """A run being mended. Calls may come from several threads; each change is complete and saved, or did not happen."""
 
     def __init__(
-        self, run: Run, data: ImageData, bench: Bench, held_back: StoredMaps | None, work: Path, feedback_name: str
+        self,
+        run: Run,
+        data: ImageData,
+        bench: Bench,
+        held_back: StoredMaps | None,
+        work: Path,
+        feedback_name: str,
+        source: str,
     ) -> None:
         self.run, self.data, self.bench, self.held_back = run, data, bench, held_back
-        self.work, self.feedback_name = work, feedback_name
+        self.work, self.feedback_name, self.source = work, feedback_name, source  # source: what the data was opened by
         self._lock = threading.RLock()
         self._states: OrderedDict[tuple[Edit, ...], State] = OrderedDict()
         history = read_history(work / HISTORY, _origin(bench.tree))
@@ -107,7 +115,7 @@ class Session:
         with self._lock:
             standing = self.standing
             standing.history.expect(revision)
-            folder = Path(out) if out is not None else self._free_name()
+            folder = Path(out) if out is not None else self.free_name("mended")
             if folder.exists():
                 raise MendError(f"expected a new folder to save to, but {folder} exists; choose another name")
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -145,9 +153,10 @@ class Session:
             self._states.popitem(last=False)
         return state
 
-    def _free_name(self) -> Path:
+    def free_name(self, kind: str) -> Path:
+        """A folder beside the run that does not exist yet."""
         folder = self.run.folder.resolve()
-        names = (folder.with_name(f"{folder.name}-mended-{number}") for number in range(1, 10_000))
+        names = (folder.with_name(f"{folder.name}-{kind}-{number}") for number in range(1, 10_000))
         return next(name for name in names if not name.exists())
 
     def _write(self, folder: Path, standing: Standing) -> None:
@@ -182,7 +191,7 @@ class Session:
         }
         _write_json(folder / MENDING, mending)
         content = {
-            "source": self.run.metrics.get("source", str(self.data.root)),
+            "source": self.source,
             "version": 1,
             "data": {"kind": self.data.kind, "train": len(self.data.train), "test": len(judged_on)},
             "classes": list(self.data.class_names),
@@ -226,18 +235,20 @@ def open_session(
     def stored(dataset: ViewDataset) -> StoredMaps:
         return store_maps(tree, dataset, folder / "maps", tick)
 
+    # The views that the run's own prototypes come from.
+    margin = CORNER_MARGIN if (run.folder / "config.toml").exists() and run.config.recipe == "warm" else 0.0
     mended = read_json(run.folder / MENDING) if (run.folder / MENDING).exists() else {}
     bench = Bench(
         tree,
         images.root,
-        stored(training_set(images, tree)),
+        stored(training_set(images, tree, margin)),
         stored(photo_set(feedback, tree)),
         constrain_classes=run.config.constrain_classes if (run.folder / "config.toml").exists() else True,
         banned=tuple(ban for ban in map(edits.from_json, mended.get("banned", ())) if isinstance(ban, Ban)),
         notes={node: text for node, text in run.notes.items() if 0 <= node < tree.topology.n_nodes},
     )
     unseen = stored(photo_set(held_back, tree)) if held_back else None
-    return Session(run, images, bench, unseen, folder, name)
+    return Session(run, images, bench, unseen, folder, name, str(source))
 
 
 def _halves(samples: Sequence[Sample]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:

@@ -45,9 +45,11 @@ from prototree.teacher import open_teacher, teach
 from prototree.topology import Topology
 from prototree.train import ClassifierObjective, Cosine, Schedule, SoftTargets, TreeObjective, train
 from prototree.warm import (
+    SHARE_ON,
     AnchoredObjective,
     HeadObjective,
     calibrate,
+    given,
     grow,
     head_epochs,
     some_maps,
@@ -166,7 +168,8 @@ class Work:
         return tree
 
     def _train_warm(self) -> ProtoTree:
-        config, features = self.config, self.features()
+        config, given_tree = self.config, Run(Path(self.config.start)).tree() if self.config.start else None
+        features = self.features() if given_tree is None else self._fresh_head(given_tree.features.backbone.unsplit())
         plain = self._cache(features.backbone, self._source_set(features.backbone.preprocessing))
         cache = plain
         if config.cache_views > 2:
@@ -175,24 +178,32 @@ class Work:
         batches = CachedBatches(cache, config.batch_size, shuffle=True, seed=config.seed)
         maps, labels = some_maps(sources)
         standardise(features.to("cpu"), maps)
-        epochs = config.head_epochs or head_epochs(len(cache.entries))
-        head = HeadObjective(features, self.data.n_classes, epochs, batches.n_batches)
-        self.observer.stage(f"training the head as a plain classifier for {epochs} epochs")
-        train(head, batches, epochs, self._options("head"), self.observer)
-        targets = SoftTargets(head.probs(batches, config.temperature), config.teacher_weight)
-        generator = torch.Generator().manual_seed(derived_seed("grow", config.seed))
-        features.to("cpu")  # where the maps are; it takes seconds
-        calibrate(features, maps[:: max(1, len(maps) // 200)], generator)
-        start = grow(features, maps, labels, generator)
-        tree = ProtoTree(start.topology, features, self.data.class_names)
-        epochs = config.epochs or tree_epochs(len(cache.entries))
-        schedule = dataclasses.replace(_schedule(config), epochs=epochs)
+        targets = self._taught(features, batches)
+        epochs = tree_epochs(len(cache.entries), SHARE_ON if given_tree else 1.0)
+        if given_tree is None:
+            generator = torch.Generator().manual_seed(derived_seed("grow", config.seed))
+            features.to("cpu")  # where the maps are; it takes seconds
+            calibrate(features, maps[:: max(1, len(maps) // 200)], generator)
+            start = grow(features, maps, labels, generator)
+            tree = ProtoTree(start.topology, features, self.data.class_names)
+        else:
+            tree, start = given_tree, given(given_tree, sources, self.data.root)
+        schedule = dataclasses.replace(_schedule(config), epochs=config.epochs or epochs)
         objective = AnchoredObjective(tree, batches, schedule, targets, start, sources)
-        self.observer.stage(f"training {tree.topology.n_nodes} prototypes for {epochs} epochs")
-        train(objective, batches, epochs, self._options("last"), self.observer)
+        self.observer.stage(f"training {tree.topology.n_nodes} prototypes for {schedule.epochs} epochs")
+        train(objective, batches, schedule.epochs, self._options("last"), self.observer)
         objective.settle()
         refit_leaves(tree, objective.sweep_labels, n_sweeps=3)
         return tree
+
+    def _taught(self, features: FeatureExtractor, batches: CachedBatches) -> SoftTargets:
+        """What the head, trained as a plain classifier, says of every view."""
+        config = self.config
+        epochs = config.head_epochs or head_epochs(len(batches.entries))
+        head = HeadObjective(features, self.data.n_classes, epochs, batches.n_batches)
+        self.observer.stage(f"training the head as a plain classifier for {epochs} epochs")
+        train(head, batches, epochs, self._options("head"), self.observer)
+        return SoftTargets(head.probs(batches, config.temperature), config.teacher_weight)
 
     def prune(self) -> Pruned:
         """§5.1."""
@@ -318,7 +329,10 @@ class Work:
         backbone.preprocessing = preprocessing
         if config.pretrain_epochs:
             self._pretrain(backbone)
-        return FeatureExtractor(backbone, config.depth, config.head_width)
+        return self._fresh_head(backbone)
+
+    def _fresh_head(self, backbone: Backbone) -> FeatureExtractor:
+        return FeatureExtractor(backbone, self.config.depth, self.config.head_width)
 
     def _training_set(self, preprocessing: Preprocessing) -> ViewDataset:
         """Every training view, augmented."""

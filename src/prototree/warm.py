@@ -14,6 +14,7 @@ L leaves, K classes, M photos looked at.
 import math
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,9 @@ from torch.nn.functional import cross_entropy, dropout, one_hot, relu
 from prototree.backbone import FeatureExtractor, WideHead
 from prototree.batches import Batches, CachedBatches, Inputs, maps_of
 from prototree.clustering import ward_groups
+from prototree.data.samples import name_in
 from prototree.engine import Group, Objective
+from prototree.errors import DataError
 from prototree.leaf_training import Visit
 from prototree.model import ProtoTree
 from prototree.patches import nearest_patches
@@ -46,6 +49,7 @@ MEAN_PATH = 9.0  # decisions on the way to a leaf that the hierarchy may take on
 MARGIN_WEIGHT = 0.1
 NEAR, FAR = 0.5, 1.0  # distances asked for at right and left turns to the own class; a similarity of ½ is at 0.69
 MEDOID_EPOCHS = (0.1, 0.2)  # shares of the training after which sources move to the middle of what they stand for
+SHARE_ON = 0.25  # of the training's length, where a tree is given that learns on
 MAX_NUMBERS = 2e8  # of feature maps held in memory while choosing
 
 
@@ -109,6 +113,7 @@ class Start:
     topology: Topology
     leaf_class: Int[Tensor, " L"]
     anchors: Float[Tensor, "N C 1 1"]  # in the backbone's map
+    is_given: bool = False  # whether the patches are to stay as someone chose them
 
 
 class AnchoredObjective(TreeObjective):
@@ -127,8 +132,10 @@ class AnchoredObjective(TreeObjective):
     ) -> None:
         super().__init__(tree, batches, schedule, targets=targets)
         tree.prototypes.requires_grad_(False)
+        tree.leaf_logits.requires_grad_(False)
         tree.leaf_logits.copy_(one_hot(start.leaf_class, tree.n_classes) * (len(batches.entries) / tree.n_classes))
         self.register_buffer("anchors", start.anchors)
+        self._moves = () if start.is_given else MEDOID_EPOCHS
         self._sources = sources
         self._turns = Turns.of(tree)
         self._pace = Cosine(schedule.epochs, batches.n_batches)
@@ -165,7 +172,7 @@ class AnchoredObjective(TreeObjective):
             visit(self.tree.route(z), labels)
 
     def end_epoch(self, epoch: int) -> None:
-        if epoch + 1 in {round(share * self._schedule.epochs) for share in MEDOID_EPOCHS}:
+        if epoch + 1 in {round(share * self._schedule.epochs) for share in self._moves}:
             self._move_to_medoids()
 
     @torch.no_grad()
@@ -280,6 +287,23 @@ def grow(
     chosen = torch.tensor(planter.chosen)[nodes]
     anchors = maps.flatten(2)[photo[chosen], :, patch[chosen]][:, :, None, None]
     return Start(topology, torch.tensor(planter.leaf_class)[leaf_ids], anchors)
+
+
+def given(tree: ProtoTree, sources: CachedBatches, root: Path) -> Start:
+    """A tree whose prototypes are patches already: the head learns on, and they stay those patches.
+
+    Only the patch of a photo that is nearest to a prototype learns from it, so the head learns to tell what is like the
+    chosen patch, not what happens to be beside it.
+    """
+    place = {(name_in(root, entry.sample.path), entry.view.name): i for i, entry in enumerate(sources.entries)}
+    anchors = []
+    for node, source in enumerate(tree.sources):
+        if source is None or (source.image, source.view) not in place:
+            found = "is no patch of a photo" if source is None else f"comes from {source.image}, {source.view}"
+            raise DataError(f"expected every prototype to be a patch of a training photo, but number {node} {found}")
+        seen = sources.inputs([place[source.image, source.view]]).values
+        anchors.append(seen[0, :, *source.patch, None, None])
+    return Start(tree.topology, tree.leaf_logits.argmax(dim=1), torch.stack(anchors), is_given=True)
 
 
 def hierarchy(means: Float[ndarray, "K D"]) -> Part:
@@ -410,9 +434,9 @@ def head_epochs(n_entries: int) -> int:
     return _epochs(HEAD_VIEWS, n_entries)
 
 
-def tree_epochs(n_entries: int) -> int:
-    """How often the tree sees everything."""
-    return _epochs(TREE_VIEWS, n_entries)
+def tree_epochs(n_entries: int, share: float = 1.0) -> int:
+    """How often the tree sees everything, or for a share of that."""
+    return max(1, round(share * _epochs(TREE_VIEWS, n_entries)))
 
 
 def wide_head(features: FeatureExtractor) -> WideHead:

@@ -388,11 +388,11 @@ def spliced(
     return Topology.from_children(left, right, root=kept if node == 0 else 0)
 
 
-def training_set(data: ImageData, tree: ProtoTree) -> ViewDataset:
+def training_set(data: ImageData, tree: ProtoTree, margin: float = 0.0) -> ViewDataset:
     """The views of training photos that prototypes may come from, and the whole photos, on which leaves are fitted."""
 
     def views(sample: Sample) -> tuple[View, ...]:
-        own = projection_views(sample, data.kind)
+        own = projection_views(sample, data.kind, margin=margin)
         return own if FULL in own else (*own, FULL)
 
     return ViewDataset(data.train, views, tree.preprocessing)

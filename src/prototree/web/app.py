@@ -68,6 +68,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        service.learner.close()
         for queue in queues:
             queue.close()
 
@@ -195,6 +196,16 @@ def _add_mending(app: FastAPI, service: Service, mending: Queue) -> None:
     async def save(question: shapes.RevisionQuestion) -> shapes.SavedShape:
         """Makes a new run beside the original, which stays as it is."""
         return await _in_turn(mending, partial(service.save, question.revision))  # type: ignore[no-any-return]
+
+    @app.post("/api/mending/learning", tags=["mend"], responses=_refusals(409, 503))
+    async def learn(question: shapes.RevisionQuestion) -> shapes.LearningShape:
+        """Saves the tree, and lets the network learn on with it, in a new run; takes minutes."""
+        return await _in_turn(mending, partial(service.learner.start, question.revision))  # type: ignore[no-any-return]
+
+    @app.get("/api/mending/learning", tags=["mend"], responses=_refusals(503))
+    async def learning() -> shapes.LearningShape:
+        """How far that is."""
+        return await _in_turn(mending, service.learner.status)  # type: ignore[no-any-return]
 
 
 def _add_pictures(app: FastAPI, service: Service, drawing: Queue) -> None:

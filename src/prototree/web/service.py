@@ -19,8 +19,10 @@ from prototree.explain import PrototypePictures, explain_image
 from prototree.explanations import TreeExplanation
 from prototree.mending import MENDING, Session, Standing
 from prototree.pictures import open_photo
+from prototree.relearning import learns_on
 from prototree.web import shapes
 from prototree.web.gallery import PICTURE_SIDE, Gallery
+from prototree.web.learning import Learner
 from prototree.web.results import NotFoundError, Results, result_of
 from prototree.web.tree_view import TreeView
 from prototree.web.words import sentences
@@ -41,7 +43,7 @@ class Service:
     """Everything the app can be asked."""
 
     def __init__(self, session: Session) -> None:
-        self.session, self.results = session, Results()
+        self.session, self.results, self.learner = session, Results(), Learner(session)
         bench, data = session.bench, session.data
         self.title, self.classes = session.run.folder.resolve().name, data.class_names
         self.gallery = Gallery(bench, data)
@@ -61,6 +63,7 @@ class Service:
             feedback_photos=self.gallery.count("feedback"),
             feedback=session.feedback_name,
             held_back=len(session.held_back or ()),
+            learns_on=learns_on(session.run),
         )
 
     # ---- the tree

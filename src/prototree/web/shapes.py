@@ -43,6 +43,7 @@ class RunShape(Shape):
     feedback_photos: int
     feedback: str
     held_back: int
+    learns_on: bool  # whether the network can be trained on with the mended tree
 
 
 class Photo(Shape):
@@ -276,3 +277,16 @@ class SavedShape(Shape):
     photos: str
     before: dict[str, float]
     after: dict[str, float]
+
+
+class LearningShape(Shape):
+    """Whether the network is learning on, and the shares of right answers (most likely path) when it is done."""
+
+    state: Literal["idle", "learning", "done", "failed"]
+    run: str = ""
+    seconds: int = 0
+    says: str = ""
+    photos: str = ""
+    original: float | None = None
+    mended: float | None = None
+    learned: float | None = None

@@ -38,6 +38,7 @@
     if (!standing.done.length && !standing.undone.length) $("history").replaceChildren(make("li", { class: "quiet", text: "Nothing changed yet." }));
     $("undo").disabled = !standing.done.length;
     $("redo").disabled = !standing.undone.length;
+    if ($("learn")) $("learn").disabled = !standing.done.length || $("learning").dataset.state === "learning";
     document.documentElement.dataset.revision = standing.revision;
   }
 
@@ -86,6 +87,34 @@
       changing = false;
     }
   });
+
+  // ---- learning on ----------------------------------------------------------------------------------------------
+
+  function showLearning(job) {
+    const minutes = `${Math.floor(job.seconds / 60)}:${String(job.seconds % 60).padStart(2, "0")}`;
+    const words = {
+      learning: () => `Learning for ${minutes} min … ${job.says}`,
+      failed: () => `It did not work: ${job.says}`,
+      done: () => `Done in ${minutes} min: “${job.run}”. On ${job.photos}, by the most likely path: ${percent(job.original)} right before mending, ${percent(job.mended)} mended, ${percent(job.learned)} after learning. Open it with: prototree serve ${job.run}`,
+    }[job.state];
+    if (words) $("learning").textContent = words();
+    $("learning").dataset.state = job.state;
+    $("learning").classList.toggle("quiet", job.state === "idle");
+    $("learn").disabled = job.state === "learning" || !standing?.done.length;
+    if (job.state === "learning") setTimeout(askLearning, 1000);
+  }
+  const askLearning = () => fetch("/api/mending/learning").then((answer) => (answer.ok ? answer.json() : Promise.reject())).then(showLearning).catch(() => setTimeout(askLearning, 5000));
+  if ($("learn")) $("learn").addEventListener("click", async () => {
+    if (changing || !standing) return;
+    $("learn").disabled = true;
+    try {
+      showLearning(await post("/api/mending/learning", { revision: standing.revision }));
+    } catch (error) {
+      say(error.message, true);
+      $("learn").disabled = false;
+    }
+  });
+
   document.addEventListener("keydown", (event) => {
     if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z" || event.target.closest("input, select, textarea")) return;
     event.preventDefault();
@@ -201,5 +230,5 @@
     return Promise.all([loadCandidates(), loadPhotos()]);
   }
 
-  Promise.all([refresh(), node === null ? null : setUpNode()]).then(() => { document.documentElement.dataset.ready = "yes"; }).catch((error) => say(error.message, true));
+  Promise.all([refresh().then(() => ($("learn") ? askLearning() : null)), node === null ? null : setUpNode()]).then(() => { document.documentElement.dataset.ready = "yes"; }).catch((error) => say(error.message, true));
 })();

@@ -1,0 +1,104 @@
+"""The network learns on with the mended tree, in a process of its own, one at a time; the page asks how far it is."""
+
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from prototree.checkpoint import read_json
+from prototree.errors import ConflictError
+from prototree.mending import MENDING, Session
+from prototree.relearning import check_recipe
+from prototree.stages import Run
+from prototree.web.shapes import LearningShape
+
+_TAIL = 4096  # bytes of the process's words that are looked at
+_MAX_WORDS = 300
+
+
+@dataclass(frozen=True)
+class _Job:
+    process: subprocess.Popen[bytes]
+    mended: Run
+    out: Path
+    log: Path
+    began: float
+
+
+class Learner:
+    """At most one process that learns; it ends with the server."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._lock = session, threading.Lock()
+        self._job: _Job | None = None
+        self._ended: LearningShape | None = None
+
+    def start(self, revision: int) -> LearningShape:
+        """Saves the tree as it is, and lets the network learn with it."""
+        session = self._session
+        check_recipe(session.run)
+        with self._lock:
+            if self._job is not None and self._ended is None and self._job.process.poll() is None:
+                raise ConflictError("the network is learning already; wait until it is done")
+            mended, out = session.save(revision=revision), session.free_name("relearned")
+            log = session.work / "learning.log"
+            command = [sys.executable, "-m", "prototree", "relearn", str(mended.folder), "--out", str(out)]
+            with open(log, "wb") as words:
+                process = subprocess.Popen(
+                    [*command, "--data", session.source], stdin=subprocess.DEVNULL, stdout=words, stderr=words
+                )
+            self._job, self._ended = _Job(process, mended, out, log, time.monotonic()), None
+        return self.status()
+
+    def status(self) -> LearningShape:
+        """How far it is, or how it ended."""
+        with self._lock:
+            if self._ended is not None:
+                return self._ended
+            job = self._job
+            if job is None:
+                return LearningShape(state="idle")
+            code = job.process.poll()
+            found = LearningShape(
+                state="learning" if code is None else "failed" if code else "done",
+                run=job.out.name,
+                seconds=round(time.monotonic() - job.began),
+                says=_last_words(job.log),
+            )
+            if code is None:
+                return found
+            self._ended = found if code else found.model_copy(update=self._judged(job))
+            return self._ended
+
+    def close(self) -> None:
+        """Ends the process, if there is one; what it has learned is saved and can be continued."""
+        with self._lock:
+            if self._job is not None and self._job.process.poll() is None:
+                self._job.process.terminate()
+                try:
+                    self._job.process.wait(timeout=30)
+                except subprocess.TimeoutExpired:
+                    self._job.process.kill()
+
+    def _judged(self, job: _Job) -> dict[str, object]:
+        """Right answers of the original, the mended and the learned tree on photos that no feedback came from."""
+        bench, maps = self._session.bench, self._session.held_back or self._session.bench.feedback
+        judged = read_json(job.mended.folder / MENDING)["judged"]
+        wrong = {mistake["image"] for mistake in read_json(job.out / "mistakes.json")["images"]}
+        names = [bench.name(entry.sample) for entry in maps.entries]
+        return {
+            "photos": judged["photos"],
+            "original": judged["before"]["max_path"],
+            "mended": judged["after"]["max_path"],
+            "learned": sum(name not in wrong for name in names) / len(names),
+        }
+
+
+def _last_words(log: Path) -> str:
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL))
+        text = file.read().decode(errors="replace")
+    lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    return "".join(c for c in lines[-1] if c.isprintable())[:_MAX_WORDS] if lines else ""
