@@ -200,7 +200,9 @@ def ensemble(
 
     with Display(console) as display:
         found = combine(runs, data=data, observer=display).to_json()
-    console.print(as_rich(vote_table(found, [str(run) for run in runs])))
+    names = [run.resolve().name for run in runs]
+    short = len(set(names)) == len(names)  # a long path would be cut off in the table
+    console.print(as_rich(vote_table(found, names if short else [str(run) for run in runs])))
     if out is not None:
         write_file(out, json.dumps({"runs": [str(run) for run in runs], **found}, indent=1).encode())
 
