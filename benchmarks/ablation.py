@@ -9,7 +9,6 @@ not done again; the frozen trunk runs once for all rows that see the same views.
 
 import argparse
 import dataclasses
-import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prototree import warm
+from prototree.batches import link_caches
 from prototree.data import ImageData, Sample, open_data
 from prototree.run import Run, fit
 
@@ -89,20 +89,11 @@ def one_run(data: ImageData, out: Path, name: str, seed: int, fold: int) -> Run:
     run = Run(folder)
     if "evaluate" not in run.metrics.get("seconds", {}):
         changes = ROWS[name]
-        share_caches(out, folder)
+        link_caches(sorted(out.glob("*/cache")), folder / "cache")
         settings = {key: value for key, value in changes.items() if not key.isupper()}
         with constants({key: value for key, value in changes.items() if key.isupper()}):
             fit(data, folder, settings={**settings, "seed": seed}, resume=True)
     return run
-
-
-def share_caches(out: Path, folder: Path) -> None:
-    """Links the caches of all earlier runs: their names say what they hold, so that only a fitting one is used."""
-    (folder / "cache").mkdir(parents=True, exist_ok=True)
-    for pattern in ("*.f16", "*.json"):  # the description last: a cache without one is not used
-        for file in sorted(out.glob(f"*/cache/{pattern}")):
-            if not (folder / "cache" / file.name).exists():
-                os.link(file, folder / "cache" / file.name)
 
 
 @contextmanager

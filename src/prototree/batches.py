@@ -6,6 +6,7 @@ that went into it (trunk weights, preprocessing, augmentation, photos), so that 
 name only when it is complete.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -194,6 +195,15 @@ def cache_borders(
         raise CheckpointError(f"the cache {path} is damaged; delete {description} to compute it again")
     rows = np.memmap(path, dtype=np.float16, mode="r", shape=shape)
     return BorderCache((rows,), dataset.entries, frozenset(unreadable))
+
+
+def link_caches(caches: Sequence[Path], folder: Path) -> None:
+    """Lends a run the maps of others; a cache's name says what it holds, so that only a fitting one is used."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for pattern in ("*.f16", "*.json"):  # the description last: a cache without one is not used
+        for file in (file for cache in caches for file in sorted(cache.glob(pattern))):
+            with contextlib.suppress(OSError):  # it is there already, or on another disk
+                os.link(file, folder / file.name)
 
 
 def _write_borders(

@@ -9,12 +9,12 @@ them.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from prototree.batches import link_caches
 from prototree.checkpoint import read_json, write_file
 from prototree.errors import ConfigError, DataError
 from prototree.mending import MENDING, NOTES
@@ -63,16 +63,9 @@ def _expect_free(out: Path, start: str) -> None:
 
 
 def _link_caches(run: Run, out: Path) -> None:
-    """The trunk's maps of the run and of the one it was mended from; their names say what they hold."""
-    (out / "cache").mkdir(parents=True, exist_ok=True)
-    mended_from = Path(_mending(run).get("from", "")).name
-    for folder in (run.folder, run.folder.resolve().parent / mended_from):
-        for pattern in ("*.f16", "*.json"):  # the description last: a cache without one is not used
-            for file in sorted((folder / "cache").glob(pattern)):
-                try:
-                    os.link(file, out / "cache" / file.name)
-                except OSError:  # it is there, or on another disk
-                    continue
+    """The trunk's maps of the run and of the one beside it that it was mended from."""
+    mended_from = run.folder.resolve().with_name(Path(str(_mending(run).get("from", ""))).name or run.folder.name)
+    link_caches([run.folder / "cache", mended_from / "cache"], out / "cache")
 
 
 def _carry_over(run: Run, learned: Run) -> None:
