@@ -1,6 +1,7 @@
 """Contract 6, second part: the same seed gives the same weights, and a continued run those of an uninterrupted one."""
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -133,10 +134,21 @@ def test_a_finished_run_is_not_trained_again(tiny_backbone: Backbone, batches: M
     assert batches.served == served
 
 
-def test_other_settings_do_not_continue_a_state(tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path) -> None:
-    run(tiny_backbone, batches, Options(folder=tmp_path / "last", identity="a"))
-    with pytest.raises(CheckpointError, match=r"other settings or data.*Then: a\. Now: b"):
-        run(tiny_backbone, batches, Options(folder=tmp_path / "last", identity="b", resume=True))
+@pytest.mark.parametrize(
+    ("then", "now", "words"),
+    [
+        ("a", "b", "a then, b now"),
+        ("1", "2", "1 then, 2 now"),
+        ('{"seed": 1, "depth": 8}', '{"seed": 2, "depth": 8}', "seed 1 then, 2 now"),
+        ("{}", '{"depth": 8}', "depth 'not there' then, 8 now"),
+    ],
+)
+def test_other_settings_do_not_continue_a_state(
+    tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path, then: str, now: str, words: str
+) -> None:
+    run(tiny_backbone, batches, Options(folder=tmp_path / "last", identity=then))
+    with pytest.raises(CheckpointError, match=re.escape(f"other settings or data ({words})")):
+        run(tiny_backbone, batches, Options(folder=tmp_path / "last", identity=now, resume=True))
 
 
 def test_a_loss_that_is_no_number_stops_with_the_last_good_state(

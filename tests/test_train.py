@@ -8,7 +8,7 @@ from prototree.leaf_training import LEAF_TRAINERS
 from prototree.leaves import class_log_probs, leaf_counts
 from prototree.model import ProtoTree
 from prototree.topology import Topology
-from prototree.train import ClassifierObjective, Cosine, Schedule, SoftTargets, TreeObjective
+from prototree.train import ClassifierObjective, Cosine, Schedule, SoftTargets, TreeObjective, go_back
 from tiny_training import MapBatches
 
 
@@ -123,3 +123,19 @@ def test_pretraining_as_a_plain_classifier_learns() -> None:
     photos.maps[torch.arange(30), photos.labels] += 1
     rows = Loop(ClassifierObjective(backbone, 3, Cosine(5, photos.n_batches), 1e-3), photos, 5, Options()).run()
     assert rows[-1].accuracy > 0.9
+
+
+def test_a_tuned_network_ends_half_way() -> None:
+    torch.manual_seed(0)
+    backbone = Backbone("resnet18", None, image_size=32, level=-3)
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    images = torch.rand(4, 3, 32, 32)
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.add_(1.0)
+    backbone.train()(images)  # moves the statistics of batch norm, and counts
+    tuned = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    go_back(backbone, before)
+    for name, tensor in backbone.state_dict().items():
+        expected = (before[name] + tuned[name]) / 2 if tensor.is_floating_point() else tuned[name]
+        torch.testing.assert_close(tensor, expected)

@@ -8,6 +8,7 @@ what else the loop remembers is in the state.
 import contextlib
 import csv
 import io
+import json
 import logging
 import signal
 import threading
@@ -251,9 +252,10 @@ class Loop:
     def _restore(self, folder: Path) -> None:
         header, tensors = read_state(folder, STATE)
         if header.get("identity") != self._options.identity:
+            differences = _differences(str(header.get("identity")), self._options.identity)
             raise CheckpointError(
-                f"{folder} was trained with other settings or data; continue it with the same, or choose another "
-                f"folder. Then: {header.get('identity')}. Now: {self._options.identity}"
+                f"{folder} was trained with other settings or data ({differences}); continue it with the same, or "
+                "choose another folder"
             )
         try:
             self.objective.load_state_dict({k[6:]: t for k, t in tensors.items() if k.startswith("model.")})
@@ -281,6 +283,16 @@ class Loop:
             f"training stopped in epoch {self._epoch + 1}, batch {self._batch + 1}: {what}. Learning rates {rates}; "
             f"largest weight {biggest[0]:.3g} in {biggest[1]}; {kept}. Lower the learning rates and resume"
         )
+
+
+def _differences(then: str, now: str) -> str:
+    """What differs between two identities, which may be JSON."""
+    try:
+        old, new = dict(json.loads(then)), dict(json.loads(now))
+    except (TypeError, ValueError):
+        return f"{then[:200]} then, {now[:200]} now"
+    keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+    return "; ".join(f"{key} {old.get(key, 'not there')!r} then, {new.get(key, 'not there')!r} now" for key in keys)
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ from prototree.pruning import Pruned, prune
 from prototree.tables import blame_table, class_table, detail_table, mistake_table, stage_table
 from prototree.teacher import open_teacher, teach
 from prototree.topology import Topology
-from prototree.train import ClassifierObjective, Cosine, Schedule, SoftTargets, TreeObjective, train
+from prototree.train import ClassifierObjective, Cosine, Schedule, SoftTargets, TreeObjective, go_back, train
 from prototree.warm import (
     SHARE_ON,
     AnchoredObjective,
@@ -404,9 +404,12 @@ class Work:
         photos = self._photos(self._pretraining_set(backbone.preprocessing), shuffle=True)
         # What was learned elsewhere is not to be lost.
         backbone_rate = config.lr_trunk if backbone.weights else None
+        before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
         pace = Cosine(config.pretrain_epochs, photos.n_batches)
         objective = ClassifierObjective(backbone, self.data.n_classes, pace, config.lr_tail, backbone_rate)
         train(objective, photos, config.pretrain_epochs, self._options("pretrained"), self.observer)
+        if backbone.weights:
+            go_back(backbone, before)
 
     def _soft_targets(self) -> SoftTargets | None:
         config = self.config

@@ -1,7 +1,7 @@
 """Algorithm 1: what is learned by gradients, at which rates, beside the leaves (§4, Table S2)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from prototree.model import ProtoTree, Routed
 
 WARM_UP = 50  # steps in which a rate that will fall with a cosine rises, at the most a tenth of all
 LABEL_SMOOTHING = 0.1  # of classifiers
+TUNED_SHARE = 0.5  # of the way that tuning moved a pretrained network (Wortsman et al., CVPR 2022)
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,14 @@ class ClassifierObjective(Objective):
     def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
         losses = cross_entropy(outputs, inputs.labels, reduction="none", label_smoothing=LABEL_SMOOTHING)
         return losses, (outputs.argmax(dim=1) == inputs.labels).float()
+
+
+@torch.no_grad()
+def go_back(backbone: Backbone, before: Mapping[str, Tensor]) -> None:
+    """Leaves a tuned network between where it began and where it ended: it forgets less of what it knew."""
+    for name, tensor in backbone.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.lerp_(before[name].to(tensor.device), 1 - TUNED_SHARE)
 
 
 def train(
