@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from tiny_mending import content_of, tiny_run
+from tiny_training import TINY_WARM, write_squares
 
 pytest.importorskip("fastapi", reason="needs the extra 'serve'")
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+from prototree.run import fit  # noqa: E402
 from prototree.stages import Run  # noqa: E402
 from web_server import Running, serving  # noqa: E402
 
@@ -218,3 +220,26 @@ def test_pages_fit_their_width(page: "sync_api.Page", path: str) -> None:
     page.goto(path)
     page.wait_for_load_state("networkidle")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_network_learns_on_at_a_click(browser: "sync_api.Browser", tmp_path: Path) -> None:
+    photos = write_squares(tmp_path / "squares", train=4, test=4)
+    run = fit(photos, tmp_path / "run", settings=TINY_WARM | {"head_epochs": 2, "epochs": 2})
+    with serving(run.folder, cache=tmp_path) as server:
+        page = browser.new_page(base_url=server.address)
+        page.goto("/mend/0")
+        ready(page)
+        learn, told = page.get_by_role("button", name="Let the network learn"), page.locator("#learning")
+        assert learn.is_disabled(), "there is nothing to learn from before the first edit"
+        page.fill("#note", "square")
+        page.get_by_role("button", name="Keep", exact=True).click()
+        after(page, 1)
+        learn.click()
+        page.locator("#learning[data-state=learning]").wait_for()
+        assert learn.is_disabled()
+        page.reload()  # whoever comes back finds it going on, or done
+        page.locator("#learning[data-state=done]").wait_for(timeout=240_000)
+        assert "run-relearned-1" in told.inner_text()
+        assert re.search(r"[\d.]+ % after learning", told.inner_text())
+        page.close()
+    assert Run(tmp_path / "run-relearned-1").notes == {0: "square"}
