@@ -1,6 +1,5 @@
 """The benchmark that re-runs the ablation: what it holds out, what it changes, and that rows share their features."""
 
-import dataclasses
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -61,7 +60,7 @@ def test_rows_share_the_cache_and_finished_runs_stay(
     ablation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ablation, "ROWS", {"the recipe": QUICK, "no margin": {**QUICK, "MARGIN_WEIGHT": 0.0}})
-    data = dataclasses.replace(ablation.held_out(open_data(write_squares(tmp_path / "data", train=5)), 0))
+    data = ablation.held_out(open_data(write_squares(tmp_path / "data", train=5)), 0)
     weight = warm.MARGIN_WEIGHT
     runs = [ablation.one_run(data, tmp_path / "out", name, 0, 0) for name in ablation.ROWS]
     assert weight == warm.MARGIN_WEIGHT

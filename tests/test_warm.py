@@ -190,7 +190,10 @@ def test_a_pretrained_backbone_is_tuned_at_its_own_rate(tmp_path: Path) -> None:
     moved = []
     for rate in (0.0, 1e-4, 1e-2):
         run = fit(photos, tmp_path / f"{rate}", settings=settings | {"lr_trunk": rate}, stages=["train"])
-        moved.append((run.tree().features.backbone.net.conv1.weight - before).abs().mean().item())
+        now = run.tree().features.backbone.net.conv1.weight
+        tuned = checkpoint.read_state(run.folder / "pretrained", "state.json")[1]["model.backbone.net.conv1.weight"]
+        torch.testing.assert_close(now, (before + tuned) / 2, msg="half way back")
+        moved.append((now - before).abs().mean().item())
     assert moved[0] == 0
     assert 0 < moved[1] < 2e-3
     assert moved[2] > 5 * moved[1]

@@ -45,6 +45,9 @@ def test_learning_makes_a_new_run_and_is_judged_on_photos_kept_back(run: Run, tm
             assert time.monotonic() < deadline, job
             time.sleep(0.2)
         assert job["state"] == "done", job
+        assert Path(job["folder"]).samefile(run.folder.parent / job["run"]), (
+            "the command that opens it is right from here"
+        )
     assert content_of(run.folder) == before
     learned = Run(run.folder.parent / job["run"])
     source = learned.tree().sources[0]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,6 +44,12 @@ class Strategy(StrEnum):
 
 
 _SETTINGS = "Any setting can be given as --NAME VALUE: " + ", ".join(f"--{key.replace('_', '-')}" for key in KEYS) + "."
+_command_with_settings = partial(
+    app.command,
+    epilog=_SETTINGS,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    no_args_is_help=True,
+)
 
 
 def main() -> None:
@@ -71,9 +78,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-@app.command(
-    epilog=_SETTINGS, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, no_args_is_help=True
-)
+@_command_with_settings()
 def train(
     context: typer.Context,
     data: DataArgument,
@@ -100,9 +105,7 @@ def train(
         )
 
 
-@app.command(
-    epilog=_SETTINGS, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, no_args_is_help=True
-)
+@_command_with_settings()
 def relearn(
     context: typer.Context,
     run: RunArgument,
@@ -207,9 +210,7 @@ def ensemble(
         write_file(out, json.dumps({"runs": [str(run) for run in runs], **found}, indent=1).encode())
 
 
-@app.command(
-    epilog=_SETTINGS, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, no_args_is_help=True
-)
+@_command_with_settings()
 def reproduce(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="cub, cars or birds.")],

@@ -26,6 +26,7 @@ from typing import Any
 from prototree import checkpoint, edits
 from prototree.batches import Tick
 from prototree.checkpoint import read_json, write_file
+from prototree.config import Config
 from prototree.data import ImageData, open_data
 from prototree.data.loading import ViewDataset
 from prototree.data.samples import Sample
@@ -215,11 +216,9 @@ def open_session(
     """
     run = run if isinstance(run, Run) else Run(Path(run))
     tree = run.tree()
-    source = data or run.metrics.get("source")
-    if source is None:
-        raise DataError(f"{run.folder} does not say which data it was made with; name it with --data")
-    test_share = run.config.test_share if (run.folder / "config.toml").exists() else 0.2
-    images = _with_classes(open_data(source, test_share=test_share), tree, str(source))
+    source = data or run.source
+    config = run.config if (run.folder / "config.toml").exists() else Config()
+    images = _with_classes(open_data(source, test_share=config.test_share), tree, str(source))
     folder = Path(work) if work is not None else _beside(run.folder)
     if folder.resolve() == run.folder.resolve():
         raise MendError(f"expected a folder for the work other than the run, got {folder}; the run is never changed")
@@ -236,14 +235,14 @@ def open_session(
         return store_maps(tree, dataset, folder / "maps", tick)
 
     # The views that the run's own prototypes come from.
-    margin = CORNER_MARGIN if (run.folder / "config.toml").exists() and run.config.recipe == "warm" else 0.0
+    margin = CORNER_MARGIN if config.recipe == "warm" else 0.0
     mended = read_json(run.folder / MENDING) if (run.folder / MENDING).exists() else {}
     bench = Bench(
         tree,
         images.root,
         stored(training_set(images, tree, margin)),
         stored(photo_set(feedback, tree)),
-        constrain_classes=run.config.constrain_classes if (run.folder / "config.toml").exists() else True,
+        constrain_classes=config.constrain_classes,
         banned=tuple(ban for ban in map(edits.from_json, mended.get("banned", ())) if isinstance(ban, Ban)),
         notes={node: text for node, text in run.notes.items() if 0 <= node < tree.topology.n_nodes},
     )

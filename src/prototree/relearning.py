@@ -16,7 +16,7 @@ from typing import Any
 
 from prototree.batches import link_caches
 from prototree.checkpoint import read_json, write_file
-from prototree.errors import ConfigError, DataError
+from prototree.errors import ConfigError
 from prototree.mending import MENDING, NOTES
 from prototree.model import PrototypeSource
 from prototree.run import existing_run, fit
@@ -34,9 +34,7 @@ def relearn(
     """A new run in which the network has learned with the tree of a mended one. An interrupted one is continued."""
     run, out = existing_run(folder), Path(out)
     check_recipe(run)
-    source = data or run.metrics.get("source")
-    if source is None:
-        raise DataError(f"{run.folder} does not say which data it was made with; name it with --data")
+    source = data or run.source
     values = asdict(run.config) | {"epochs": 0, "start": str(run.folder), "constrain_classes": False}
     _expect_free(out, str(run.folder))
     _link_caches(run, out)

@@ -122,9 +122,7 @@ def combine(
 
 def _data_of(run: Run, data: str | Path | None, config: Config) -> ImageData:
     """The data a run was made with, or other data with the same classes."""
-    source = data or run.metrics.get("source")
-    if source is None:
-        raise DataError(f"{run.folder} does not say which data it was made with; name it with --data")
+    source = data or run.source
     images = open_source(source, config)
     if images.class_names != run.tree().class_names:
         raise DataError(f"expected the classes of the run in {source}, got others; choose the data it was made with")

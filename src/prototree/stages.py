@@ -31,7 +31,7 @@ from prototree.data.loading import Entry, ViewDataset, derived_seed
 from prototree.data.samples import name_in
 from prototree.data.views import evaluation_views, projection_views, source_views, training_views, varied_views
 from prototree.engine import Listener, Options
-from prototree.errors import CheckpointError
+from prototree.errors import CheckpointError, DataError
 from prototree.evaluation import Metrics, evaluate_all
 from prototree.leaf_training import LEAF_TRAINERS, refit_leaves
 from prototree.mistakes import MistakeFinder
@@ -118,6 +118,14 @@ class Run:
         return checkpoint.read_json(path) if path.exists() else {}
 
     @property
+    def source(self) -> str:
+        """What the data that the run was made with was opened by."""
+        source = self.metrics.get("source")
+        if source is None:
+            raise DataError(f"{self.folder} does not say which data it was made with; name it with --data")
+        return str(source)
+
+    @property
     def notes(self) -> dict[int, str]:
         """The user's words about prototypes, by node: the content of notes.json."""
         path = self.folder / "notes.json"
@@ -179,7 +187,7 @@ class Work:
         maps, labels = some_maps(sources)
         standardise(features.to("cpu"), maps)
         targets = self._taught(features, batches)
-        epochs = tree_epochs(len(cache.entries), SHARE_ON if given_tree else 1.0)
+        epochs = tree_epochs(len(cache.entries), 1.0 if given_tree is None else SHARE_ON)
         if given_tree is None:
             generator = torch.Generator().manual_seed(derived_seed("grow", config.seed))
             features.to("cpu")  # where the maps are; it takes seconds

@@ -1,5 +1,6 @@
 """The network learns on with the mended tree, in a process of its own, one at a time; the page asks how far it is."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -40,7 +41,7 @@ class Learner:
         session = self._session
         check_recipe(session.run)
         with self._lock:
-            if self._job is not None and self._ended is None and self._job.process.poll() is None:
+            if self._job is not None and self._job.process.poll() is None:
                 raise ConflictError("the network is learning already; wait until it is done")
             mended, out = session.save(revision=revision), session.free_name("relearned")
             log = session.work / "learning.log"
@@ -64,6 +65,7 @@ class Learner:
             found = LearningShape(
                 state="learning" if code is None else "failed" if code else "done",
                 run=job.out.name,
+                folder=os.path.relpath(job.out),
                 seconds=round(time.monotonic() - job.began),
                 says=_last_words(job.log),
             )

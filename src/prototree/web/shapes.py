@@ -284,6 +284,7 @@ class LearningShape(Shape):
 
     state: Literal["idle", "learning", "done", "failed"]
     run: str = ""
+    folder: str = ""  # from where the server was started
     seconds: int = 0
     says: str = ""
     photos: str = ""

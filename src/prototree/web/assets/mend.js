@@ -95,7 +95,7 @@
     const words = {
       learning: () => `Learning for ${minutes} min … ${job.says}`,
       failed: () => `It did not work: ${job.says}`,
-      done: () => `Done in ${minutes} min: “${job.run}”. On ${job.photos}, by the most likely path: ${percent(job.original)} right before mending, ${percent(job.mended)} mended, ${percent(job.learned)} after learning. Open it with: prototree serve ${job.run}`,
+      done: () => `Done in ${minutes} min: “${job.run}”. On ${job.photos}, by the most likely path: ${percent(job.original)} right before mending, ${percent(job.mended)} mended, ${percent(job.learned)} after learning. Open it with: prototree serve ${job.folder}`,
     }[job.state];
     if (words) $("learning").textContent = words();
     $("learning").dataset.state = job.state;
@@ -111,7 +111,7 @@
       showLearning(await post("/api/mending/learning", { revision: standing.revision }));
     } catch (error) {
       say(error.message, true);
-      $("learn").disabled = false;
+      await refresh(); // somebody else may have changed the tree meanwhile
     }
   });
 
