@@ -3,7 +3,7 @@
 python benchmarks/ablation.py DATA --out FOLDER [--rows "the recipe,no margin"] [--seeds 0,1,2] [--fold 0]
 
 Every fifth training photo of each class is held out (`--fold` says which); the test photos are not touched. Each row
-changes one setting of the preset `auto`, or one constant of `prototree.warm` (in capitals). Runs that are finished are
+changes one setting of the preset `auto`, or one constant of `prototree.training.recipes.warm` (in capitals). Runs that are finished are
 not done again; the frozen trunk runs once for all rows that see the same views.
 """
 
@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prototree import warm
-from prototree.batches import link_caches
 from prototree.data import ImageData, Sample, open_data
-from prototree.run import Run, fit
+from prototree.pipeline.fit import Run, fit
+from prototree.training.batches import link_caches
+from prototree.training.recipes import warm
 
 FOLDS = 5
 ROWS: dict[str, dict[str, Any]] = {

@@ -19,16 +19,16 @@ from pathlib import Path
 
 import torch
 
-from prototree.backbone import Backbone, FeatureExtractor
-from prototree.batches import PhotoBatches, maps_of
 from prototree.data import ImageData, open_data
-from prototree.data.birds import write_birds
+from prototree.data.birds.dataset import write_birds
 from prototree.data.loading import ViewDataset
 from prototree.data.views import projection_views
-from prototree.explain import PrototypePictures, explain_image, explain_prototypes
-from prototree.model import ProtoTree
-from prototree.projection import Places, project
-from prototree.topology import Topology
+from prototree.explain.decisions import PrototypePictures, explain_image, explain_prototypes
+from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.training.batches import PhotoBatches, maps_of
+from prototree.training.projection import Places, project
+from prototree.tree.model import ProtoTree
+from prototree.tree.topology import Topology
 
 PROTOTYPES_PER_PHOTO = 200 / 1500
 

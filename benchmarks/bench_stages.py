@@ -15,13 +15,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from prototree.backbone import Backbone, FeatureExtractor
-from prototree.evaluation import evaluate_all
-from prototree.mistakes import MistakeFinder
-from prototree.model import ProtoTree
-from prototree.projection import MapBatch, project
-from prototree.pruning import prune
-from prototree.topology import Topology
+from prototree.evaluation.metrics import evaluate_all
+from prototree.evaluation.mistakes import MistakeFinder
+from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.training.projection import MapBatch, project
+from prototree.tree.model import ProtoTree
+from prototree.tree.pruning import prune
+from prototree.tree.topology import Topology
 
 BATCH, DEPTH, CLASSES = 32, 256, 200
 

@@ -20,17 +20,17 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from prototree.backbone import Backbone, FeatureExtractor
-from prototree.batches import CachedBatches, Inputs, PhotoBatches, cache_borders
 from prototree.data import open_data
 from prototree.data.augment import augmentation
-from prototree.data.birds import write_birds
+from prototree.data.birds.dataset import write_birds
 from prototree.data.loading import Entry, ViewDataset
 from prototree.data.views import training_views
-from prototree.engine import Loop, Options
-from prototree.model import ProtoTree
-from prototree.topology import Topology
-from prototree.train import Schedule, TreeObjective
+from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.training.batches import CachedBatches, Inputs, PhotoBatches, cache_borders
+from prototree.training.engine import Loop, Options
+from prototree.training.objectives import Schedule, TreeObjective
+from prototree.tree.model import ProtoTree
+from prototree.tree.topology import Topology
 
 BATCH, CLASSES, STEPS = 16, 200, 9
 N_PHOTOS = 200

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from prototree import leaves
-from prototree.backbone import Backbone, FeatureExtractor
-from prototree.model import ProtoTree, Routed
-from prototree.routing import log_path_probs
-from prototree.topology import Topology
+from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.tree import leaves
+from prototree.tree.model import ProtoTree, Routed
+from prototree.tree.routing import log_path_probs
+from prototree.tree.topology import Topology
 
 BATCH, DEPTH, MAP, CLASSES = 64, 256, 7, 200
 BACKBONE_BATCH = 16  # timed on fewer images and scaled

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from prototree.backbone import Backbone
 from prototree.data import ImageData, open_data
 from prototree.data.loading import ViewDataset, Views, make_loader
 from prototree.data.views import evaluation_views, training_views
-from prototree.folding import folded
+from prototree.network.backbone import Backbone
+from prototree.network.folding import folded
 
 EPOCHS, BATCH, RATE, DECAY = 60, 64, 1e-2, 1e-4
 

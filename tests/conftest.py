@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from prototree.backbone import Backbone, FeatureExtractor
 from prototree.data import ImageData, open_data
-from prototree.model import ProtoTree
-from prototree.topology import Topology
+from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.tree.model import ProtoTree
+from prototree.tree.topology import Topology
 
 torch.set_num_threads(1)  # tests run side by side, one process a core
 

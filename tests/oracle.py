@@ -8,7 +8,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from prototree.topology import Topology
+from prototree.tree.topology import Topology
 
 
 def patches(z: Tensor, size: tuple[int, int]) -> list[Tensor]:

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from prototree.data.samples import Box
-from prototree.explanations import (
+from prototree.explain.records import (
     Cause,
     DecisionExplanation,
     Flip,
@@ -23,8 +23,8 @@ from prototree.explanations import (
     Where,
 )
 from prototree.report.words import Reading
-from prototree.routing import Strategy
-from prototree.topology import Topology
+from prototree.tree.routing import Strategy
+from prototree.tree.topology import Topology
 
 AWKWARD_NAMES = (
     '<script>alert("x")</script>',

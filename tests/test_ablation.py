@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from prototree import warm
 from prototree.config import KEYS
 from prototree.data import open_data
+from prototree.training.recipes import warm
 from tiny_training import write_squares
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "ablation.py"

@@ -72,7 +72,7 @@ def test_torchvision_operators_are_declared_only_where_its_import_fails(tmp_path
     (tmp_path / "torchvision" / "__init__.py").write_text(body)
     result = run(
         """
-        import prototree._torchvision as guard, torch, torchvision
+        import prototree.network.torchvision_guard as guard, torch, torchvision
         print(guard._declared, hasattr(torch.ops.torchvision, "nms"))
         """,
         tmp_path,
@@ -83,7 +83,7 @@ def test_torchvision_operators_are_declared_only_where_its_import_fails(tmp_path
 
 def test_another_failure_of_torchvision_is_not_hidden(tmp_path: Path) -> None:
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('broken in another way')")
-    result = run("import prototree._torchvision", tmp_path)
+    result = run("import prototree.network.torchvision_guard", tmp_path)
     assert "broken in another way" in result.stderr
 
 
@@ -92,13 +92,15 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 
 def test_transforms_and_models_import_here() -> None:
-    result = run("import prototree._torchvision, timm; from torchvision.transforms import v2; print(v2.Resize(8))")
+    result = run(
+        "import prototree.network.torchvision_guard, timm; from torchvision.transforms import v2; print(v2.Resize(8))"
+    )
     assert result.returncode == 0, result.stderr
 
 
 def test_public_names_stay_what_they_are_when_rooms_are_imported() -> None:
     # A room of the same name as a function would take its place in the package.
     result = run(
-        "import prototree, prototree.run; print(all(callable(getattr(prototree, n)) for n in prototree._ROOMS))"
+        "import prototree, prototree.pipeline.fit; print(all(callable(getattr(prototree, n)) for n in prototree._ROOMS))"
     )
     assert result.stdout.strip() == "True", result.stderr

@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from prototree import checkpoint
-from prototree.backbone import Backbone, FeatureExtractor
-from prototree.batches import PhotoBatches, maps_of
 from prototree.config import Config
 from prototree.data import open_data
 from prototree.data.loading import ViewDataset
 from prototree.data.views import evaluation_views
-from prototree.leaf_training import refit_leaves
-from prototree.model import ProtoTree
-from prototree.projection import Places, project
-from prototree.stages import PROJECTED, Run
-from prototree.topology import Topology
+from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.pipeline.stages import PROJECTED, Run
+from prototree.training.batches import PhotoBatches, maps_of
+from prototree.training.leaf_training import refit_leaves
+from prototree.training.projection import Places, project
+from prototree.tree import checkpoint
+from prototree.tree.model import ProtoTree
+from prototree.tree.topology import Topology
 from tiny_training import write_squares
 
 

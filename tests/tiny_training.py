@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from prototree.backbone import FeatureExtractor
-from prototree.batches import Inputs
 from prototree.data import open_data
 from prototree.data.loading import BatchOrder, Entry, Shard, ViewDataset
 from prototree.data.samples import Box
 from prototree.data.views import View
-from prototree.stages import Run
+from prototree.network.backbone import FeatureExtractor
+from prototree.pipeline.stages import Run
+from prototree.training.batches import Inputs
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 180, 60), "blue": (50, 60, 200)}
 

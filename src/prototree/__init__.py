@@ -11,52 +11,52 @@ from typing import TYPE_CHECKING, Any
 from prototree._version import __version__
 
 if TYPE_CHECKING:
-    from prototree.backbone import Backbone, FeatureExtractor
-    from prototree.checkpoint import load, save
     from prototree.config import Config, preset
     from prototree.data import ImageData, open_data
-    from prototree.ensemble import Ensemble
     from prototree.errors import ProtoTreeError
-    from prototree.evaluation import Metrics, evaluate
-    from prototree.model import Decisions, ProtoTree, PrototypeSource, Routed
-    from prototree.preprocessing import Preprocessing
-    from prototree.projection import project
-    from prototree.pruning import prune
-    from prototree.relearning import relearn
-    from prototree.reproduction import reproduce
-    from prototree.routing import Path
-    from prototree.run import Run, combine, fit, redo
-    from prototree.topology import Topology
+    from prototree.evaluation.ensembles import Ensemble
+    from prototree.evaluation.metrics import Metrics, evaluate
+    from prototree.mend.relearning import relearn
+    from prototree.network.backbone import Backbone, FeatureExtractor
+    from prototree.network.preprocessing import Preprocessing
+    from prototree.pipeline.fit import Run, combine, fit, redo
+    from prototree.pipeline.reproduce import reproduce
+    from prototree.training.projection import project
+    from prototree.tree.checkpoint import load, save
+    from prototree.tree.model import Decisions, ProtoTree, PrototypeSource, Routed
+    from prototree.tree.pruning import prune
+    from prototree.tree.routing import Path
+    from prototree.tree.topology import Topology
 
 # Public name → the room it lives in. Loaded on first use: importing torch takes seconds, `prototree --help` none.
 _ROOMS = {
-    "Backbone": "backbone",
+    "Backbone": "network.backbone",
     "Config": "config",
-    "Decisions": "model",
-    "Ensemble": "ensemble",
-    "FeatureExtractor": "backbone",
+    "Decisions": "tree.model",
+    "Ensemble": "evaluation.ensembles",
+    "FeatureExtractor": "network.backbone",
     "ImageData": "data",
-    "Metrics": "evaluation",
-    "Path": "routing",
-    "Preprocessing": "preprocessing",
-    "ProtoTree": "model",
+    "Metrics": "evaluation.metrics",
+    "Path": "tree.routing",
+    "Preprocessing": "network.preprocessing",
+    "ProtoTree": "tree.model",
     "ProtoTreeError": "errors",
-    "PrototypeSource": "model",
-    "Routed": "model",
-    "Run": "run",
-    "Topology": "topology",
-    "combine": "run",
-    "evaluate": "evaluation",
-    "fit": "run",
-    "load": "checkpoint",
+    "PrototypeSource": "tree.model",
+    "Routed": "tree.model",
+    "Run": "pipeline.fit",
+    "Topology": "tree.topology",
+    "combine": "pipeline.fit",
+    "evaluate": "evaluation.metrics",
+    "fit": "pipeline.fit",
+    "load": "tree.checkpoint",
     "open_data": "data",
     "preset": "config",
-    "project": "projection",
-    "prune": "pruning",
-    "redo": "run",
-    "relearn": "relearning",
-    "reproduce": "reproduction",
-    "save": "checkpoint",
+    "project": "training.projection",
+    "prune": "tree.pruning",
+    "redo": "pipeline.fit",
+    "relearn": "mend.relearning",
+    "reproduce": "pipeline.reproduce",
+    "save": "tree.checkpoint",
 }
 
 __all__ = [

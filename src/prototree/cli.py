@@ -90,7 +90,7 @@ def train(
 ) -> None:
     """From a folder of images to a small, readable tree."""
     settings = _settings(context.args)
-    from prototree.run import fit
+    from prototree.pipeline.fit import fit
 
     with _training(out, "the same command and --resume") as display:
         fit(
@@ -114,7 +114,7 @@ def relearn(
 ) -> None:
     """Let the network learn on with a mended tree, its prototypes where they were put (§7)."""
     settings = _settings(context.args)
-    from prototree.relearning import relearn
+    from prototree.mend.relearning import relearn
 
     with _training(out, "the same command") as display:
         relearn(run, out, data=data, settings=settings, observer=display)
@@ -123,10 +123,10 @@ def relearn(
 @contextmanager
 def _training(out: Path, continued_with: str) -> Iterator["Display"]:
     """Shows how training goes, and the figures at its end."""
-    from prototree.engine import Interrupted
+    from prototree.evaluation.tables import stage_table
+    from prototree.pipeline.stages import Run
     from prototree.progress import Display, as_rich
-    from prototree.stages import Run
-    from prototree.tables import stage_table
+    from prototree.training.engine import Interrupted
 
     try:
         with Display(console, out / "tensorboard") as display:
@@ -172,10 +172,10 @@ def mistakes(
     photos: Annotated[int, typer.Option(help="How many wrong answers to list, the closest first.")] = 10,
 ) -> None:
     """Which nodes led test photos astray, and which wrong answers were close."""
-    from prototree.checkpoint import read_json
     from prototree.errors import CheckpointError
+    from prototree.evaluation.tables import blame_table, mistake_table
     from prototree.progress import as_rich
-    from prototree.tables import blame_table, mistake_table
+    from prototree.tree.checkpoint import read_json
 
     path = run / "mistakes.json"
     if not path.exists():
@@ -196,10 +196,10 @@ def ensemble(
     """Let the trees of several runs vote: the mean of their probabilities."""
     import json
 
-    from prototree.checkpoint import write_file
+    from prototree.evaluation.tables import vote_table
+    from prototree.pipeline.fit import combine
     from prototree.progress import Display, as_rich
-    from prototree.run import combine
-    from prototree.tables import vote_table
+    from prototree.tree.checkpoint import write_file
 
     with Display(console) as display:
         found = combine(runs, data=data, observer=display).to_json()
@@ -221,8 +221,8 @@ def reproduce(
 ) -> None:
     """The paper's tables: train what is missing, and set it beside the published figures."""
     settings = _settings(context.args)
+    from prototree.pipeline.reproduce import reproduce
     from prototree.progress import Display, as_rich
-    from prototree.reproduction import reproduce
 
     with Display(console) as display:
         found = reproduce(
@@ -244,10 +244,10 @@ def report(
     data: DataOption = None,
 ) -> None:
     """The whole tree as pages to look at and to print (§5.2)."""
-    from prototree.explain import data_of, explain_tree, store_pictures
+    from prototree.explain.decisions import data_of, explain_tree, store_pictures
+    from prototree.pipeline.fit import existing_run, open_source
     from prototree.progress import Display
     from prototree.report import write_report
-    from prototree.run import existing_run, open_source
 
     folder = existing_run(run)
     with Display(console) as display:
@@ -275,7 +275,7 @@ def explain(
     """Why the tree decides as it does about images (§5.3)."""
     import json
 
-    from prototree.explain import explain_decision, local_paths, open_voters
+    from prototree.explain.decisions import explain_decision, local_paths, open_voters
     from prototree.progress import Display
     from prototree.report import decision_json, write_decision
 
@@ -320,7 +320,7 @@ def birds(
     shortcut: Annotated[bool, typer.Option(help="Plant a bias: one species nearly always beside berries.")] = False,
 ) -> None:
     """Draw the generated birds into a folder in CUB's layout."""
-    from prototree.data.birds import write_birds
+    from prototree.data.birds.dataset import write_birds
 
     write_birds(
         out,
@@ -354,7 +354,7 @@ def serve(
     for package in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve")
-    from prototree.mending import open_session
+    from prototree.mend.session import open_session
     from prototree.progress import Display
     from prototree.web import server
 
@@ -371,9 +371,9 @@ def serve(
 
 
 def _stage(folder: Path, data: str | None, stage: str, settings: dict[str, object]) -> None:
+    from prototree.evaluation.tables import stage_table
+    from prototree.pipeline.fit import redo
     from prototree.progress import Display, as_rich
-    from prototree.run import redo
-    from prototree.tables import stage_table
 
     with Display(console) as display:
         run = redo(folder, stage, data=data, settings=settings, observer=display)

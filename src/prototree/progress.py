@@ -10,10 +10,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from prototree.distributed import is_first
-from prototree.engine import EpochLog
-from prototree.run import Observer
-from prototree.tables import Table
+from prototree.evaluation.tables import Table
+from prototree.pipeline.fit import Observer
+from prototree.training.distributed import is_first
+from prototree.training.engine import EpochLog
 
 _SECONDS_BETWEEN_LINES = 30.0
 

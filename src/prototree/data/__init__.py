@@ -44,7 +44,7 @@ def open_data(source: str | Path, *, test_share: float = 0.2, seed: int = 0, str
 
 def _generated_birds() -> Path:
     """The generated birds, drawn into the cache on first use."""
-    from prototree.data.birds import write_birds
+    from prototree.data.birds.dataset import write_birds
 
     folder = cache_folder() / "birds-1"
     if not folder.exists():

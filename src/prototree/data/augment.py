@@ -21,12 +21,12 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-import prototree._torchvision  # noqa: F401 # isort: skip
+import prototree.network.torchvision_guard  # noqa: F401 # isort: skip
 from torchvision.transforms import v2
 
 from prototree.data.views import centre_offset, squash
 from prototree.errors import ConfigError
-from prototree.preprocessing import Preprocessing
+from prototree.network.preprocessing import Preprocessing
 
 Transform = Callable[[Image.Image], Tensor]
 Step = Callable[[Image.Image], Image.Image]

@@ -24,7 +24,7 @@ from prototree.data.images import read_photo
 from prototree.data.samples import Problem, Sample, Size
 from prototree.data.views import View, region_of, squash
 from prototree.errors import ConfigError, DataError
-from prototree.preprocessing import Preprocessing
+from prototree.network.preprocessing import Preprocessing
 
 logger = logging.getLogger(__name__)
 

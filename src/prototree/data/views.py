@@ -19,7 +19,7 @@ from PIL import Image
 
 from prototree.data.images import check_header
 from prototree.data.samples import Box, Kind, Part, Sample, Size
-from prototree.preprocessing import Preprocessing
+from prototree.network.preprocessing import Preprocessing
 
 CORNER_MARGIN = 0.1
 CLOSE_MARGIN = 0.4

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from prototree.explanations import Picture, Where
+from prototree.explain.records import Picture, Where
 from prototree.report.drawing import (
     ABSENT_INK,
     BOX_INK,

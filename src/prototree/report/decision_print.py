@@ -5,7 +5,7 @@ from itertools import pairwise
 from PIL import Image
 
 from prototree.errors import ShapeError
-from prototree.explanations import DecisionExplanation, PathExplanation, Step
+from prototree.explain.records import DecisionExplanation, PathExplanation, Step
 from prototree.report import printing
 from prototree.report.cards import Spot, distribution, fitted, photo_with_box
 from prototree.report.drawing import (
@@ -24,7 +24,7 @@ from prototree.report.drawing import (
 )
 from prototree.report.pictures import CROP_SIDE, PHOTO_SIDE, heated, reduced
 from prototree.report.words import ABSENT, PRESENT, STRATEGY_NAMES, likeliest, percent
-from prototree.routing import Strategy
+from prototree.tree.routing import Strategy
 
 _MARGIN, _GAP = 28.0, 34.0
 _CARD = Spot(0.0, 0.0, 236.0, 214.0)

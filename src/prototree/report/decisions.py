@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from prototree.explanations import DecisionExplanation, Match, PathExplanation, VoteExplanation, Where
+from prototree.explain.records import DecisionExplanation, Match, PathExplanation, VoteExplanation, Where
 from prototree.report.pages import asset, render
 from prototree.report.pictures import CROP_SIDE, PHOTO_SIDE, data_url, heat_url, reduced
 from prototree.report.words import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 from xml.sax.saxutils import escape, quoteattr
 
-from prototree.explanations import Picture
+from prototree.explain.records import Picture
 from prototree.report.pictures import jpeg
 from prototree.report.words import plain
 

@@ -3,7 +3,7 @@
 import html
 from dataclasses import dataclass
 
-from prototree.explanations import TreeExplanation
+from prototree.explain.records import TreeExplanation
 from prototree.report.decisions import Decided, decision_page
 from prototree.report.pages import tree_page
 

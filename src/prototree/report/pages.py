@@ -14,7 +14,7 @@ from typing import Any, Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from prototree.explanations import Match, Picture, TreeExplanation, Where
+from prototree.explain.records import Match, Picture, TreeExplanation, Where
 from prototree.report.cards import LEAF_HEIGHT, LEAF_WIDTH, LEVEL, NODE_HEIGHT, NODE_WIDTH, SLOT
 from prototree.report.layout import arrange
 from prototree.report.pictures import (
@@ -36,7 +36,7 @@ from prototree.report.words import (
     hiding_words,
     percent,
 )
-from prototree.routing import STRATEGIES
+from prototree.tree.routing import STRATEGIES
 
 PictureUrl = Callable[[str, Picture], str]
 """From a picture's name, unique on its page, and the picture to where the page finds it."""

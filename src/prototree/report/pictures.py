@@ -8,7 +8,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from PIL import Image
 
-from prototree.explanations import Heat, Picture
+from prototree.explain.records import Heat, Picture
 
 PHOTO_SIDE = 288  # the longest side, in pixels, of what a page carries
 CROP_SIDE = 96

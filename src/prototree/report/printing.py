@@ -17,7 +17,7 @@ from numpy import ndarray
 from PIL import Image
 
 from prototree.errors import MissingExtraError
-from prototree.explanations import Picture
+from prototree.explain.records import Picture
 from prototree.report.drawing import Block, Drawing, Label, Mark, Photo, Stroke
 from prototree.report.words import plain
 

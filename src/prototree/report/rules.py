@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from prototree.explanations import Match, TreeExplanation
+from prototree.explain.records import Match, TreeExplanation
 from prototree.report.words import Reading, Rule, count, percent, plain
 
 

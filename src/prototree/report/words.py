@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from prototree.explanations import Hiding, Method, PrototypeExplanation, RunnerUp, TreeExplanation
+from prototree.explain.records import Hiding, Method, PrototypeExplanation, RunnerUp, TreeExplanation
 from prototree.report.layout import reading_order
-from prototree.routing import Strategy
+from prototree.tree.routing import Strategy
 
 PRESENT, ABSENT = "present", "absent"
 

@@ -6,10 +6,10 @@ from typing import Literal
 from prototree.data.samples import Box, ImageData, Sample
 from prototree.data.views import photo_size
 from prototree.errors import MendError
-from prototree.pictures import cut_out, open_photo, reduced
+from prototree.explain.pictures import cut_out, open_photo, reduced
+from prototree.mend.bench import Bench, Cell, State
 from prototree.web import shapes
 from prototree.web.results import NotFoundError, webp
-from prototree.workbench import Bench, Cell, State
 
 PICTURE_SIDE = 1024  # pixels of the longer side of a whole photo
 _THUMB_SIDE, _CROP_SIDE = 160, 128

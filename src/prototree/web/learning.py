@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from prototree.checkpoint import read_json
 from prototree.errors import ConflictError
-from prototree.mending import MENDING, Session
-from prototree.relearning import check_recipe
-from prototree.stages import Run
+from prototree.mend.relearning import check_recipe
+from prototree.mend.session import MENDING, Session
+from prototree.pipeline.stages import Run
+from prototree.tree.checkpoint import read_json
 from prototree.web.shapes import LearningShape
 
 _TAIL = 4096  # bytes of the process's words that are looked at

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from prototree.explanations import TreeExplanation
+from prototree.explain.records import TreeExplanation
 from prototree.report.pages import script_json, tree_body
 from prototree.web import shapes
 from prototree.web.service import Service

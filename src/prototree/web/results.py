@@ -9,7 +9,7 @@ from threading import Lock
 import numpy as np
 from PIL import Image
 
-from prototree.explanations import DecisionExplanation, Picture
+from prototree.explain.records import DecisionExplanation, Picture
 from prototree.web import shapes
 
 _TOP = 5  # classes listed

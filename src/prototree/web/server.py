@@ -7,7 +7,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from prototree.errors import ConfigError
-from prototree.mending import Session
+from prototree.mend.session import Session
 from prototree.web.app import create_app
 from prototree.web.service import Service
 

@@ -11,22 +11,22 @@ from typing import Any
 
 from PIL import Image
 
-from prototree.checkpoint import read_json
 from prototree.data.images import check_header, read_photo
-from prototree.edits import Ban, Edit, Note, Remove, Replace
 from prototree.errors import DataError, MendError
-from prototree.explain import PrototypePictures, explain_image
-from prototree.explanations import TreeExplanation
-from prototree.mending import MENDING, Session, Standing
-from prototree.pictures import open_photo
-from prototree.relearning import learns_on
+from prototree.explain.decisions import PrototypePictures, explain_image
+from prototree.explain.pictures import open_photo
+from prototree.explain.records import TreeExplanation
+from prototree.mend.bench import Figures, State
+from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
+from prototree.mend.relearning import learns_on
+from prototree.mend.session import MENDING, Session, Standing
+from prototree.tree.checkpoint import read_json
 from prototree.web import shapes
 from prototree.web.gallery import PICTURE_SIDE, Gallery
 from prototree.web.learning import Learner
 from prototree.web.results import NotFoundError, Results, result_of
 from prototree.web.tree_view import TreeView
 from prototree.web.words import sentences
-from prototree.workbench import Figures, State
 
 MAX_CHANGED = 200  # photos listed as answered differently
 

@@ -7,14 +7,14 @@ import torch
 
 from prototree.data.samples import Box
 from prototree.data.views import FULL, photo_size
-from prototree.explanations import Match, Picture, PrototypeExplanation, TreeExplanation, Where
-from prototree.heat import Frame
-from prototree.leaves import class_log_probs
-from prototree.patches import similarity_map
+from prototree.explain.heat import Frame
+from prototree.explain.records import Match, Picture, PrototypeExplanation, TreeExplanation, Where
+from prototree.mend.bench import Bench, Candidate, State
 from prototree.report.pages import tree_data
 from prototree.report.pictures import data_url
+from prototree.tree.leaves import class_log_probs
+from prototree.tree.patches import similarity_map
 from prototree.web.gallery import Gallery
-from prototree.workbench import Bench, Candidate, State
 
 _NEAREST = 6
 _HEAT = (16, 16)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prototree.edits import Ban, Edit, Note, Remove, Replace
-from prototree.topology import Topology
-from prototree.workbench import spliced
+from prototree.mend.bench import spliced
+from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
+from prototree.tree.topology import Topology
 
 
 def sentences(topology: Topology, done: Sequence[Edit]) -> list[str]:

@@ -1,0 +1,172 @@
+"""Several trees that vote with the mean of their class probabilities (§6.2).
+
+Notation used for tensor shapes: B batch, K classes, M images, T trees.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from prototree.errors import ConfigError, DataError
+from prototree.evaluation.metrics import HARD
+from prototree.network.backbone import Backbone
+from prototree.training import distributed
+from prototree.tree.model import Decisions, ProtoTree
+from prototree.tree.routing import STRATEGIES, Strategy
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Trees over the same classes that see photos in the same way."""
+
+    trees: Sequence[ProtoTree]
+
+    def __post_init__(self) -> None:
+        if not self.trees:
+            raise ConfigError("expected at least one tree in an ensemble, got none")
+        first = self.trees[0]
+        for number, tree in enumerate(self.trees[1:], start=2):
+            if tree.class_names != first.class_names:
+                odd = sorted(set(tree.class_names) ^ set(first.class_names))[:3] or ["their order"]
+                raise ConfigError(f"tree {number} knows other classes than the first ({', '.join(odd)}); leave it out")
+            if tree.preprocessing != first.preprocessing:
+                raise ConfigError(
+                    f"tree {number} expects other input than the first: {tree.preprocessing} instead of "
+                    f"{first.preprocessing}; leave it out"
+                )
+
+    @cached_property
+    def _backbone_of(self) -> list[int]:
+        """For each tree the first one with the same backbone: grown on frozen features, they need it only once."""
+        backbones = [tree.features.backbone for tree in self.trees]
+        return [next(i for i, other in enumerate(backbones) if _equal(own, other)) for own in backbones]
+
+    @property
+    def n_prototypes(self) -> int:
+        """All prototypes of all trees: the size of the global explanation."""
+        return sum(tree.topology.n_nodes for tree in self.trees)
+
+    @torch.no_grad()
+    def predict(self, images: Float[Tensor, "B 3 h w"]) -> list[Decisions]:
+        """The decisions of each tree."""
+        maps: dict[int, Tensor] = {}
+        decisions = []
+        for tree, backbone in zip(self.trees, self._backbone_of, strict=True):
+            if backbone not in maps:
+                maps[backbone] = tree.features.backbone(images)
+            decisions.append(tree.decide(tree.route(tree.features.from_map(maps[backbone]))))
+        return decisions
+
+    def class_probs(self, images: Float[Tensor, "B 3 h w"], strategy: Strategy = "soft") -> Float[Tensor, "B K"]:
+        """The mean of the trees' class probabilities."""
+        return torch.stack([decisions.class_probs(strategy) for decisions in self.predict(images)]).mean(dim=0)
+
+
+def _equal(one: Backbone, other: Backbone) -> bool:
+    if one is other:
+        return True
+    first, second = one.state_dict(), other.state_dict()
+    same_kind = (one.name, one.level, first.keys()) == (other.name, other.level, second.keys())
+    return same_kind and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@dataclass(frozen=True)
+class Vote:
+    """The numbers of some trees together (Table 1)."""
+
+    n_trees: int
+    accuracy: dict[str, float]  # by strategy
+    top5: float  # soft
+    n_prototypes: int  # in all trees: the size of the global explanation
+    local_size: dict[str, float]  # prototypes on the paths of one photo through all trees, on average
+
+
+@dataclass(frozen=True)
+class EnsembleMetrics:
+    """An ensemble on one data set."""
+
+    n_images: int
+    alone: list[Vote]  # each tree
+    votes: list[Vote]  # the first 1, 2, … trees together
+
+    @property
+    def all_trees(self) -> Vote:
+        return self.votes[-1]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+ImageBatch = tuple[Float[Tensor, "_ 3 h w"], Int[Tensor, " _"]]
+"""Preprocessed photos and their labels."""
+
+
+@torch.no_grad()
+def evaluate_ensemble(ensemble: Ensemble, batches: Iterable[ImageBatch]) -> EnsembleMetrics:
+    """All numbers from one pass over the photos. In several processes each passes its share; all get the same."""
+    for tree in ensemble.trees:
+        tree.eval()
+    n_trees = len(ensemble.trees)
+    alone, votes = _Tally(n_trees), _Tally(n_trees)
+    for images, labels in batches:
+        if len(labels):
+            decisions = ensemble.predict(images)
+            for strategy in STRATEGIES:
+                probs = torch.stack([one.class_probs(strategy) for one in decisions])
+                alone.judge(strategy, probs, labels)
+                votes.judge(strategy, probs.cumsum(dim=0), labels)  # largest where the mean is
+            for strategy in HARD:
+                lengths = torch.stack([one.path(strategy).length.sum() for one in decisions])
+                alone.length[strategy] += lengths.cpu()
+                votes.length[strategy] += lengths.cumsum(dim=0).cpu()
+    sizes = torch.tensor([tree.topology.n_nodes for tree in ensemble.trees])
+    n_images = alone.gather()
+    votes.gather()
+    return EnsembleMetrics(
+        n_images,
+        alone=alone.result([1] * n_trees, sizes.tolist()),
+        votes=votes.result(list(range(1, n_trees + 1)), sizes.cumsum(0).tolist()),
+    )
+
+
+class _Tally:
+    """Counts for T trees, or for T groups of trees."""
+
+    def __init__(self, n_groups: int) -> None:
+        zeros = torch.zeros(n_groups, dtype=torch.float64)
+        self.n_images = torch.zeros(1, dtype=torch.float64)
+        self.right = {strategy: zeros.clone() for strategy in STRATEGIES}
+        self.length = {strategy: zeros.clone() for strategy in HARD}
+        self.in_top5 = zeros.clone()
+
+    def judge(self, strategy: Strategy, scores: Float[Tensor, "T B K"], labels: Int[Tensor, " B"]) -> None:
+        self.right[strategy] += (scores.argmax(dim=2) == labels).sum(dim=1).cpu()
+        if strategy == "soft":
+            best = scores.topk(min(5, scores.shape[2]), dim=2).indices
+            self.in_top5 += (best == labels[None, :, None]).any(dim=2).sum(dim=1).cpu()
+            self.n_images += len(labels)
+
+    def gather(self) -> int:
+        """Sums over all processes; how many images there were."""
+        for total in (self.n_images, self.in_top5, *self.right.values(), *self.length.values()):
+            distributed.sum_over(total)
+        if not self.n_images:
+            raise DataError("expected at least one image to evaluate on, got none")
+        return int(self.n_images)
+
+    def result(self, n_trees: list[int], n_prototypes: list[int]) -> list[Vote]:
+        return [
+            Vote(
+                n_trees=trees,
+                accuracy={s: float(self.right[s][t] / self.n_images) for s in STRATEGIES},
+                top5=float(self.in_top5[t] / self.n_images),
+                n_prototypes=prototypes,
+                local_size={s: float(self.length[s][t] / self.n_images) for s in HARD},
+            )
+            for t, (trees, prototypes) in enumerate(zip(n_trees, n_prototypes, strict=True))
+        ]

@@ -1,0 +1,173 @@
+"""What the paper's tables report about a tree, from one pass over the test images (Tables 1–3, S4–S6).
+
+Notation used for tensor shapes: M images, K classes, L leaves.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from prototree.errors import DataError
+from prototree.training import distributed
+from prototree.training.projection import MapBatch
+from prototree.tree.leaves import class_log_probs
+from prototree.tree.model import Decisions, ProtoTree
+from prototree.tree.routing import STRATEGIES, Strategy
+
+HARD: tuple[Strategy, ...] = ("max_path", "greedy")
+_CALIBRATION_BINS = 15
+_LEAF_BINS = 20
+_DTYPES = {"confidence": torch.float32, "in_top5": torch.bool}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the tree said of each test image, in the order of the data."""
+
+    place: Int[Tensor, " M"]
+    label: Int[Tensor, " M"]
+    soft: Int[Tensor, " M"]
+    max_path: Int[Tensor, " M"]
+    greedy: Int[Tensor, " M"]
+    max_path_length: Int[Tensor, " M"]
+    greedy_length: Int[Tensor, " M"]
+    confidence: Float[Tensor, " M"]  # of the soft prediction
+    in_top5: Bool[Tensor, " M"]
+    max_path_leaf: Int[Tensor, " M"]
+    greedy_leaf: Int[Tensor, " M"]
+
+    def prediction(self, strategy: Strategy) -> Int[Tensor, " M"]:
+        return {"soft": self.soft, "max_path": self.max_path, "greedy": self.greedy}[strategy]
+
+    def length(self, strategy: Strategy) -> Int[Tensor, " M"]:
+        return self.max_path_length if strategy == "max_path" else self.greedy_length
+
+
+@torch.no_grad()
+def judge(trees: Sequence[ProtoTree], maps: Iterable[MapBatch]) -> list[Judged]:
+    """Every strategy's answer for every image, for trees that share their features, from one pass over the data.
+
+    In several processes all get the answers of all.
+    """
+    rows: list[list[Judged]] = [[] for _ in trees]
+    for feature_map, labels, places in maps:
+        for tree, own in zip(trees, rows, strict=True):
+            if len(labels):
+                own.append(_judge_batch(tree.decide(tree.route(feature_map)), labels, places))
+    return [_collect(own) for own in rows]
+
+
+def _collect(rows: list[Judged]) -> Judged:
+    columns = {}
+    for field in fields(Judged):
+        parts = [getattr(row, field.name).cpu() for row in rows]
+        own = torch.cat(parts) if parts else torch.zeros(0, dtype=_DTYPES.get(field.name, torch.long))
+        columns[field.name] = torch.cat(distributed.gather(own))
+    if not len(columns["label"]):
+        raise DataError("expected at least one image to evaluate on, got none")
+    order = columns["place"].argsort()
+    return Judged(**{name: column[order] for name, column in columns.items()})
+
+
+@dataclass(frozen=True)
+class PathLengths:
+    """Prototypes consulted for one image (Table 3)."""
+
+    mean: float
+    std: float
+    min: int
+    max: int
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The numbers of one tree on one data set."""
+
+    n_images: int
+    accuracy: dict[str, float]  # by strategy
+    fidelity: dict[str, float]  # share of images on which a hard strategy agrees with soft
+    path_length: dict[str, PathLengths]
+    top5: float
+    calibration_error: float
+    class_accuracy: list[float | None]  # soft; None for a class without test images
+    confusion: list[list[int]]  # true class × soft prediction
+    n_prototypes: int
+    n_leaves: int
+    leaf_maxima: list[float]  # max σ(c) of every leaf, for the supplement's histogram
+    leaf_histogram: list[int]  # of leaf_maxima, 20 bins from 0 to 1
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def evaluate(tree: ProtoTree, maps: Iterable[MapBatch]) -> Metrics:
+    """All numbers of a tree from one pass over the data."""
+    return measure(tree, judge([tree], maps)[0])
+
+
+def evaluate_all(trees: Mapping[str, ProtoTree], maps: Iterable[MapBatch]) -> dict[str, Metrics]:
+    """All numbers of several trees that share their features, such as the stages of a run, from one pass."""
+    judged = judge(list(trees.values()), maps)
+    return {name: measure(tree, one) for (name, tree), one in zip(trees.items(), judged, strict=True)}
+
+
+def measure(tree: ProtoTree, judged: Judged) -> Metrics:
+    """The numbers, given what the tree said."""
+    label, n_classes = judged.label, tree.n_classes
+    confusion = torch.bincount(label * n_classes + judged.soft, minlength=n_classes**2).view(n_classes, n_classes)
+    maxima = class_log_probs(tree.leaf_logits.detach()).exp().amax(dim=1).cpu()
+    return Metrics(
+        n_images=len(label),
+        accuracy={s: _share(judged.prediction(s) == label) for s in STRATEGIES},
+        fidelity={s: _share(judged.prediction(s) == judged.soft) for s in HARD},
+        path_length={s: _lengths(judged.length(s)) for s in HARD},
+        top5=_share(judged.in_top5),
+        calibration_error=_calibration_error(judged.confidence, judged.soft == label),
+        class_accuracy=[int(row[k]) / total if (total := int(row.sum())) else None for k, row in enumerate(confusion)],
+        confusion=confusion.tolist(),
+        n_prototypes=tree.topology.n_nodes,
+        n_leaves=tree.topology.n_leaves,
+        leaf_maxima=maxima.tolist(),
+        leaf_histogram=torch.histc(maxima.float(), _LEAF_BINS, 0, 1).int().tolist(),
+    )
+
+
+def _judge_batch(decisions: Decisions, labels: Int[Tensor, " B"], places: Int[Tensor, " B"]) -> Judged:
+    soft = decisions.class_probs("soft")
+    top5 = soft.topk(min(5, soft.shape[1]), dim=1).indices
+    confidence, label = soft.max(dim=1)
+    return Judged(
+        place=places,
+        label=labels,
+        soft=label,
+        max_path=decisions.labels("max_path"),
+        greedy=decisions.labels("greedy"),
+        max_path_length=decisions.max_path.length,
+        greedy_length=decisions.greedy.length,
+        confidence=confidence,
+        in_top5=(top5 == labels.to(top5.device)[:, None]).any(dim=1),
+        max_path_leaf=decisions.max_path.leaf,
+        greedy_leaf=decisions.greedy.leaf,
+    )
+
+
+def _share(hits: Bool[Tensor, " M"]) -> float:
+    return int(hits.sum()) / len(hits)
+
+
+def _lengths(lengths: Int[Tensor, " M"]) -> PathLengths:
+    exact = lengths.double()
+    return PathLengths(float(exact.mean()), float(exact.std(correction=0)), int(lengths.min()), int(lengths.max()))
+
+
+def _calibration_error(confidence: Float[Tensor, " M"], correct: Bool[Tensor, " M"]) -> float:
+    """Expected calibration error: |accuracy − mean confidence| over 15 bins of equal width, weighted by their size."""
+    confidence = confidence.double()
+    bins = (confidence * _CALIBRATION_BINS).long().clamp(0, _CALIBRATION_BINS - 1)
+    hits = torch.zeros(_CALIBRATION_BINS, dtype=torch.float64).index_add_(0, bins, correct.double())
+    trust = torch.zeros(_CALIBRATION_BINS, dtype=torch.float64).index_add_(0, bins, confidence)
+    return float((hits - trust).abs().sum()) / len(confidence)

@@ -1,0 +1,85 @@
+"""The photos nearest to each prototype, and how often each node sends a class right, from one pass over feature maps.
+
+Notation used for tensor shapes: B batch, D prototype depth, H W feature map, n prototypes, k photos, K classes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from prototree.explain.attribution import patch_distances
+from prototree.training.projection import MapBatch, map_of_patches
+from prototree.tree.model import ProtoTree
+from prototree.tree.patches import nearest_patches
+
+_PAIRS = 64  # whose maps are computed at a time
+
+
+@dataclass(frozen=True)
+class Matches:
+    """For n prototypes their k nearest photos, one patch each, and the share of each class's photos sent right."""
+
+    nodes: tuple[int, ...]
+    distance: Float[Tensor, "n k"]
+    place: Int[Tensor, "n k"]  # in the data; −1 where there are fewer photos than k
+    patch: Int[Tensor, "n k"]
+    maps: Float[Tensor, "n k rows columns"]  # of similarity
+    right: Float[Tensor, "n K"]
+
+
+@torch.no_grad()
+def find_matches(tree: ProtoTree, maps: Iterable[MapBatch], nodes: Sequence[int], k: int) -> Matches:
+    """Memory does not grow with the data: only the best k of each prototype are kept, and their similarity maps.
+
+    A node sends a photo right if the similarity is above 0.5, as the greedy strategy has it.
+    """
+    prototypes = tree.prototypes.detach()[list(nodes)]
+    best = _none(tree, nodes, k)
+    seen = torch.zeros(tree.n_classes, device=prototypes.device)
+    for feature_map, labels, places in maps:
+        near = nearest_patches(feature_map, prototypes)
+        best.right.index_add_(1, labels, (torch.exp(-near.distance) > 0.5).float().T)
+        seen += torch.bincount(labels, minlength=tree.n_classes)
+        best = _merge(best, feature_map, near.distance.T, near.patch.T, places, prototypes)
+    return replace(best, right=best.right / seen.clamp_min(1))
+
+
+def _none(tree: ProtoTree, nodes: Sequence[int], k: int) -> Matches:
+    device, count = tree.prototypes.device, len(nodes)
+    return Matches(
+        tuple(nodes),
+        torch.full((count, k), torch.inf, device=device),
+        torch.full((count, k), -1, device=device),
+        torch.zeros((count, k), dtype=torch.long, device=device),
+        torch.zeros((count, k, *map_of_patches(tree)), device=device),
+        torch.zeros((count, tree.n_classes), device=device),
+    )
+
+
+def _merge(
+    best: Matches,
+    feature_map: Float[Tensor, "B D H W"],
+    distance: Float[Tensor, "n B"],
+    patch: Int[Tensor, "n B"],
+    places: Int[Tensor, " B"],
+    prototypes: Float[Tensor, "n D H1 W1"],
+) -> Matches:
+    k = best.distance.shape[1]
+    # Stable, so that equal distances stay in the order of the data.
+    both, order = torch.sort(torch.cat([best.distance, distance], dim=1), dim=1, stable=True)
+    order = order[:, :k]
+    maps = best.maps.gather(1, order.clamp_max(k - 1)[:, :, None, None].expand_as(best.maps))
+    node, rank = torch.nonzero(order >= k, as_tuple=True)  # only the newcomers' maps are computed
+    for own, place in zip(node.split(_PAIRS), rank.split(_PAIRS), strict=True):
+        found = patch_distances(feature_map[order[own, place] - k], prototypes[own])
+        maps[own, place] = torch.exp(-found).view(-1, *maps.shape[2:])
+    return replace(
+        best,
+        distance=both[:, :k],
+        place=torch.cat([best.place, places.expand_as(distance)], dim=1).gather(1, order),
+        patch=torch.cat([best.patch, patch], dim=1).gather(1, order),
+        maps=maps,
+    )

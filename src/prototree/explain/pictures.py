@@ -1,0 +1,176 @@
+"""Small pictures of photos and of what lies in a box of them, and the pictures of the prototypes that a run keeps."""
+
+import dataclasses
+import io
+import json
+import logging
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from prototree.data.images import Photo, read_photo
+from prototree.data.samples import Box, ImageData, Size
+from prototree.errors import CheckpointError, DataError
+from prototree.explain.records import Picture
+from prototree.tree.checkpoint import read_json, write_file
+from prototree.tree.model import ProtoTree, PrototypeSource
+
+log = logging.getLogger(__name__)
+
+PHOTO_SIDE = 256  # pixels of the longer side of a whole photo's picture
+THUMB_SIDE = 128  # of one among many
+CROP_SIDE = 128
+_DETAIL = 1024  # a photo's shorter side keeps at least this many pixels before a box is cut out of it
+_GREY = 160
+_LIST = "prototypes.json"
+_KEPT = 512  # pictures held in memory
+
+
+def open_photo(path: Path) -> Photo:
+    """A photo for making pictures of: large ones are decoded at a fraction of their size."""
+    return read_photo(path, at_least=_DETAIL)
+
+
+def reduced(photo: Photo, side: int = PHOTO_SIDE) -> Picture:
+    """The whole photo, its longer side at most `side` pixels."""
+    image = photo.image
+    scale = min(side / max(image.size), 1.0)
+    size = (max(round(image.width * scale), 1), max(round(image.height * scale), 1))
+    return np.asarray(image.resize(size, Image.Resampling.LANCZOS) if size != image.size else image).copy()
+
+
+def cut_out(photo: Photo, box: Box, side: int = CROP_SIDE) -> Picture:
+    """What lies in a box of the photo, at least a pixel; never enlarged."""
+    image = photo.image
+    across, down = image.width / photo.size[0], image.height / photo.size[1]
+    left = min(max(round(box.left * across), 0), image.width - 1)
+    top = min(max(round(box.top * down), 0), image.height - 1)
+    right = min(max(round(box.right * across), left + 1), image.width)
+    bottom = min(max(round(box.bottom * down), top + 1), image.height)
+    crop = image.crop((left, top, right, bottom))
+    return reduced(Photo(crop, crop.size), side)
+
+
+def grey_square(side: int = 32) -> Picture:
+    """Stands where there is no picture."""
+    return np.full((side, side, 3), _GREY, dtype=np.uint8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """The pictures of one prototype's source."""
+
+    crop: Picture
+    photo: Picture
+    size: Size
+
+
+class PrototypePictures:
+    """The crop and the photo of each prototype: from the data where it is, else as stored in the run, else grey.
+
+    >>> pictures = PrototypePictures(tree, data)
+    >>> pictures.crop(0)
+    """
+
+    def __init__(self, tree: ProtoTree, data: ImageData | None = None, stored: Path | None = None) -> None:
+        self._sources = tree.sources
+        self._root = data.root if data is not None else None
+        self._stored = stored if stored is not None and _describes(stored, tree) else None
+        self._shown = lru_cache(maxsize=_KEPT)(self._find)
+
+    def crop(self, node: int) -> Picture:
+        """The prototype's patch, cut out of its photo."""
+        return self._shown(node).crop
+
+    def photo(self, node: int) -> Picture:
+        """The photo that the prototype was found in."""
+        return self._shown(node).photo
+
+    def shown(self, node: int) -> Shown:
+        """Both, and the size of the photo itself."""
+        return self._shown(node)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every prototype's picture is stored, so that no data is needed."""
+        return self._stored is not None or not self._sources
+
+    def _find(self, node: int) -> Shown:
+        source = self._sources[node]
+        if source is not None and self._root is not None:
+            try:
+                return _look(self._root, source)
+            except DataError as error:
+                log.debug("no picture of prototype %d from the data: %s", node, error)
+        if source is not None and self._stored is not None:
+            try:
+                size = read_json(self._stored / _LIST)["sizes"][node]
+                crop, photo = (_read_picture(self._stored / name) for name in _names(node))
+                return Shown(crop, photo, (int(size[0]), int(size[1])))
+            except (DataError, CheckpointError, LookupError, TypeError, ValueError) as error:
+                log.warning("the stored picture of prototype %d cannot be used: %s", node, error)
+        return Shown(grey_square(), grey_square(), _size_from(source))
+
+
+def write_pictures(tree: ProtoTree, data: ImageData, folder: Path) -> None:
+    """Stores the crop and the reduced photo of every prototype, so that the folder explains without the data.
+
+    The list is written last and says which sources the pictures are of: pictures of another projection are never used.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _LIST).unlink(missing_ok=True)
+    sizes: list[Size] = []
+    pictures = PrototypePictures(tree, data)
+    for node in range(tree.topology.n_nodes):
+        shown = pictures.shown(node)
+        crop, photo = _names(node)
+        write_file(folder / crop, _webp(shown.crop, lossless=True))  # a few pixels, of which every one shows
+        write_file(folder / photo, _webp(shown.photo, lossless=False))
+        sizes.append(shown.size)
+    content = {"version": 1, "sizes": sizes, "sources": _identity(tree)}
+    write_file(folder / _LIST, json.dumps(content, indent=1).encode())
+
+
+def _look(root: Path, source: PrototypeSource) -> Shown:
+    path = root / source.image
+    if Path(source.image).is_absolute() or ".." in Path(source.image).parts:
+        raise DataError(f"expected the source of a prototype below {root}, got {source.image}")
+    photo = open_photo(path)
+    return Shown(cut_out(photo, Box(*source.box)), reduced(photo), photo.size)
+
+
+def _names(node: int) -> tuple[str, str]:
+    return f"{node:03d}.webp", f"{node:03d}-photo.webp"
+
+
+def _webp(picture: Picture, *, lossless: bool) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "WEBP", quality=90, lossless=lossless)
+    return buffer.getvalue()
+
+
+def _read_picture(path: Path) -> Picture:
+    return np.asarray(read_photo(path).image).copy()
+
+
+def _identity(tree: ProtoTree) -> list[Any]:
+    rows = [source and [source.image, *(round(edge, 3) for edge in source.box)] for source in tree.sources]
+    return list(json.loads(json.dumps(rows)))
+
+
+def _describes(folder: Path, tree: ProtoTree) -> bool:
+    try:
+        return bool(read_json(folder / _LIST).get("sources") == _identity(tree))
+    except CheckpointError:
+        return False
+
+
+def _size_from(source: PrototypeSource | None) -> Size:
+    """The least size of a photo that holds the box, where the photo itself is nowhere."""
+    if source is None:
+        return (1, 1)
+    edges = (source.box[2:], source.region[2:] if source.region else (1.0, 1.0))
+    return int(max(edge[0] for edge in edges) + 0.999), int(max(edge[1] for edge in edges) + 0.999)

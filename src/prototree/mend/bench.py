@@ -1,0 +1,450 @@
+"""A tree on the bench: prototypes replaced, sources banned, nodes removed, and the leaves refitted at once (§7).
+
+The network stays as it is, so the feature maps of all photos are computed once. An edit changes the distances to one
+prototype, then the leaves are fitted anew without gradients (Eq. 5). States are never changed; an edit makes a new one.
+
+Notation used for tensor shapes: M photos, N nodes, L leaves, K classes, P patches of a map.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+from torch import Tensor
+
+from prototree.data.loading import Entry, ViewDataset
+from prototree.data.samples import Box, ImageData, Sample
+from prototree.data.views import FULL, View, evaluation_views, from_photo, photo_size, projection_views, to_photo
+from prototree.errors import MendError
+from prototree.mend.edits import Ban, Edit, Note, Region, Remove, Replace
+from prototree.training import leaf_training
+from prototree.training.projection import reachable_classes
+from prototree.training.stored_maps import StoredMaps
+from prototree.tree import routing
+from prototree.tree.model import Decisions, ProtoTree, PrototypeSource, Routed
+from prototree.tree.patches import NearestPatches, extract_patches
+from prototree.tree.routing import STRATEGIES, Strategy
+from prototree.tree.topology import Topology
+
+N_SWEEPS = 5  # of Eq. 5 over the training photos after an edit
+_TOUCH = 0.01  # a patch is in a region if this share of either lies in the other
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One patch of one view of a training photo."""
+
+    image: str
+    view: str
+    patch: tuple[int, int]
+    box: Region  # in pixels of the photo
+
+    def replaces(self, node: int) -> Replace:
+        """The edit that puts this patch at a node."""
+        return Replace(node, self.image, self.view, self.patch)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A training patch that could be a node's prototype."""
+
+    cell: Cell
+    label: int
+    similarity: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How good a tree is on the photos that feedback comes from."""
+
+    n_photos: int
+    accuracy: dict[str, float]  # by strategy
+    fidelity: dict[str, float]  # agreement of a hard strategy with soft
+    path_length: dict[str, float]  # prototypes asked, on average
+    class_accuracy: tuple[float | None, ...]  # soft; None for a class without photos
+    n_prototypes: int
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A photo that is answered differently."""
+
+    place: int  # in the list of photos
+    label: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two trees on the same photos."""
+
+    before: Figures
+    after: Figures
+    changed: tuple[Changed, ...]  # by the soft answer
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A tree between two edits, with the distance of every photo to every one of its prototypes."""
+
+    tree: ProtoTree
+    nodes: Int[ndarray, " N"]  # their numbers in the tree that mending began with
+    leaves: Int[ndarray, " L"]
+    training: NearestPatches
+    feedback: NearestPatches
+    banned: tuple[Ban, ...] = ()
+    notes: tuple[tuple[int, str], ...] = ()  # by original number
+    disturbed: frozenset[int] = frozenset()  # leaves, by original number, whose photos are others now
+
+    def index(self, node: int) -> int:
+        """Where a node of the original tree is now."""
+        found = np.nonzero(self.nodes == node)[0]
+        if not len(found):
+            raise MendError(f"expected one of the nodes {_some(self.nodes.tolist())}, got {node}; it has been removed")
+        return int(found[0])
+
+    @cached_property
+    def decisions(self) -> Decisions:
+        """What the tree decides for the photos of the feedback."""
+        return self.tree.decide(_routed(self.tree, self.feedback))
+
+
+class Bench:
+    """What mending needs: the tree, and the feature maps of training photos and of photos for feedback.
+
+    `training` holds for each photo the view that prototypes may come from, then the whole photo. `banned` and `notes`
+    are what earlier mending left.
+    """
+
+    def __init__(
+        self,
+        tree: ProtoTree,
+        root: Path,
+        training: StoredMaps,
+        feedback: StoredMaps,
+        *,
+        constrain_classes: bool = True,
+        banned: tuple[Ban, ...] = (),
+        notes: Mapping[int, str] | None = None,
+    ) -> None:
+        if tree.topology.n_nodes == 0:
+            raise MendError("expected a tree with at least one prototype, got a single leaf; there is nothing to mend")
+        self.tree, self.root, self.training, self.feedback = tree.eval(), root, training, feedback
+        self._constrain, self._banned_before, self._notes_before = constrain_classes, banned, notes or {}
+        self._row = {(self.name(entry.sample), entry.view.name): row for row, entry in enumerate(training.entries)}
+        self._whole = [row for row, entry in enumerate(training.entries) if entry.view == FULL]
+        self._is_source = _first_views(training.entries)
+        self._weight = float(tree.leaf_logits.sum()) / len(self._whole)  # how often training counted each photo
+
+    def name(self, sample: Sample) -> str:
+        """A photo's name, as in the sources of prototypes."""
+        path = sample.path
+        return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else path.name
+
+    @cached_property
+    def start(self) -> State:
+        """The tree as it is, before any edit."""
+        tree, prototypes = self.tree, self.tree.prototypes.detach()
+        return State(
+            tree,
+            np.arange(tree.topology.n_nodes),
+            np.arange(tree.topology.n_leaves),
+            self.training.nearest(prototypes),
+            self.feedback.nearest(prototypes),
+            self._banned_before,
+            tuple(sorted((node, text) for node, text in self._notes_before.items())),
+        )
+
+    def apply(self, state: State, edit: Edit) -> State:
+        """The state after an edit, with its leaves refitted."""
+        match edit:
+            case Note():
+                state.index(edit.node)
+                others = tuple(note for note in state.notes if note[0] != edit.node)
+                own = ((edit.node, edit.text),) if edit.text else ()
+                return replace(state, notes=tuple(sorted(others + own)))
+            case Replace():
+                return self._refitted(self._replaced(state, edit))
+            case Ban():
+                return self._refitted(self._banned(state, edit))
+            case Remove():
+                return self._refitted(self._removed(state, edit))
+
+    def locate(self, image: str, region: Region, view: str = FULL.name) -> Cell:
+        """The patch of a view that lies nearest to a region of the photo."""
+        entry = self.entry(image, view)
+        box = Box(*region)
+        x, y = ((box.left + box.right) / 2, (box.top + box.bottom) / 2)
+        across, down = from_photo((x, y), entry.view, photo_size(entry.sample), self.tree.preprocessing)
+        (rows, columns), (height, width) = self.tree.features.backbone.map_size, self.tree.prototypes.shape[2:]
+        side = self.tree.preprocessing.size
+        row = round(min(max(down * rows / side - height / 2, 0.0), float(rows - height)))
+        column = round(min(max(across * columns / side - width / 2, 0.0), float(columns - width)))
+        return self._cell(entry, row, column)
+
+    def candidates(self, state: State, node: int, n: int = 12) -> tuple[Candidate, ...]:
+        """The nearest allowed patches to a node's prototype, one a photo, nearest first."""
+        index = state.index(node)
+        prototype = state.tree.prototypes.detach()[index : index + 1]
+        return self._nearest_first(self.training.nearest(prototype, self._forbidden(state.banned)), 0, n)
+
+    def candidates_of(self, state: State, index: int, n: int = 12) -> tuple[Candidate, ...]:
+        """The same for a node of the tree as it is, banned patches and all, at no cost."""
+        return self._nearest_first(state.training, index, n)
+
+    def _nearest_first(self, nearest: NearestPatches, column: int, n: int) -> tuple[Candidate, ...]:
+        distance = nearest.distance[:, column].masked_fill(~self._is_source, torch.inf)
+        chosen = [row for row in distance.argsort(stable=True)[:n].tolist() if torch.isfinite(distance[row])]
+        return tuple(
+            Candidate(
+                self._cell(entry := self.training.entries[row], *self._row_column(int(nearest.patch[row, column]))),
+                entry.sample.label,
+                float(torch.exp(-distance[row])),
+            )
+            for row in chosen
+        )
+
+    def cell(self, image: str, view: str, patch: tuple[int, int]) -> Cell:
+        """A patch by its place in the map of a view."""
+        return self._cell(self.entry(image, view), *patch)
+
+    def map_of(self, cell: Cell) -> Float[Tensor, "1 D H W"]:
+        """The feature map that a patch is in."""
+        return self.training.maps([self._row[cell.image, cell.view]])
+
+    def is_banned(self, state: State, cell: Cell) -> bool:
+        """Whether a patch may not be a prototype."""
+        return any(ban.image == cell.image and _meet(ban.region, cell.box) for ban in state.banned)
+
+    def figures(self, state: State) -> Figures:
+        """The numbers of a state on the photos of the feedback."""
+        decisions, labels = state.decisions, self.feedback.labels
+        answers: dict[Strategy, Tensor] = {strategy: decisions.labels(strategy) for strategy in STRATEGIES}
+        right = answers["soft"] == labels
+        return Figures(
+            n_photos=len(labels),
+            accuracy={s: _share(answers[s] == labels) for s in STRATEGIES},
+            fidelity={s: _share(answers[s] == answers["soft"]) for s in STRATEGIES[1:]},
+            path_length={s: float(decisions.path(s).length.double().mean()) for s in STRATEGIES[1:]},
+            class_accuracy=tuple(
+                _share(right[labels == k]) if (labels == k).any() else None for k in range(self.tree.n_classes)
+            ),
+            n_prototypes=state.tree.topology.n_nodes,
+        )
+
+    def compare(self, before: State, after: State) -> Comparison:
+        """What lies between two states."""
+        then, now, labels = before.decisions.labels(), after.decisions.labels(), self.feedback.labels
+        changed = torch.nonzero(then != now)[:, 0].tolist()
+        rows = tuple(Changed(i, int(labels[i]), int(then[i]), int(now[i])) for i in changed)
+        return Comparison(self.figures(before), self.figures(after), rows)
+
+    def has(self, image: str, view: str) -> bool:
+        """Whether there is such a view of a training photo."""
+        return (image, view) in self._row
+
+    def entry(self, image: str, view: str) -> Entry:
+        """A view of a training photo."""
+        row = self._row.get((image, view))
+        if row is None:
+            raise MendError(
+                f"expected a training photo, got {image!r} in the view {view!r}; there is none of that name"
+            )
+        return self.training.entries[row]
+
+    def _cell(self, entry: Entry, row: int, column: int) -> Cell:
+        (rows, columns), (height, width) = self.tree.features.backbone.map_size, self.tree.prototypes.shape[2:]
+        if not (0 <= row <= rows - height and 0 <= column <= columns - width):
+            raise MendError(f"expected a patch in a map of {rows}×{columns}, got row {row}, column {column}")
+        down, across = self.tree.preprocessing.size / rows, self.tree.preprocessing.size / columns
+        in_input = Box(column * across, row * down, (column + width) * across, (row + height) * down)
+        box = to_photo(in_input, entry.view, photo_size(entry.sample), self.tree.preprocessing)
+        edges = (box.left, box.top, box.right, box.bottom)
+        return Cell(self.name(entry.sample), entry.view.name, (row, column), edges)
+
+    def _row_column(self, patch: int) -> tuple[int, int]:
+        width = self.tree.features.backbone.map_size[1] - self.tree.prototypes.shape[3] + 1
+        return divmod(patch, width)
+
+    def _forbidden(self, banned: Sequence[Ban]) -> dict[int, Bool[Tensor, " P"]]:
+        """Banned patches of each view that has some."""
+        (rows, columns), (height, width) = self.tree.features.backbone.map_size, self.tree.prototypes.shape[2:]
+        grid = [(row, column) for row in range(rows - height + 1) for column in range(columns - width + 1)]
+        masks: dict[int, Tensor] = {}
+        for (image, _), row in self._row.items():
+            regions = [ban.region for ban in banned if ban.image == image]
+            if regions:
+                boxes = [self._cell(self.training.entries[row], *place).box for place in grid]
+                masks[row] = torch.tensor([any(_meet(region, box) for region in regions) for box in boxes])
+        return masks
+
+    def _replaced(self, state: State, edit: Replace) -> State:
+        cell = self._cell(self.entry(edit.image, edit.view), *edit.patch)
+        if self.is_banned(state, cell):
+            raise MendError(f"{edit.image} is banned there; choose another patch, or undo the ban")
+        return self._with_prototype(state, state.index(edit.node), cell)
+
+    def _with_prototype(self, state: State, index: int, cell: Cell) -> State:
+        row = self._row[cell.image, cell.view]
+        old, entry = state.tree.prototypes.detach(), self.training.entries[row]
+        patches = extract_patches(self.training.maps([row]), (old.shape[2], old.shape[3]))[0]
+        columns = self.tree.features.backbone.map_size[1] - old.shape[3] + 1
+        # Patches are flattened as prototypes are: depth, then height, then width.
+        prototype = patches[cell.patch[0] * columns + cell.patch[1]].view_as(old[index])
+        tree = _copied(state.tree)
+        tree.prototypes.data[index] = prototype
+        region = entry.view.region
+        source = PrototypeSource(
+            image=cell.image,
+            label=entry.sample.label,
+            view=cell.view,
+            patch=cell.patch,
+            box=cell.box,
+            distance=float(torch.linalg.vector_norm(prototype - old[index])),
+            region=(region.left, region.top, region.right, region.bottom) if region is not None else None,
+            flip=entry.view.flip,
+        )
+        tree.sources = (*tree.sources[:index], source, *tree.sources[index + 1 :])
+        return replace(
+            state,
+            tree=tree,
+            training=_with_column(state.training, index, self.training.nearest(prototype[None])),
+            feedback=_with_column(state.feedback, index, self.feedback.nearest(prototype[None])),
+            disturbed=state.disturbed | {int(state.leaves[leaf]) for leaf in leaves_below(tree.topology, index)},
+        )
+
+    def _banned(self, state: State, edit: Ban) -> State:
+        """Prototypes that come from there are projected anew (Eq. 6, S1), on what is still allowed."""
+        if not any(image == edit.image for image, _ in self._row):
+            raise MendError(f"expected a training photo, got {edit.image!r}; there is none of that name")
+        state = replace(state, banned=(*state.banned, edit))
+        forbidden = self._forbidden(state.banned)
+        for index, source in enumerate(state.tree.sources):
+            if source is None or source.image != edit.image or not _meet(edit.region, source.box):
+                continue
+            nearest = self.training.nearest(state.tree.prototypes.detach()[index : index + 1], forbidden)
+            distance = nearest.distance[:, 0].masked_fill(~self._is_source, torch.inf)
+            if self._constrain:
+                other_class = ~reachable_classes(state.tree)[index, self.training.labels]
+                constrained = distance.masked_fill(other_class, torch.inf)
+                # As in projection: where no patch of these classes is left, any class will do.
+                distance = constrained if torch.isfinite(constrained).any() else distance
+            row = int(distance.argmin())
+            if not torch.isfinite(distance[row]):
+                raise MendError(f"no patch would be left for node {state.nodes[index]}; undo some bans first")
+            place = self._row_column(int(nearest.patch[row, 0]))
+            state = self._with_prototype(state, index, self._cell(self.training.entries[row], *place))
+        return state
+
+    def _removed(self, state: State, edit: Remove) -> State:
+        index, topology = state.index(edit.node), state.tree.topology
+        if topology.n_nodes == 1:
+            raise MendError("expected at least one node to be left; a tree that is a single leaf decides nothing")
+        kept = int((topology.left if edit.keep == "left" else topology.right)[index])
+        smaller, nodes, leaf_ids = spliced(topology, index, edit.keep)
+        if smaller.n_nodes == 0:
+            raise MendError("expected at least one node to be left; keep the other side")
+        disturbed = {~kept} if kept < 0 else leaves_below(topology, kept)
+        return replace(
+            state,
+            tree=state.tree.with_topology(smaller, nodes, leaf_ids),
+            nodes=state.nodes[nodes],
+            leaves=state.leaves[leaf_ids],
+            training=NearestPatches(state.training.distance[:, nodes], state.training.patch[:, nodes]),
+            feedback=NearestPatches(state.feedback.distance[:, nodes], state.feedback.patch[:, nodes]),
+            notes=tuple(note for note in state.notes if note[0] in state.nodes[nodes]),
+            disturbed=state.disturbed | {int(state.leaves[leaf]) for leaf in disturbed},
+        )
+
+    @torch.no_grad()
+    def _refitted(self, state: State) -> State:
+        """Leaves whose photos are others now start from nothing, the rest from where training left them."""
+        tree = _copied(state.tree)
+        is_disturbed = torch.tensor([leaf in state.disturbed for leaf in state.leaves.tolist()])
+        start = self.tree.leaf_logits.detach()[state.leaves].masked_fill(is_disturbed[:, None], 0.0)
+        tree.leaf_logits.data = start
+        whole = NearestPatches(state.training.distance[self._whole], state.training.patch[self._whole])
+        routed, labels = _routed(tree, whole), self.training.labels[self._whole]
+        for _ in range(N_SWEEPS):
+            leaf_training.refit_leaves(tree, lambda visit: visit(routed, labels))
+            tree.leaf_logits.mul_(self._weight)
+        return replace(state, tree=tree)
+
+
+def spliced(
+    topology: Topology, node: int, keep: Literal["left", "right"]
+) -> tuple[Topology, Int[ndarray, " n"], Int[ndarray, " m"]]:
+    """The tree without a node and one of its subtrees, with the old number of each node and leaf."""
+    kept = int((topology.left if keep == "left" else topology.right)[node])
+    left, right = topology.left.tolist(), topology.right.tolist()
+    for side in (left, right):
+        side[:] = [kept if child == node else child for child in side]
+    return Topology.from_children(left, right, root=kept if node == 0 else 0)
+
+
+def training_set(data: ImageData, tree: ProtoTree, margin: float = 0.0) -> ViewDataset:
+    """The views of training photos that prototypes may come from, and the whole photos, on which leaves are fitted."""
+
+    def views(sample: Sample) -> tuple[View, ...]:
+        own = projection_views(sample, data.kind, margin=margin)
+        return own if FULL in own else (*own, FULL)
+
+    return ViewDataset(data.train, views, tree.preprocessing)
+
+
+def photo_set(samples: Sequence[Sample], tree: ProtoTree) -> ViewDataset:
+    """Whole photos."""
+    return ViewDataset(samples, evaluation_views, tree.preprocessing)
+
+
+def _first_views(entries: Sequence[Entry]) -> Bool[Tensor, " M"]:
+    first: dict[int, int] = {}
+    for row, entry in enumerate(entries):
+        first.setdefault(entry.sample_index, row)
+    return torch.tensor([first[entry.sample_index] == row for row, entry in enumerate(entries)])
+
+
+def _routed(tree: ProtoTree, nearest: NearestPatches) -> Routed:
+    with torch.no_grad():
+        return Routed(nearest.distance, nearest.patch, routing.log_path_probs(nearest.distance, tree.topology))
+
+
+def _copied(tree: ProtoTree) -> ProtoTree:
+    topology = tree.topology
+    return tree.with_topology(topology, np.arange(topology.n_nodes), np.arange(topology.n_leaves))
+
+
+def _with_column(nearest: NearestPatches, index: int, column: NearestPatches) -> NearestPatches:
+    distance, patch = nearest.distance.clone(), nearest.patch.clone()
+    distance[:, index], patch[:, index] = column.distance[:, 0], column.patch[:, 0]
+    return NearestPatches(distance, patch)
+
+
+def leaves_below(topology: Topology, node: int) -> set[int]:
+    """The leaves that a node decides about."""
+    return {leaf for leaf, path in enumerate(topology.paths) if node in path}
+
+
+def _meet(region: Region | None, box: Region) -> bool:
+    """Whether a box lies in a banned region, be it in part."""
+    if region is None:
+        return True
+    across = min(region[2], box[2]) - max(region[0], box[0])
+    down = min(region[3], box[3]) - max(region[1], box[1])
+    smaller = min((edge[2] - edge[0]) * (edge[3] - edge[1]) for edge in (region, box))
+    return across > 0 and down > 0 and across * down > _TOUCH * smaller
+
+
+def _share(hits: Bool[Tensor, " M"]) -> float:
+    return int(hits.sum()) / len(hits)
+
+
+def _some(values: Sequence[Any], shown: int = 12) -> str:
+    return ", ".join(map(str, values[:shown])) + (", …" if len(values) > shown else "")

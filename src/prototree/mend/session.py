@@ -1,0 +1,299 @@
+"""Mending a run by hand: edits with undo and redo, a history that is saved, and a new run at the end (§7).
+
+    session = open_session("runs/birds")
+    cell = session.bench.locate("images/001.jpg", (60.0, 40.0, 75.0, 55.0))
+    session.apply(cell.replaces(5))
+    session.apply(Note(5, "black beak"))
+    print(session.compare().after.accuracy)
+    run = session.save()
+
+**What the figures stand on.** Prototypes and leaves come from the training photos. Feedback after each edit comes from
+every second test photo (or from a folder of one's own), and the other half is looked at only when a run is saved: the
+figure written then is a fair one. The run that mending began with is never changed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from prototree.config import Config
+from prototree.data import ImageData, open_data
+from prototree.data.loading import ViewDataset
+from prototree.data.samples import Sample
+from prototree.data.views import CORNER_MARGIN
+from prototree.errors import DataError, MendError
+from prototree.evaluation.metrics import evaluate_all
+from prototree.evaluation.mistakes import MistakeFinder
+from prototree.mend import edits
+from prototree.mend.bench import Bench, Comparison, Figures, State, photo_set, training_set
+from prototree.mend.edits import Ban, Edit, History, read_history
+from prototree.pipeline.stages import PROJECTED, Run
+from prototree.training.batches import Tick
+from prototree.training.stored_maps import StoredMaps, store_maps
+from prototree.tree import checkpoint
+from prototree.tree.checkpoint import read_json, write_file
+from prototree.tree.model import ProtoTree
+
+HISTORY, NOTES, MENDING = "history.json", "notes.json", "mending.json"
+_KEPT_STATES = 16  # for undoing at once; older ones are computed again
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a session stands: read it once to see one moment, whatever others do meanwhile."""
+
+    history: History
+    state: State
+    previous: State  # before the last edit, undo or redo
+
+
+class Session:
+    """A run being mended. Calls may come from several threads; each change is complete and saved, or did not happen."""
+
+    def __init__(
+        self,
+        run: Run,
+        data: ImageData,
+        bench: Bench,
+        held_back: StoredMaps | None,
+        work: Path,
+        feedback_name: str,
+        source: str,
+    ) -> None:
+        self.run, self.data, self.bench, self.held_back = run, data, bench, held_back
+        self.work, self.feedback_name, self.source = work, feedback_name, source  # source: what the data was opened by
+        self._lock = threading.RLock()
+        self._states: OrderedDict[tuple[Edit, ...], State] = OrderedDict()
+        history = read_history(work / HISTORY, _origin(bench.tree))
+        state = self._state_of(history.done)
+        self.standing = Standing(history, state, state)
+
+    @property
+    def revision(self) -> int:
+        """Grows with every change; a change that names another one is refused."""
+        return self.standing.history.revision
+
+    @property
+    def state(self) -> State:
+        return self.standing.state
+
+    @property
+    def figures(self) -> Figures:
+        """The tree as it is, on the photos for feedback."""
+        return self.bench.figures(self.state)
+
+    def apply(self, edit: Edit, revision: int | None = None) -> Standing:
+        """Makes an edit."""
+        return self._change(lambda history: history.add(edit), revision)
+
+    def undo(self, revision: int | None = None) -> Standing:
+        """Takes the last edit back."""
+        return self._change(History.undo, revision)
+
+    def redo(self, revision: int | None = None) -> Standing:
+        """Makes the edit again that was undone last."""
+        return self._change(History.redo, revision)
+
+    def compare(self) -> Comparison:
+        """The tree that mending began with, and the tree as it is."""
+        return self.bench.compare(self.bench.start, self.state)
+
+    def mistakes(self) -> dict[str, Any]:
+        """Wrong answers of the tree as it is on the photos for feedback, as in mistakes.json."""
+        return _mistakes(self.bench, self.state.tree, [self.bench.feedback])
+
+    def save(self, out: str | Path | None = None, revision: int | None = None) -> Run:
+        """A new run with the mended tree; by default beside the old one, under the first name that is free.
+
+        It appears when it is complete: a kill leaves either nothing or all of it.
+        """
+        with self._lock:
+            standing = self.standing
+            standing.history.expect(revision)
+            folder = Path(out) if out is not None else self.free_name("mended")
+            if folder.exists():
+                raise MendError(f"expected a new folder to save to, but {folder} exists; choose another name")
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            temporary = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+            shutil.rmtree(temporary, ignore_errors=True)
+            try:
+                temporary.mkdir()
+                self._write(temporary, standing)
+                os.rename(temporary, folder)
+            except OSError as error:
+                raise MendError(f"{folder} could not be written ({error.strerror}); nothing was saved") from error
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+            checkpoint.sync_folder(folder.parent)
+            return Run(folder)
+
+    def _change(self, step: Callable[[History], History], revision: int | None) -> Standing:
+        with self._lock:
+            before = self.standing
+            before.history.expect(revision)
+            history = step(before.history)
+            state = self._state_of(history.done)  # fails for an edit that cannot be made, before anything is written
+            history.write(self.work / HISTORY)
+            self.standing = Standing(history, state, before.state)
+            return self.standing
+
+    def _state_of(self, done: tuple[Edit, ...]) -> State:
+        """The state after some edits, from the longest beginning of them that is still known."""
+        known = next((n for n in range(len(done), 0, -1) if done[:n] in self._states), 0)
+        state = self._states[done[:known]] if known else self.bench.start
+        for n in range(known, len(done)):
+            state = self.bench.apply(state, done[n])
+            self._states[done[: n + 1]] = state
+        while len(self._states) > _KEPT_STATES:
+            self._states.popitem(last=False)
+        return state
+
+    def free_name(self, kind: str) -> Path:
+        """A folder beside the run that does not exist yet."""
+        folder = self.run.folder.resolve()
+        names = (folder.with_name(f"{folder.name}-{kind}-{number}") for number in range(1, 10_000))
+        return next(name for name in names if not name.exists())
+
+    def _write(self, folder: Path, standing: Standing) -> None:
+        tree, config = standing.state.tree, self.run.folder / "config.toml"
+        if config.exists():
+            write_file(folder / config.name, config.read_bytes())
+        (folder / PROJECTED).mkdir()
+        checkpoint.save(tree, folder / PROJECTED)
+        judged_on = self.held_back or self.bench.feedback
+        trees = {"before": self.bench.start.tree, "after": tree}
+        metrics = evaluate_all(trees, judged_on.batches())
+        comparison = self.compare()
+        place = {int(node): index for index, node in enumerate(standing.state.nodes)}
+        _write_json(folder / NOTES, {str(place[node]): text for node, text in standing.state.notes})
+        sets = [self.bench.feedback] if self.held_back is None else [self.bench.feedback, self.held_back]
+        _write_json(folder / "mistakes.json", _mistakes(self.bench, tree, sets))
+        mending = {
+            "version": 1,
+            "from": self.run.folder.resolve().name,
+            "edits": [edits.to_json(edit) for edit in standing.history.done],
+            "banned": [edits.to_json(ban) for ban in standing.state.banned],
+            "feedback": {
+                "photos": self.feedback_name,
+                "before": asdict(comparison.before),
+                "after": asdict(comparison.after),
+            },
+            "judged": {
+                "photos": "test photos that no feedback came from" if self.held_back else self.feedback_name,
+                "before": metrics["before"].accuracy,
+                "after": metrics["after"].accuracy,
+            },
+        }
+        _write_json(folder / MENDING, mending)
+        content = {
+            "source": self.source,
+            "version": 1,
+            "data": {"kind": self.data.kind, "train": len(self.data.train), "test": len(judged_on)},
+            "classes": list(self.data.class_names),
+            "stages": {PROJECTED: metrics["after"].to_json()},
+        }
+        _write_json(folder / "metrics.json", content)
+
+
+def open_session(
+    run: str | Path | Run,
+    *,
+    data: str | Path | None = None,
+    validation: str | Path | None = None,
+    work: str | Path | None = None,
+    tick: Tick | None = None,
+) -> Session:
+    """Opens a run for mending, with the history it has.
+
+    History and feature maps lie in `work`, by default `RUN-mend` beside the run. `validation` is a data set whose
+    photos all give feedback; without it every second test photo does.
+    """
+    run = run if isinstance(run, Run) else Run(Path(run))
+    tree = run.tree()
+    source = data or run.source
+    config = run.config if (run.folder / "config.toml").exists() else Config()
+    images = _with_classes(open_data(source, test_share=config.test_share), tree, str(source))
+    folder = Path(work) if work is not None else _beside(run.folder)
+    if folder.resolve() == run.folder.resolve():
+        raise MendError(f"expected a folder for the work other than the run, got {folder}; the run is never changed")
+    folder.mkdir(parents=True, exist_ok=True)
+    if validation is None:
+        feedback, held_back = _halves(images.test)
+        name = "every second test photo"
+    else:
+        own = _with_classes(open_data(validation), tree, str(validation))
+        feedback, held_back = (*own.train, *own.test), images.test
+        name = "photos given for validation"
+
+    def stored(dataset: ViewDataset) -> StoredMaps:
+        return store_maps(tree, dataset, folder / "maps", tick)
+
+    # The views that the run's own prototypes come from.
+    margin = CORNER_MARGIN if config.recipe == "warm" else 0.0
+    mended = read_json(run.folder / MENDING) if (run.folder / MENDING).exists() else {}
+    bench = Bench(
+        tree,
+        images.root,
+        stored(training_set(images, tree, margin)),
+        stored(photo_set(feedback, tree)),
+        constrain_classes=config.constrain_classes,
+        banned=tuple(ban for ban in map(edits.from_json, mended.get("banned", ())) if isinstance(ban, Ban)),
+        notes={node: text for node, text in run.notes.items() if 0 <= node < tree.topology.n_nodes},
+    )
+    unseen = stored(photo_set(held_back, tree)) if held_back else None
+    return Session(run, images, bench, unseen, folder, name, str(source))
+
+
+def _halves(samples: Sequence[Sample]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
+    """The first, third, … photo of each class, and the others."""
+    seen: dict[int, int] = {}
+    halves: tuple[list[Sample], list[Sample]] = ([], [])
+    for sample in samples:
+        count = seen.get(sample.label, 0)
+        halves[count % 2].append(sample)
+        seen[sample.label] = count + 1
+    return tuple(halves[0]), tuple(halves[1])
+
+
+def _with_classes(data: ImageData, tree: ProtoTree, source: str) -> ImageData:
+    if data.class_names != tree.class_names:
+        raise DataError(f"expected the classes of the run in {source}, got others; choose the data it was made with")
+    return data
+
+
+def _mistakes(bench: Bench, tree: ProtoTree, sets: Sequence[StoredMaps]) -> dict[str, Any]:
+    """As `prototree evaluate` writes them, with the photo's name in place of its place."""
+    finder, names = MistakeFinder(tree), list[str]()
+    for maps in sets:
+        before = len(names)
+        names += [bench.name(entry.sample) for entry in maps.entries]
+        for feature_map, labels, places in maps.batches():
+            finder.look(feature_map, labels, places + before)
+    found = finder.to_json()
+    for mistake in found["images"]:
+        mistake["image"] = names[mistake["place"]]
+    return found
+
+
+def _origin(tree: ProtoTree) -> str:
+    """What names a tree: the questions it asks, in which order, and its answers."""
+    digest = hashlib.sha256(repr((tree.topology.left.tolist(), tree.topology.right.tolist())).encode())
+    for tensor in (tree.prototypes, tree.leaf_logits):
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _beside(folder: Path) -> Path:
+    folder = folder.resolve()
+    return folder.with_name(f"{folder.name}-mend")
+
+
+def _write_json(path: Path, content: Any) -> None:
+    write_file(path, json.dumps(content, indent=1, ensure_ascii=False).encode())

@@ -1,0 +1,317 @@
+"""f(x; ω): any timm network as a feature map, and the 1×1 convolution to the prototypes' depth (§6.1, Table S1).
+
+The network is two parts: the *trunk*, which stays frozen while training starts, and the *tail*, its last block
+(`layer4.2` in ResNet50), which learns from the start. What passes between them is one tensor, the border, so that a
+frozen trunk needs to run only once per image.
+
+Notation used for tensor shapes: B batch, C channels of the network's map, D prototype depth, H W feature map.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import dropout2d, relu
+
+import prototree.network.torchvision_guard  # noqa: F401  (before timm)
+from prototree.errors import ConfigError, ShapeError, WeightsError
+from prototree.network.preprocessing import Preprocessing
+from prototree.network.weights import load_weights, packaged_lite0
+
+import timm  # isort: skip
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+_AUTO_NAME = "tf_efficientnet_lite0"
+
+
+class Backbone(nn.Module):
+    """A timm network up to one of its feature maps.
+
+    `weights` is a file, "hub" for timm's own pretrained weights, "auto" for the hub or else the packaged
+    EfficientNet-Lite0, or None for a random start. `level` −1 is the last map, −2 the finer one before it. Without
+    `split` all of it is trunk.
+    """
+
+    def __init__(
+        self,
+        name: str = AUTO,
+        weights: str | Path | None = AUTO,
+        *,
+        image_size: int = 224,
+        level: int = -1,
+        split: bool = True,
+    ) -> None:
+        super().__init__()
+        self.name = _AUTO_NAME if name == AUTO else name
+        self.level = level
+        self.frozen = False
+        self._tail_names: list[str] = []
+        self.net, self.preprocessing = _build(self.name, image_size)
+        self.eval()  # the trial runs below must not move batch-norm statistics
+        full = self.net.state_dict().keys()
+        image = torch.rand(1, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
+        calls = self._strip(image)
+        kept = [key for key in self.net.state_dict() if key in full]
+        self.weights = self._load(weights, kept)
+        with torch.no_grad():
+            feature_map = self(image)
+        self.n_channels = feature_map.shape[1]
+        self.map_size: tuple[int, int] = (feature_map.shape[2], feature_map.shape[3])
+        self._finish: Callable[[Tensor], Tensor] = lambda y: y
+        if split:
+            self._tail_names, self._finish = self._find_tail(image, calls)
+        self.train()
+
+    def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C H W"]:
+        if not hasattr(self.net, "forward_intermediates"):
+            return self.net.forward_features(images)  # type: ignore[operator, no-any-return]
+        options = {"intermediates_only": True, "output_fmt": "NCHW", "stop_early": True}
+        return self.net.forward_intermediates(images, indices=[self._index], **options)[-1]  # type: ignore[operator, no-any-return]
+
+    def trunk(self, images: Float[Tensor, "B 3 h w"]) -> Tensor:
+        """The border: what the tail gets as its input."""
+        if not self._tail_names:
+            return self(images)  # type: ignore[no-any-return]
+        seen: list[Tensor] = []
+        hook = self._tail[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            self(images)
+        finally:
+            hook.remove()
+        return seen[0]
+
+    def tail(self, border: Tensor) -> Float[Tensor, "B C H W"]:
+        """From the border to the feature map; `tail(trunk(images))` is `forward(images)`."""
+        for module in self._tail:
+            border = module(border)
+        return self._finish(border)
+
+    def unsplit(self) -> "Backbone":
+        """Makes all of it trunk."""
+        self._tail_names, self._finish = [], lambda y: y
+        return self
+
+    def freeze(self, frozen: bool) -> None:
+        """Freezes or frees the trunk. While frozen, its batch-norm statistics do not move either."""
+        self.frozen = frozen
+        for parameter in self.trunk_parameters():
+            parameter.requires_grad_(not frozen)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> "Backbone":
+        super().train(mode)
+        if self.frozen:
+            self.net.eval()
+            for module in self._tail:
+                module.train(mode)
+        return self
+
+    def tail_parameters(self) -> Iterator[nn.Parameter]:
+        for module in self._tail:
+            yield from module.parameters()
+
+    def trunk_parameters(self) -> Iterator[nn.Parameter]:
+        tail = {id(parameter) for parameter in self.tail_parameters()}
+        return (parameter for parameter in self.net.parameters() if id(parameter) not in tail)
+
+    def trunk_state(self) -> dict[str, Tensor]:
+        """The weights and statistics that decide what the border is."""
+        tail = tuple(f"{name}." for name in self._tail_names)
+        return {name: tensor for name, tensor in self.net.state_dict().items() if not name.startswith(tail)}
+
+    @property
+    def _tail(self) -> list[nn.Module]:
+        return [self.net.get_submodule(name) for name in self._tail_names]
+
+    def _strip(self, image: Tensor) -> list[str]:
+        """Removes what the chosen map does not need, so that no parameter is idle; returns the modules run."""
+        self._index = 0
+        if hasattr(self.net, "forward_intermediates"):
+            with torch.no_grad():
+                n_levels = len(self.net.forward_intermediates(image, intermediates_only=True))  # type: ignore[operator]
+            if not -n_levels <= self.level < 0:
+                raise ConfigError(f"{self.name} has feature levels −1 to −{n_levels}, got {self.level}")
+            self._index = self.net.prune_intermediate_layers([n_levels + self.level], True, True)[0]  # type: ignore[operator]
+        elif self.level != -1:
+            raise ConfigError(f"{self.name} offers only its last feature map, level −1; got {self.level}")
+        calls: list[str] = []
+        hooks = [m.register_forward_hook(lambda *_, n=n: calls.append(n)) for n, m in self.net.named_modules()]
+        with torch.no_grad():
+            self(image)
+        for hook in hooks:
+            hook.remove()
+        for name, _ in list(self.net.named_children()):
+            if not any(call.split(".")[0] == name for call in calls):
+                setattr(self.net, name, nn.Identity())
+        return calls
+
+    def _load(self, weights: str | Path | None, needed: list[str]) -> str | None:
+        if weights == AUTO:
+            weights = _best_weights(self.name)
+        if weights is None:
+            return None
+        if weights == "hub":
+            try:
+                source, _ = _build(self.name, self.preprocessing.size, pretrained=True)
+            except Exception as error:  # the hub client raises many kinds, all of which mean the same to the user
+                raise WeightsError(
+                    f"the pretrained weights of {self.name} could not be fetched ({error}); give a local file instead"
+                ) from error
+            self.net.load_state_dict({key: source.state_dict()[key] for key in needed}, strict=False)
+            return "hub"
+        full, _ = _build(self.name, self.preprocessing.size)
+        load_weights(full, Path(weights), needed)
+        self.net.load_state_dict({key: full.state_dict()[key] for key in needed}, strict=False)
+        return str(weights)
+
+    def _find_tail(self, image: Tensor, calls: list[str]) -> tuple[list[str], Callable[[Tensor], Tensor]]:
+        """The last block and what follows it, accepted only if running them after the trunk gives the same map."""
+        prefix = int(getattr(self.net, "num_prefix_tokens", 0))
+        self._tail_names = names = _last_block(self.net, calls)
+        with torch.no_grad():
+            expected = self(image)
+            for finish in (_as_it_is, _channels_last, _tokens):
+                self._finish = functools.partial(finish, prefix=prefix, size=self.map_size)
+                try:
+                    if torch.equal(self.tail(self.trunk(image)), expected):
+                        return names, self._finish
+                except (RuntimeError, TypeError, IndexError):
+                    continue
+        log.warning("%s has no separate last block; all of it is frozen and freed together", self.name)
+        return [], lambda y: y
+
+
+class FeatureExtractor(nn.Module):
+    """f(x; ω) of the paper: the backbone, a 1×1 convolution without bias to depth D, and a sigmoid.
+
+    With `head_width` the head is two 1×1 layers, on channels that a start has standardised.
+    """
+
+    def __init__(self, backbone: Backbone, depth: int = 256, head_width: int = 0) -> None:
+        super().__init__()
+        if depth < 1 or head_width < 0:
+            raise ShapeError(
+                f"expected a depth of at least 1 and a head width of at least 0, got {depth}, {head_width}"
+            )
+        self.backbone = backbone
+        self.depth, self.head_width = depth, head_width
+        self.head = WideHead(backbone.n_channels, head_width, depth) if head_width else _head(backbone, depth)
+
+    def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B D H W"]:
+        return self.from_map(self.backbone(images))
+
+    def from_border(self, border: Tensor) -> Float[Tensor, "B D H W"]:
+        """The same from what the trunk gave."""
+        return self.from_map(self.backbone.tail(border))
+
+    def from_map(self, backbone_map: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
+        """The same from the backbone's feature map."""
+        return torch.sigmoid(self.head(backbone_map))
+
+
+class WideHead(nn.Module):
+    """Standardised channels → 1×1 convolution, batch norm, ReLU → 1×1 convolution. Dropout takes whole channels."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, n_channels: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(n_channels, 1, 1))
+        self.register_buffer("std", torch.ones(n_channels, 1, 1))
+        self.first = nn.Conv2d(n_channels, width, kernel_size=1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        self.last = nn.Conv2d(width, depth, kernel_size=1)
+        self.dropout = 0.0  # a start sets it while it trains the head
+
+    def forward(self, backbone_map: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
+        x = dropout2d((backbone_map - self.mean) / self.std, self.dropout, self.training)
+        hidden = dropout2d(relu(self.norm(self.first(x))), self.dropout, self.training)
+        return self.last(hidden)  # type: ignore[no-any-return]
+
+
+def _head(backbone: Backbone, depth: int) -> nn.Conv2d:
+    head = nn.Conv2d(backbone.n_channels, depth, kernel_size=1, bias=False)
+    nn.init.xavier_normal_(head.weight)
+    return head
+
+
+def _as_it_is(output: Tensor, prefix: int, size: tuple[int, int]) -> Tensor:
+    return output
+
+
+def _channels_last(output: Tensor, prefix: int, size: tuple[int, int]) -> Tensor:
+    return output.permute(0, 3, 1, 2)  # B H W C, as Swin has it
+
+
+def _tokens(output: Tensor, prefix: int, size: tuple[int, int]) -> Tensor:
+    return output[:, prefix:].transpose(1, 2).reshape(len(output), -1, *size)  # B tokens C, as ViT has it
+
+
+def _build(name: str, image_size: int, *, pretrained: bool = False) -> tuple[nn.Module, Preprocessing]:
+    base, first_stride = (name.removesuffix("_v1"), True) if name.endswith("_v1") else (name, False)
+    if not timm.is_model(base):
+        near = timm.list_models(f"*{base.split('_')[0]}*")[:5]
+        hint = f"did you mean one of {', '.join(near)}?" if near else "timm.list_models() lists all"
+        raise ConfigError(f"timm has no model {name!r}; {hint}")
+    config = timm.get_pretrained_cfg(base)
+    options: dict[str, Any] = {"img_size": image_size} if config and config.fixed_input_size else {}
+    net = timm.create_model(base, pretrained=pretrained, num_classes=0, **options)
+    if first_stride:
+        _stride_first(net, name)
+    given = Preprocessing(size=image_size, resize=image_size)
+    if config is None:
+        return net, given
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic" if config.interpolation == "bicubic" else "bilinear"
+    return net, replace(given, mean=tuple(config.mean), std=tuple(config.std), interpolation=interpolation)
+
+
+def _stride_first(net: nn.Module, name: str) -> None:
+    """The first form of ResNet (Caffe, Keras): a stage's stride sits in its first 1×1 convolution, not in the 3×3."""
+    for block in net.modules():
+        if isinstance(getattr(block, "conv3", None), nn.Conv2d) and block.conv2.stride == (2, 2):
+            block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)  # type: ignore[assignment]
+    if not any(isinstance(getattr(block, "conv3", None), nn.Conv2d) for block in net.modules()):
+        raise ConfigError(f"{name!r}: only ResNets of bottleneck blocks have a _v1 form")
+
+
+def _best_weights(name: str) -> str | Path | None:
+    """The hub if it has this model and answers, else the packaged file, else nothing."""
+    packaged = packaged_lite0() if name == _AUTO_NAME else None
+    if packaged:
+        return packaged
+    config = timm.get_pretrained_cfg(name.removesuffix("_v1"))
+    if config is None or not config.has_weights or name.endswith("_v1"):
+        log.warning("%s has no published weights; it starts from random ones", name)
+        return None
+    return "hub"
+
+
+def _last_block(net: nn.Module, calls: list[str]) -> list[str]:
+    """Names of the last block with weights and of the modules run after it in the same sequence."""
+    name = ""
+    while True:
+        module = net.get_submodule(name)
+        if isinstance(getattr(module, "blocks", None), nn.Module):
+            name = f"{name}.blocks".lstrip(".")
+            continue
+        if name and not isinstance(module, nn.Sequential | nn.ModuleList):
+            return [name]
+        children = [f"{name}.{child}".lstrip(".") for child, _ in module.named_children()]
+        ran = [c for c in children if any(call == c or call.startswith(c + ".") for call in calls)]
+        heavy = [c for c in ran if any(p.dim() > 1 for p in net.get_submodule(c).parameters())]
+        if not heavy:
+            return [name] if name else []
+        last = heavy[-1]
+        follows = ran[ran.index(last) + 1 :]
+        if follows and name:
+            return [last, *follows]
+        name = last

@@ -1,0 +1,228 @@
+"""Every prototype becomes its nearest latent training patch (Eq. 6, and Eq. S1 with class constraints).
+
+Notation used for tensor shapes: B batch, D prototype depth, H W feature map, N prototypes, K classes.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from prototree.data.loading import Entry, ViewDataset
+from prototree.data.samples import Box, name_in
+from prototree.data.views import photo_size, to_photo
+from prototree.errors import DataError
+from prototree.training import distributed
+from prototree.tree.model import ProtoTree, PrototypeSource
+from prototree.tree.patches import extract_patches, nearest_patches
+
+log = logging.getLogger(__name__)
+
+MapBatch = tuple[Float[Tensor, "_ D H W"], Int[Tensor, " _"], Int[Tensor, " _"]]
+"""Feature maps, labels, and the place of each in the data."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which photo and view stands at each place in the data."""
+
+    root: Path
+    entries: Sequence[Entry]
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """For each prototype the nearest patch found so far. Ties go to the lowest place in the data, then in the map."""
+
+    distance: Float[Tensor, " N"]
+    place: Int[Tensor, " N"]  # in the data
+    patch: Int[Tensor, " N"]  # in the map, row-major
+    vector: Float[Tensor, "N E"]
+
+    def merge(self, other: "Nearest") -> "Nearest":
+        closer = (other.distance < self.distance) | (
+            (other.distance == self.distance) & torch.isfinite(other.distance) & (other.place < self.place)
+        )
+        return Nearest(
+            torch.where(closer, other.distance, self.distance),
+            torch.where(closer, other.place, self.place),
+            torch.where(closer, other.patch, self.patch),
+            torch.where(closer[:, None], other.vector, self.vector),
+        )
+
+
+def reachable_classes(tree: ProtoTree) -> Bool[Tensor, "N K"]:
+    """𝒴' of Eq. S1: the majority classes of the leaves below each node."""
+    majority = tree.leaf_logits.argmax(dim=1).cpu().numpy()
+    allowed = np.zeros((tree.topology.n_nodes, tree.n_classes), dtype=bool)
+    for leaf, path in enumerate(tree.topology.paths):
+        allowed[path[path >= 0], majority[leaf]] = True
+    return torch.from_numpy(allowed).to(tree.leaf_logits.device)
+
+
+@torch.no_grad()
+def find_nearest(
+    tree: ProtoTree, maps: Iterable[MapBatch], *constraints: Bool[Tensor, "N K"] | None
+) -> tuple[Nearest, ...]:
+    """One pass over the data: the nearest patch to each prototype, once per constraint (None: any class).
+
+    Memory does not grow with the data. In several processes, each passes its share, and all get the same answer.
+    """
+    n_nodes, prototypes = tree.topology.n_nodes, tree.prototypes.detach()
+    empty = Nearest(
+        torch.full((n_nodes,), torch.inf, dtype=prototypes.dtype, device=prototypes.device),
+        torch.full((n_nodes,), -1, device=prototypes.device),
+        torch.zeros(n_nodes, dtype=torch.long, device=prototypes.device),
+        prototypes.flatten(1).clone(),
+    )
+    found = [empty for _ in constraints]
+    for feature_map, labels, places in maps:
+        if not len(labels) or not n_nodes:
+            continue
+        nearest = nearest_patches(feature_map.to(prototypes.dtype), prototypes)
+        patches = extract_patches(feature_map, (prototypes.shape[2], prototypes.shape[3])).to(prototypes.dtype)
+        for i, allowed in enumerate(constraints):
+            distance = nearest.distance
+            if allowed is not None:
+                distance = distance.masked_fill(~allowed[:, labels].T, torch.inf)
+            found[i] = found[i].merge(_best_in_batch(distance, nearest.patch, patches, places))
+    return tuple(_over_processes(one) for one in found)
+
+
+@dataclass(frozen=True)
+class Projected:
+    """The tree whose prototypes are training patches, and how far they moved."""
+
+    tree: ProtoTree
+    nearest: Nearest
+    unconstrained: Nearest | None = None
+
+    @property
+    def mean_distance(self) -> float:
+        """Mean distance from a prototype to its patch before projection, as in Table 2."""
+        return float(self.nearest.distance.mean()) if len(self.nearest.distance) else 0.0
+
+    @property
+    def constraint_cost(self) -> float | None:
+        """How much farther the class-constrained patches are on average (5.86e-5 in the supplement)."""
+        if self.unconstrained is None or not len(self.nearest.distance):
+            return None
+        return float((self.nearest.distance - self.unconstrained.distance).mean())
+
+    @property
+    def n_duplicates(self) -> int:
+        """How many prototypes share their patch with an earlier one."""
+        patches = torch.stack([self.nearest.place, self.nearest.patch], dim=1)
+        return len(patches) - len(torch.unique(patches, dim=0))
+
+
+@torch.no_grad()
+def project(
+    tree: ProtoTree,
+    maps: Iterable[MapBatch],
+    places: Places | None = None,
+    *,
+    constrain_classes: bool = True,
+    compare: bool = False,
+) -> Projected:
+    """A new tree whose prototypes are their nearest training patches, at distance 0 from them.
+
+    `places` says which photo and view each place in the data is, for the sources that the tree keeps. `compare` also
+    keeps the patches found without class constraints, in the same pass.
+    """
+    constraint = reachable_classes(tree) if constrain_classes else None
+    found = find_nearest(tree, maps, *([constraint, None] if constraint is not None else [None]))
+    nearest, unconstrained = found[0], found[-1]
+    if not torch.isfinite(unconstrained.distance).all():
+        raise DataError("expected at least one training image to project on, got none")
+    orphans = torch.nonzero(~torch.isfinite(nearest.distance))[:, 0]
+    if len(orphans):
+        log.warning(
+            "%d prototypes have no training image of any class below them; all classes are used for them", len(orphans)
+        )
+        nearest = nearest.merge(_only(unconstrained, orphans))
+    topology = tree.topology
+    projected = tree.with_topology(topology, np.arange(topology.n_nodes), np.arange(topology.n_leaves))
+    projected.prototypes.copy_(nearest.vector.view_as(tree.prototypes))
+    if places is not None:
+        rows = zip(nearest.place.tolist(), nearest.patch.tolist(), nearest.distance.tolist(), strict=True)
+        projected.sources = tuple(_source(tree, places, *row) for row in rows)
+    return Projected(projected, nearest, unconstrained if compare else None)
+
+
+@torch.no_grad()
+def settle(projected: Projected, dataset: ViewDataset) -> None:
+    """Each prototype as the network sees its patch now, where the maps came from a cache that had rounded them."""
+    tree, nearest = projected.tree.eval(), projected.nearest
+    size = (tree.prototypes.shape[2], tree.prototypes.shape[3])
+    for place in torch.unique(nearest.place).tolist():
+        feature_map = tree.features(dataset[place].image[None].to(tree.prototypes.device))
+        patches = extract_patches(feature_map, size)[0].to(tree.prototypes.dtype)
+        nodes = torch.nonzero(nearest.place == place)[:, 0]
+        tree.prototypes[nodes] = patches[nearest.patch[nodes]].view(len(nodes), *tree.prototypes.shape[1:])
+
+
+def _best_in_batch(
+    distance: Float[Tensor, "B N"],
+    patch: Int[Tensor, "B N"],
+    patches: Float[Tensor, "B P E"],
+    places: Int[Tensor, " B"],
+) -> Nearest:
+    shortest, image = distance.min(dim=0)
+    node = torch.arange(distance.shape[1], device=distance.device)
+    which = patch[image, node]
+    return Nearest(shortest, places.to(distance.device)[image], which, patches[image, which])
+
+
+def _over_processes(found: Nearest) -> Nearest:
+    parts = [distributed.gather(t) for t in (found.distance, found.place, found.patch, found.vector)]
+    merged, *others = (Nearest(*part) for part in zip(*parts, strict=True))
+    for other in others:
+        merged = merged.merge(other)
+    return merged
+
+
+def _only(nearest: Nearest, nodes: Int[Tensor, " n"]) -> Nearest:
+    distance = torch.full_like(nearest.distance, torch.inf)
+    distance[nodes] = nearest.distance[nodes]
+    return replace(nearest, distance=distance)
+
+
+def map_of_patches(tree: ProtoTree) -> tuple[int, int]:
+    """How many patches of a prototype's size there are in a feature map, down and across."""
+    (rows, columns), (height, width) = tree.features.backbone.map_size, tree.prototypes.shape[2:]
+    return rows - height + 1, columns - width + 1
+
+
+def patch_place(tree: ProtoTree, patch: int) -> tuple[int, int]:
+    """Row and column of a patch in the map of patches."""
+    return divmod(patch, map_of_patches(tree)[1])
+
+
+def patch_box(tree: ProtoTree, row: int, column: int) -> Box:
+    """The cells of a patch, in pixels of the network's input."""
+    (rows, columns), (height, width) = tree.features.backbone.map_size, tree.prototypes.shape[2:]
+    down, across = tree.preprocessing.size / rows, tree.preprocessing.size / columns
+    return Box(column * across, row * down, (column + width) * across, (row + height) * down)
+
+
+def _source(tree: ProtoTree, places: Places, place: int, patch: int, distance: float) -> PrototypeSource:
+    entry = places.entries[place]
+    row, column = patch_place(tree, patch)
+    box = to_photo(patch_box(tree, row, column), entry.view, photo_size(entry.sample), tree.preprocessing)
+    region = entry.view.region
+    return PrototypeSource(
+        image=name_in(places.root, entry.sample.path),
+        label=entry.sample.label,
+        view=entry.view.name,
+        patch=(row, column),
+        box=(box.left, box.top, box.right, box.bottom),
+        distance=distance,
+        region=(region.left, region.top, region.right, region.bottom) if region is not None else None,
+        flip=entry.view.flip,
+    )

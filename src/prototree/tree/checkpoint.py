@@ -1,0 +1,163 @@
+"""Trees on disk: `weights.safetensors` and a readable `tree.json`. No pickle, and no code from the files.
+
+A folder is replaced atomically: a kill at any moment leaves the old content or the new, never a mixture.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from prototree.errors import CheckpointError, ProtoTreeError
+from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.preprocessing import Preprocessing
+from prototree.tree.model import ProtoTree, PrototypeSource
+from prototree.tree.topology import Topology
+
+VERSION = 1
+WEIGHTS, TREE = "weights.safetensors", "tree.json"
+_MAX_HEADER_BYTES = 64 * 2**20
+
+Tensors = dict[str, Tensor]
+
+
+def save(tree: ProtoTree, folder: Path | str) -> None:
+    """Writes a tree so that `load` gives it back bit for bit, on a machine without the training data too."""
+    backbone = tree.features.backbone
+    header = {
+        "kind": "prototree",
+        "version": VERSION,
+        "classes": list(tree.class_names),
+        "topology": {"left": tree.topology.left.tolist(), "right": tree.topology.right.tolist()},
+        "prototypes": {
+            "depth": tree.features.depth,
+            "size": list(tree.prototypes.shape[2:]),
+            "sources": [source and dataclasses.asdict(source) for source in tree.sources],
+        },
+        "backbone": {"name": backbone.name, "level": backbone.level, "head_width": tree.features.head_width},
+        "preprocessing": tree.preprocessing.to_json(),
+    }
+    write_state(Path(folder), TREE, header, tree.state_dict())
+
+
+def load(folder: Path | str) -> ProtoTree:
+    """Reads a tree written by `save`, in evaluation mode."""
+    folder = Path(folder)
+    header, tensors = read_state(folder, TREE)
+    if header.get("kind") != "prototree":
+        raise CheckpointError(f"{folder / TREE} does not describe a prototype tree; got kind {header.get('kind')!r}")
+    try:
+        tree = _build(header)
+        tree.load_state_dict(tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError, ProtoTreeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"{folder} is damaged: {TREE} and {WEIGHTS} do not make a tree ({type(error).__name__}: {reason}); "
+            "restore the folder from a copy"
+        ) from error
+    return tree.eval()
+
+
+def write_state(folder: Path, name: str, header: dict[str, Any], tensors: Tensors) -> None:
+    """A JSON file `name` and the tensors that belong to it, replaced together."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # The new weights wait beside the old ones; replacing the header, which knows their hash, is the moment that counts.
+    waiting = folder / f"{WEIGHTS}.new"
+    content = safetensors.torch.save({key: tensor.detach().contiguous().cpu() for key, tensor in tensors.items()})
+    header = {**header, "weights_sha256": hashlib.sha256(content).hexdigest()}
+    write_file(waiting, content)
+    write_file(folder / name, json.dumps(header, indent=1, ensure_ascii=False).encode())
+    os.replace(waiting, folder / WEIGHTS)
+    sync_folder(folder)
+
+
+def read_state(folder: Path, name: str) -> tuple[dict[str, Any], Tensors]:
+    """What `write_state` wrote last."""
+    header = read_json(folder / name)
+    if not isinstance(header.get("version"), int) or header["version"] > VERSION:
+        raise CheckpointError(
+            f"{folder / name} has format version {header.get('version')!r}, this program reads up to {VERSION}; "
+            "update prototree"
+        )
+    for candidate in (folder / WEIGHTS, folder / f"{WEIGHTS}.new"):
+        try:
+            content = candidate.read_bytes()
+        except OSError:
+            continue
+        if hashlib.sha256(content).hexdigest() != header.get("weights_sha256"):
+            continue
+        try:
+            return header, safetensors.torch.load(content)
+        except safetensors.SafetensorError as error:
+            raise CheckpointError(f"{candidate} is damaged ({error}); restore it from a copy") from error
+    raise CheckpointError(
+        f"{folder / WEIGHTS} is missing or not the file that {name} was saved with; restore the folder from a copy"
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of bounded size."""
+    try:
+        if path.stat().st_size > _MAX_HEADER_BYTES:
+            raise CheckpointError(
+                f"{path} is larger than {_MAX_HEADER_BYTES >> 20} MiB; expected a description of a tree"
+            )
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"expected a saved tree, but {path} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); restore it from a copy") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is damaged: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replaces a file atomically: temporary file, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise CheckpointError(f"{path} could not be written ({error.strerror}); what was there is unchanged") from error
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in a folder last through a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _build(header: dict[str, Any]) -> ProtoTree:
+    topology = Topology(*(np.array(header["topology"][side], dtype=np.int64) for side in ("left", "right")))
+    preprocessing = Preprocessing.from_json(header["preprocessing"])
+    backbone = Backbone(
+        header["backbone"]["name"], None, image_size=preprocessing.size, level=header["backbone"]["level"]
+    )
+    height, width = header["prototypes"]["size"]
+    features = FeatureExtractor(backbone, header["prototypes"]["depth"], header["backbone"]["head_width"])
+    tree = ProtoTree(topology, features, [str(name) for name in header["classes"]], (height, width))
+    tree.preprocessing = preprocessing
+    tree.sources = tuple(source and _source(source) for source in header["prototypes"]["sources"])
+    return tree
+
+
+def _source(values: dict[str, Any]) -> PrototypeSource:
+    region = values.get("region")
+    tuples = {"patch": tuple(values["patch"]), "box": tuple(values["box"]), "region": region and tuple(region)}
+    return PrototypeSource(**{**values, **tuples})

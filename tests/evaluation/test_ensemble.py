@@ -1,0 +1,93 @@
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from prototree.errors import ConfigError, DataError
+from prototree.evaluation.ensembles import Ensemble, evaluate_ensemble
+from prototree.tree.model import ProtoTree
+
+
+@pytest.fixture
+def trees(tiny_tree: ProtoTree) -> list[ProtoTree]:
+    others = []
+    for seed in (1, 2):
+        tree = tiny_tree.with_topology(*tiny_tree.topology.keep_leaves(torch.arange(8).ne(seed).numpy()))
+        tree.leaf_logits.data = 5 * torch.rand(7, 5, generator=torch.Generator().manual_seed(seed))
+        others.append(tree)
+    return [tiny_tree, *others]
+
+
+@pytest.mark.parametrize("strategy", ["soft", "max_path", "greedy"])
+def test_probabilities_are_averaged_not_their_logarithms(trees: list[ProtoTree], strategy: str) -> None:
+    images = torch.rand(4, 3, 64, 64)
+    expected = sum(tree.predict(images).class_probs(strategy) for tree in trees) / 3
+    torch.testing.assert_close(Ensemble(trees).class_probs(images, strategy), expected)
+    torch.testing.assert_close(expected.sum(dim=1), torch.ones(4))
+
+
+def test_the_explanation_is_as_large_as_all_trees(trees: list[ProtoTree]) -> None:
+    assert Ensemble(trees).n_prototypes == 7 + 6 + 6
+
+
+def test_trees_that_do_not_fit_together_are_refused(trees: list[ProtoTree]) -> None:
+    trees[2].class_names = ("0", "1", "2", "3", "magpie")
+    with pytest.raises(ConfigError, match=r"tree 3 knows other classes than the first \(4, magpie\)"):
+        Ensemble(trees)
+    trees[2].class_names = ("1", "0", "2", "3", "4")
+    with pytest.raises(ConfigError, match="their order"):
+        Ensemble(trees)
+    trees[2].class_names = trees[0].class_names
+    trees[1].preprocessing = dataclasses.replace(trees[1].preprocessing, resize=99)
+    with pytest.raises(ConfigError, match="tree 2 expects other input"):
+        Ensemble(trees)
+    with pytest.raises(ConfigError, match="at least one tree"):
+        Ensemble([])
+
+
+def test_every_number_of_an_ensemble_by_a_slow_loop(trees: list[ProtoTree]) -> None:
+    images, labels = torch.rand(9, 3, 64, 64, generator=torch.Generator().manual_seed(3)), torch.arange(9) % 5
+    found = evaluate_ensemble(Ensemble(trees), zip(images.split(4), labels.split(4), strict=True))
+    each = [tree.predict(images) for tree in trees]
+    assert found.n_images == 9
+    for strategy in ("soft", "max_path", "greedy"):
+        alone = [one.accuracy[strategy] for one in found.alone]
+        assert alone == [sum((one.labels(strategy) == labels).tolist()) / 9 for one in each]
+        for vote in found.votes:
+            probs = [sum(one.class_probs(strategy)[i] for one in each[: vote.n_trees]) for i in range(9)]
+            right = [int(p.argmax()) == int(label) for p, label in zip(probs, labels, strict=True)]
+            assert vote.accuracy[strategy] == sum(right) / 9
+            if strategy != "soft":
+                lengths = sum(int(one.path(strategy).length.sum()) for one in each[: vote.n_trees])
+                assert vote.local_size[strategy] == pytest.approx(lengths / 9)
+    assert [vote.n_trees for vote in found.votes] == [1, 2, 3]
+    assert [vote.n_prototypes for vote in found.votes] == [7, 13, 19]
+    assert [one.n_prototypes for one in found.alone] == [7, 6, 6]
+    assert found.votes[0] == found.alone[0]
+    assert found.all_trees.top5 == 1.0  # of five classes
+
+
+def test_the_same_backbone_runs_once_and_another_is_noticed(
+    trees: list[ProtoTree], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = copy.deepcopy(trees[1])
+    changed = copy.deepcopy(trees[2])
+    with torch.no_grad():
+        next(changed.features.backbone.parameters()).add_(0.1)
+    ensemble = Ensemble([trees[0], copied, changed])
+    calls = []
+    forward = type(copied.features.backbone).forward
+    monkeypatch.setattr(
+        type(copied.features.backbone), "forward", lambda self, x: calls.append(self) or forward(self, x)
+    )
+    images = torch.rand(2, 3, 64, 64)
+    found = ensemble.class_probs(images)
+    assert len(calls) == 2
+    expected = sum(tree.predict(images).soft for tree in ensemble.trees) / 3
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_ensemble_needs_photos(trees: list[ProtoTree]) -> None:
+    with pytest.raises(DataError, match="at least one image"):
+        evaluate_ensemble(Ensemble(trees), [])

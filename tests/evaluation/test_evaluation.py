@@ -1,0 +1,101 @@
+"""Every number recomputed by an independent slow loop."""
+
+import json
+import statistics
+
+import pytest
+import torch
+
+import oracle
+from conftest import random_maps
+from prototree.errors import DataError
+from prototree.evaluation.metrics import evaluate, evaluate_all
+from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.tree.model import ProtoTree
+from prototree.tree.pruning import prune
+from prototree.tree.topology import Topology
+
+N, K = 40, 7
+
+
+@pytest.fixture
+def tree(tiny_backbone: Backbone) -> ProtoTree:
+    tree = ProtoTree(Topology.full(3), FeatureExtractor(tiny_backbone, 4), K)
+    tree.prototypes.data = random_maps(1, 7, 4, 1, 1)
+    tree.leaf_logits.data = (9 * random_maps(2, 8, K)).square() / 9
+    tree.leaf_logits.data[3] = 0
+    return prune(tree, 0.2).tree  # paths of different lengths
+
+
+@pytest.fixture
+def data() -> list[tuple[torch.Tensor, ...]]:
+    z, labels = random_maps(3, N, 4, 2, 2), torch.arange(N) % (K - 1)  # the last class has no test image
+    return list(zip(z.split(16), labels.split(16), torch.arange(N).split(16), strict=True))
+
+
+def test_every_metric_by_a_slow_loop(tree: ProtoTree, data: list[tuple[torch.Tensor, ...]]) -> None:
+    found = evaluate(tree, data)
+    z = torch.cat([batch[0] for batch in data])
+    labels = torch.cat([batch[1] for batch in data]).tolist()
+    p, c, topology = tree.prototypes.detach(), tree.leaf_logits.detach(), tree.topology
+    pi, sigma, ways = oracle.path_probs(z, p, topology), oracle.softmax(c), oracle.routes(topology)
+    y_hat = oracle.prediction(pi, c)
+    leaf = {"max_path": oracle.max_path(pi), "greedy": [oracle.greedy(image, p, topology) for image in z]}
+    said = {"soft": [int(row.argmax()) for row in y_hat]}
+    said |= {s: [int(sigma[ell].argmax()) for ell in leaves] for s, leaves in leaf.items()}
+
+    def share(hits: list[bool]) -> float:
+        return sum(hits) / N
+
+    for strategy, labels_said in said.items():
+        assert found.accuracy[strategy] == share([a == b for a, b in zip(labels_said, labels, strict=True)])
+    for strategy, leaves in leaf.items():
+        agree = [a == b for a, b in zip(said[strategy], said["soft"], strict=True)]
+        assert found.fidelity[strategy] == share(agree)
+        lengths = [len(ways[ell]) for ell in leaves]
+        path = found.path_length[strategy]
+        assert (path.min, path.max) == (min(lengths), max(lengths))
+        assert path.mean == pytest.approx(statistics.fmean(lengths))
+        assert path.std == pytest.approx(statistics.pstdev(lengths))
+    top5 = [
+        label in sorted(range(K), key=lambda k: -row[k].item())[:5] for row, label in zip(y_hat, labels, strict=True)
+    ]
+    assert found.top5 == share(top5)
+    confusion = [[0] * K for _ in range(K)]
+    for label, prediction in zip(labels, said["soft"], strict=True):
+        confusion[label][prediction] += 1
+    assert found.confusion == confusion
+    assert found.class_accuracy == [row[k] / sum(row) if sum(row) else None for k, row in enumerate(confusion)]
+    assert found.class_accuracy[-1] is None
+    error = 0.0
+    for b in range(15):
+        inside = [i for i in range(N) if min(int(y_hat[i].max() * 15), 14) == b]
+        if inside:
+            accuracy = statistics.fmean(float(said["soft"][i] == labels[i]) for i in inside)
+            confidence = statistics.fmean(y_hat[i].max().item() for i in inside)
+            error += len(inside) / N * abs(accuracy - confidence)
+    assert found.calibration_error == pytest.approx(error, abs=1e-6)
+    assert found.leaf_maxima == pytest.approx([row.max().item() for row in sigma])
+    assert sum(found.leaf_histogram) == found.n_leaves == topology.n_leaves
+    assert (found.n_images, found.n_prototypes) == (N, topology.n_nodes)
+    assert json.loads(json.dumps(found.to_json()))["accuracy"] == found.accuracy
+
+
+def test_several_trees_are_judged_in_one_pass(tree: ProtoTree, data: list[tuple[torch.Tensor, ...]]) -> None:
+    smaller = prune(tree, 0.6).tree
+    once = iter(data)  # can be read only once
+    both = evaluate_all({"large": tree, "small": smaller}, once)
+    assert both["large"] == evaluate(tree, data)
+    assert both["small"] == evaluate(smaller, data)
+
+
+def test_nothing_to_evaluate_on(tree: ProtoTree) -> None:
+    with pytest.raises(DataError, match="at least one image"):
+        evaluate(tree, [])
+
+
+def test_a_single_leaf_can_be_evaluated(tree: ProtoTree, data: list[tuple[torch.Tensor, ...]]) -> None:
+    leaf = tree.with_topology(*tree.topology.keep_leaves(torch.arange(tree.topology.n_leaves).eq(1).numpy()))
+    found = evaluate(leaf, data)
+    assert found.path_length["greedy"].max == 0
+    assert found.fidelity == {"max_path": 1.0, "greedy": 1.0}

@@ -1,0 +1,44 @@
+"""Tables as text that other programs read back."""
+
+import csv
+import io
+
+from prototree.evaluation.tables import Table, blame_table, class_table, mistake_table
+
+AWKWARD = 'Say "hi", | <b>'
+
+
+def test_markdown_and_csv_keep_every_cell() -> None:
+    table = Table("title", ("a", "b"), ((AWKWARD, "1"), ("", "ä")))
+    assert list(csv.reader(io.StringIO(table.to_csv()))) == [["a", "b"], [AWKWARD, "1"], ["", "ä"]]
+    lines = table.to_markdown().splitlines()
+    assert lines[2:4] == ["| a | b |", "| --- | --- |"]
+    assert lines[4].count("|") - lines[4].count("\\|") == 3, "a bar in a name is not a new column"
+
+
+def test_the_hardest_class_comes_first_with_what_it_is_taken_for() -> None:
+    stage = {"class_accuracy": [1.0, 0.25, None], "confusion": [[4, 0, 0], [1, 1, 2], [0, 0, 0]]}
+    table = class_table({"classes": ["crow", "wren", "tit"], "stages": {"pruned": stage}}, "pruned")
+    assert table.rows == (("wren", "25.0%", "4", "tit (2)"), ("crow", "100.0%", "4", "–"))
+
+
+def test_mistakes_with_the_closest_first() -> None:
+    images = [
+        {"image": "a.jpg", "label": 0, "answer": 1, "node": 3, "went_right": True, "similarity": 0.7, "margin": 2.0},
+        {
+            "image": "b.jpg",
+            "label": 1,
+            "answer": 0,
+            "node": None,
+            "went_right": False,
+            "similarity": None,
+            "margin": None,
+        },
+        {"image": "c.jpg", "label": 1, "answer": 0, "node": 0, "went_right": False, "similarity": 0.4, "margin": 0.1},
+    ]
+    table = mistake_table({"strategy": "max_path", "images": images}, ["crow", "wren"])
+    assert [row[0] for row in table.rows] == ["c.jpg", "a.jpg", "b.jpg"]
+    assert table.rows[0] == ("c.jpg", "wren", "crow", "0, left", "0.400", "0.10")
+    assert table.rows[2][3:] == ("none leads to its class", "–", "–")
+    node = {"node": 3, "n_mistakes": 5, "n_went_right": 2, "mean_distance_to_half": 0.125}
+    assert blame_table({"nodes": [node]}).rows == (("3", "5", "2", "3", "0.12"),)

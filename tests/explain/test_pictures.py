@@ -1,0 +1,97 @@
+"""The pictures of prototypes: from the data, from the run, or grey."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_files import four_colours
+from prototree.data import Box, ImageData, Sample
+from prototree.data.images import Photo
+from prototree.explain.pictures import PrototypePictures, cut_out, reduced, write_pictures
+from prototree.tree.model import ProtoTree, PrototypeSource
+
+GREY = (160, 160, 160)
+
+
+@pytest.fixture
+def tree(tiny_tree: ProtoTree) -> ProtoTree:
+    """Prototypes in the green quarter of a photo of 64 × 32."""
+    source = PrototypeSource("a/photo.png", 1, "full", (0, 3), (40.0, 0.0, 64.0, 16.0), 0.1)
+    tiny_tree.sources = (source,) * tiny_tree.topology.n_nodes
+    return tiny_tree
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> ImageData:
+    root = tmp_path / "data"
+    (root / "a").mkdir(parents=True)
+    four_colours().save(root / "a" / "photo.png")
+    sample = Sample(root / "a" / "photo.png", 0, size=(64, 32))
+    return ImageData(root, "folder", ("a", "b", "c", "d", "e"), (sample,), ())
+
+
+def test_crop_and_photo_from_the_data(tree: ProtoTree, data: ImageData) -> None:
+    shown = PrototypePictures(tree, data).shown(2)
+    assert shown.crop.shape == (16, 24, 3)
+    assert (shown.crop == (0, 255, 0)).all()
+    assert (shown.photo == np.asarray(four_colours())).all()
+    assert shown.size == (64, 32)
+
+
+def test_stored_pictures_serve_where_the_data_is_not(tree: ProtoTree, data: ImageData, tmp_path: Path) -> None:
+    write_pictures(tree, data, tmp_path / "pictures")
+    assert (tmp_path / "pictures" / "000.webp").exists()
+    pictures = PrototypePictures(tree, None, tmp_path / "pictures")
+    assert pictures.complete
+    assert pictures.shown(6).size == (64, 32)
+    assert (pictures.crop(6) == (0, 255, 0)).all()
+    assert pictures.photo(6).shape == (32, 64, 3)
+    gone = dataclasses.replace(data, root=tmp_path / "moved")
+    assert np.array_equal(PrototypePictures(tree, gone, tmp_path / "pictures").crop(6), pictures.crop(6))
+
+
+def test_pictures_of_another_projection_are_not_used(tree: ProtoTree, data: ImageData, tmp_path: Path) -> None:
+    write_pictures(tree, data, tmp_path)
+    assert tree.sources[0] is not None
+    moved = dataclasses.replace(tree.sources[0], box=(0.0, 0.0, 24.0, 16.0))
+    tree.sources = (moved, *tree.sources[1:])
+    pictures = PrototypePictures(tree, None, tmp_path)
+    assert not pictures.complete
+    assert (pictures.crop(0) == GREY).all()
+
+
+@pytest.mark.parametrize("damage", [b"", b"RIFF nonsense"])
+def test_a_damaged_picture_is_grey(tree: ProtoTree, data: ImageData, tmp_path: Path, damage: bytes) -> None:
+    write_pictures(tree, data, tmp_path)
+    (tmp_path / "001.webp").write_bytes(damage)
+    pictures = PrototypePictures(tree, None, tmp_path)
+    assert (pictures.crop(1) == GREY).all()
+    assert not (pictures.crop(2) == GREY).all()
+
+
+def test_a_prototype_without_source_is_grey(tree: ProtoTree, data: ImageData) -> None:
+    tree.sources = (None, *tree.sources[1:])
+    assert (PrototypePictures(tree, data).crop(0) == GREY).all()
+
+
+@pytest.mark.parametrize("image", ["../secret.png", "/etc/secret.png"])
+def test_sources_cannot_lead_out_of_the_data(tree: ProtoTree, data: ImageData, image: str) -> None:
+    four_colours().save(data.root.parent / "secret.png")
+    assert tree.sources[0] is not None
+    tree.sources = (dataclasses.replace(tree.sources[0], image=image), *tree.sources[1:])
+    assert (PrototypePictures(tree, data).photo(0) == GREY).all()
+
+
+def test_a_box_is_cut_out_of_a_reduced_photo_at_the_same_place() -> None:
+    photo = Photo(four_colours((64, 32)), (640, 320))  # decoded at a tenth
+    assert (cut_out(photo, Box(320.0, 160.0, 480.0, 320.0)) == (255, 255, 0)).all()
+    assert cut_out(photo, Box(639.0, 319.0, 640.0, 320.0)).shape == (1, 1, 3)
+    assert cut_out(photo, Box(-50.0, 0.0, 0.0, 10.0)).shape == (1, 1, 3)
+
+
+def test_photos_shrink_and_never_grow() -> None:
+    assert reduced(Photo(Image.new("RGB", (1000, 10)), (1000, 10)), 100).shape == (1, 100, 3)
+    assert reduced(Photo(Image.new("RGB", (30, 20)), (30, 20)), 100).shape == (20, 30, 3)

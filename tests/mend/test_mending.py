@@ -1,0 +1,213 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from prototree.errors import CheckpointError, ConflictError, DataError, MendError
+from prototree.explain.decisions import explain_decision, explain_tree, open_voters
+from prototree.mend.edits import Ban, Note, Remove, Replace
+from prototree.mend.session import Session, open_session
+from prototree.pipeline.fit import redo
+from prototree.pipeline.stages import Run
+from prototree.report import write_report
+from prototree.tree import checkpoint
+from tiny_mending import content_of, same_tree, tiny_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return tiny_run(tmp_path)
+
+
+@pytest.fixture
+def session(run: Run) -> Session:
+    return open_session(run)
+
+
+def an_edit(session: Session, node: int = 1) -> Replace:
+    return session.bench.candidates(session.state, node)[3].cell.replaces(node)
+
+
+def test_undo_and_redo_give_back_the_very_same_trees(session: Session) -> None:
+    trees = [session.state.tree]
+    for edit in (an_edit(session), Note(1, "red"), Remove(0, "left"), Ban("train/red/0.png")):
+        trees.append(session.apply(edit).state.tree)
+    for tree in trees[-2::-1]:
+        assert same_tree(session.undo().state.tree, tree)
+    assert session.state.notes == ()
+    for tree in trees[1:]:
+        assert same_tree(session.redo().state.tree, tree)
+    assert session.revision == 12
+
+
+def test_a_session_goes_on_where_it_was_left(session: Session, run: Run) -> None:
+    for edit in (an_edit(session), Remove(0, "left"), Note(1, "red")):
+        session.apply(edit)
+    session.undo()
+    again = open_session(run)
+    assert again.standing.history == session.standing.history
+    assert same_tree(again.state.tree, session.state.tree)
+    assert same_tree(again.redo().state.tree, session.redo().state.tree)
+
+
+def test_undoing_farther_than_is_remembered_computes_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prototree.mend.session._KEPT_STATES", 2)
+    trees = [session.state.tree]
+    for place in ((0, 0), (0, 1), (1, 0), (1, 1), (0, 0)):
+        trees.append(session.apply(Replace(1, "train/red/1.png", "full", place)).state.tree)
+    for tree in trees[-2::-1]:
+        assert same_tree(session.undo().state.tree, tree)
+
+
+def test_an_edit_meant_for_another_revision_changes_nothing(session: Session) -> None:
+    session.apply(Note(0, "first"), revision=0)
+    written = (session.work / "history.json").read_bytes()
+    with pytest.raises(ConflictError):
+        session.apply(Note(0, "second"), revision=0)
+    with pytest.raises(MendError):
+        session.apply(Note(99, "nowhere"))
+    assert dict(session.state.notes) == {0: "first"}
+    assert session.revision == 1
+    assert (session.work / "history.json").read_bytes() == written
+
+
+def test_a_saved_run_is_the_mended_tree_and_can_be_used_as_a_run(session: Session, run: Run) -> None:
+    before = content_of(run.folder)
+    for edit in (an_edit(session), Note(1, "red “square” <b>"), Remove(0, "left"), Ban("train/red/0.png")):
+        session.apply(edit)
+    saved = session.save()
+    assert saved.folder == run.folder.with_name("run-mended-1")
+    assert same_tree(saved.tree(), session.state.tree)
+    assert content_of(run.folder) == before, "the original was changed"
+    place = session.state.index(1)
+    assert json.loads((saved.folder / "notes.json").read_text()) == {str(place): "red “square” <b>"}
+    mending = json.loads((saved.folder / "mending.json").read_text())
+    assert mending["from"] == "run"
+    assert len(mending["edits"]) == 4
+    judged = saved.metrics["stages"]["projected"]
+    assert judged["n_images"] == len(session.held_back or ()) == 6
+    assert mending["judged"]["after"] == judged["accuracy"]
+    redo(saved.folder, "evaluate")
+    assert saved.metrics["stages"]["projected"]["n_images"] == 12
+    assert session.save().folder.name == "run-mended-2"
+
+
+def test_notes_appear_in_reports_rules_and_explanations(session: Session) -> None:
+    session.apply(Note(1, "long beak"))
+    saved = session.save()
+    explanation = explain_tree(saved, nearest=0)
+    assert [prototype.note for prototype in explanation.prototypes] == ["", "long beak", ""]
+    assert any(
+        "long beak" in path.read_text()
+        for path in write_report(explanation, saved.folder / "report")
+        if path.suffix == ".txt"
+    )
+    voters = open_voters([saved.folder])
+    decision = explain_decision(voters, next((session.data.root / "test").rglob("*.png")))
+    steps = {step.node: step.note for path in decision.paths.values() for step in path.steps}  # type: ignore[union-attr]
+    assert steps.get(1, "long beak") == "long beak"
+    (saved.folder / "notes.json").write_text('{"first": "x"}')
+    with pytest.raises(CheckpointError, match="node numbers"):
+        open_session(saved)
+
+
+def test_a_mended_run_can_be_mended_again(session: Session) -> None:
+    session.apply(Note(0, "root"))
+    session.apply(Ban("train/red/0.png"))
+    again = open_session(session.save())
+    assert dict(again.state.notes) == {0: "root"}
+    assert again.state.banned == (Ban("train/red/0.png"),)
+    assert all(candidate.cell.image != "train/red/0.png" for candidate in again.bench.candidates(again.state, 0, 100))
+
+
+def test_feedback_and_judgement_share_no_photo(session: Session) -> None:
+    seen = {entry.sample.path for entry in session.bench.feedback.entries}
+    held_back = session.held_back
+    assert held_back is not None
+    unseen = {entry.sample.path for entry in held_back.entries}
+    assert not seen & unseen
+    assert seen | unseen == {sample.path for sample in session.data.test}
+    assert {mistake["image"] for mistake in session.mistakes()["images"]} <= {
+        session.bench.name(entry.sample) for entry in session.bench.feedback.entries
+    }
+
+
+def test_photos_of_ones_own_give_feedback(run: Run, tmp_path: Path) -> None:
+    session = open_session(run, validation=tmp_path / "squares", work=tmp_path / "elsewhere")
+    assert session.figures.n_photos == 30
+    assert session.held_back is not None
+    assert len(session.held_back) == 12
+    session.apply(Note(0, "x"))
+    assert (tmp_path / "elsewhere" / "history.json").exists()
+
+
+def test_what_is_there_is_not_overwritten(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(MendError, match="exists"):
+        session.save(tmp_path / "taken")
+    assert not [path for path in tmp_path.iterdir() if "partial" in path.name]
+
+
+def test_the_work_folder_is_not_the_run(run: Run) -> None:
+    with pytest.raises(MendError, match="never changed"):
+        open_session(run, work=run.folder)
+
+
+def test_other_data_or_another_tree_is_refused(session: Session, run: Run, tmp_path: Path) -> None:
+    from data_files import write_classes
+
+    other = write_classes(tmp_path / "other", {"cat": 4, "dog": 4})
+    with pytest.raises(DataError, match="expected the classes"):
+        open_session(run, data=other)
+    session.apply(Note(0, "x"))
+    tree = run.tree()
+    with torch.no_grad():
+        tree.prototypes += 1
+    checkpoint.save(tree, run.folder / "projected")
+    with pytest.raises(CheckpointError, match="another tree"):
+        open_session(run)
+
+
+KILLED = """
+    import sys
+    from pathlib import Path
+    from prototree.mend.edits import Note
+    from prototree.mend.session import open_session
+    session = open_session(sys.argv[1])
+    print("ready", flush=True)
+    number = 0
+    while True:
+        number += 1
+        session.apply(Note(0, f"note {number}"))
+        session.save(Path(sys.argv[1]).with_name(f"saved-{number}"))
+        print(number, flush=True)
+"""
+
+
+def test_a_kill_while_saving_leaves_old_or_new_never_half(run: Run) -> None:
+    open_session(run)  # computes the maps
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(run.folder)]
+    for pause in (0.0, 0.07):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
+            assert process.stdout is not None
+            while process.stdout.readline().strip() != "1":
+                assert process.poll() is None
+            time.sleep(pause)  # to be killed at another moment each time
+            process.send_signal(signal.SIGKILL)
+        session = open_session(run)
+        saved = sorted(run.folder.parent.glob("saved-*"))
+        assert saved
+        for folder in saved:
+            assert same_tree(Run(folder).tree(), session.state.tree)
+            assert json.loads((folder / "notes.json").read_text())["0"].startswith("note ")
+            for path in folder.rglob("*"):
+                path.unlink() if path.is_file() else None
+            (folder / "projected").rmdir()
+            folder.rmdir()

@@ -1,0 +1,87 @@
+"""A mended tree learns on: what stays, what changes, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from prototree.config import Config
+from prototree.errors import ConfigError, DataError
+from prototree.mend.edits import Ban, Note
+from prototree.mend.relearning import relearn
+from prototree.mend.session import open_session
+from prototree.pipeline.fit import fit
+from prototree.pipeline.stages import Run
+from prototree.tree.checkpoint import write_file
+from tiny_mending import content_of, tiny_run
+from tiny_training import TINY_WARM, assert_prototypes_are_their_patches, write_squares
+
+NOTES = {0: "a square"}
+
+
+@pytest.fixture(scope="module")
+def mended(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run in which the first prototype was put elsewhere and named, and a photo was banned."""
+    folder = tmp_path_factory.mktemp("relearning")
+    photos = write_squares(folder / "squares", train=6, test=2)
+    session = open_session(fit(photos, folder / "run", settings=TINY_WARM))
+    chosen = session.bench.candidates(session.state, 0)[-1]
+    session.apply(chosen.cell.replaces(0))
+    session.apply(Note(0, NOTES[0]))
+    session.apply(Ban("train/red/0.png" if chosen.cell.image != "train/red/0.png" else "train/red/1.png"))
+    return session.save()
+
+
+def places(run: Run) -> list[tuple[str, str, tuple[int, int]]]:
+    return [(source.image, source.view, source.patch) for source in run.tree().sources if source is not None]
+
+
+def test_prototypes_stay_where_they_were_put_and_the_head_learns(mended: Run, tmp_path: Path) -> None:
+    before = content_of(mended.folder)
+    learned = relearn(mended.folder, tmp_path / "learned")
+    assert content_of(mended.folder) == before, "the mended run is never changed"
+    assert places(learned) == places(mended)
+    assert learned.tree().topology.left.tolist() == mended.tree().topology.left.tolist()
+    assert_prototypes_are_their_patches(learned)
+    heads = [run.tree().features.head.last.weight for run in (mended, learned)]
+    assert not torch.equal(*heads)
+    trunks = [run.tree().features.backbone.net.conv1.weight for run in (mended, learned)]
+    assert torch.equal(*trunks), "the backbone that was pretrained stays, and is not pretrained again"
+    assert learned.notes == NOTES
+    assert json.loads((learned.folder / "mending.json").read_text())["banned"], "bans go with the run"
+    original = mended.folder.with_name("run") / "cache"
+    for file in original.glob("*.f16"):
+        assert (learned.folder / "cache" / file.name).samefile(file), "the trunk does not run again"
+    assert learned.metrics["stages"]["projected"]["accuracy"]["soft"] >= 0.6
+
+
+def test_the_same_again_gives_the_same_and_another_folder_is_not_overwritten(mended: Run, tmp_path: Path) -> None:
+    one = relearn(mended.folder, tmp_path / "one", settings={"epochs": 1})
+    prototypes = one.tree().prototypes
+    again = relearn(mended.folder, tmp_path / "one", settings={"epochs": 1})
+    other = relearn(mended.folder, tmp_path / "other", settings={"epochs": 1})
+    assert torch.equal(again.tree().prototypes, prototypes)
+    assert torch.equal(other.tree().prototypes, prototypes)
+    with pytest.raises(ConfigError, match="another run"):
+        relearn(mended.folder, mended.folder)
+
+
+def test_what_cannot_learn_on_says_why(mended: Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="prototypes move"):
+        relearn(tiny_run(tmp_path / "paper").folder, tmp_path / "out")
+    with pytest.raises(ConfigError, match="recipe 'warm'"):
+        Config(recipe="paper", start="run")
+    unprojected = tmp_path / "unprojected"
+    fit(tmp_path / "paper" / "squares", unprojected, settings=TINY_WARM | {"epochs": 1}, stages=["train"])
+    with pytest.raises(DataError, match="number 0 is no patch"):
+        relearn(unprojected, tmp_path / "out")
+    moved = tmp_path / "squares"
+    write_squares(moved, train=1, test=1)
+    with pytest.raises(DataError, match="comes from train/"):
+        relearn(mended.folder, tmp_path / "elsewhere", data=moved)
+    nowhere = Run(tmp_path / "nowhere")
+    nowhere.folder.mkdir()
+    write_file(nowhere.folder / "config.toml", mended.config.to_toml().encode())
+    with pytest.raises(DataError, match="--data"):
+        relearn(nowhere.folder, tmp_path / "out")

@@ -1,0 +1,257 @@
+"""Edits on a tree of seven nodes whose maps are random numbers, against the literal equations."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import oracle
+from conftest import one_hot, random_maps
+from prototree.data.loading import Entry
+from prototree.data.samples import Box, Sample
+from prototree.data.views import FULL, View
+from prototree.errors import MendError
+from prototree.mend.bench import N_SWEEPS, Bench, State
+from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
+from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.training.stored_maps import StoredMaps
+from prototree.tree.model import ProtoTree, PrototypeSource
+from prototree.tree.topology import Topology
+
+ROOT = Path("/data")
+N_TRAIN, N_FEEDBACK, K = 12, 9, 3
+INNER = View("box", Box(20.0, 0.0, 84.0, 64.0))
+
+
+def stored(seed: int, entries: list[Entry]) -> StoredMaps:
+    return StoredMaps(random_maps(seed, len(entries), 4, 4, 4, dtype=torch.float32).numpy(), tuple(entries))
+
+
+def photos(n: int, *views: View) -> list[Entry]:
+    samples = [Sample(ROOT / f"{i}.png", i % K, size=(128, 64)) for i in range(n)]
+    return [Entry(i, sample, view) for i, sample in enumerate(samples) for view in views]
+
+
+def make_bench(backbone: Backbone, *, two_views: bool = False, size: tuple[int, int] = (1, 1)) -> Bench:
+    torch.manual_seed(0)
+    tree = ProtoTree(Topology.full(3), FeatureExtractor(backbone, 4), K, size)
+    tree.prototypes.data = random_maps(3, 7, 4, *size, dtype=torch.float32)
+    tree.leaf_logits.data = random_maps(4, 8, K, dtype=torch.float32) * 5
+    training = stored(1, photos(N_TRAIN, INNER, FULL) if two_views else photos(N_TRAIN, FULL))
+    tree.sources = tuple(
+        PrototypeSource(f"{n}.png", n % K, "full", (0, 0), (0.0, 0.0, 32.0, 16.0), 0.0) for n in range(7)
+    )
+    return Bench(tree, ROOT, training, stored(2, photos(N_FEEDBACK, FULL)))
+
+
+@pytest.fixture
+def bench(tiny_backbone: Backbone) -> Bench:
+    return make_bench(tiny_backbone)
+
+
+def predictions(tree: ProtoTree, maps: torch.Tensor) -> torch.Tensor:
+    pi = oracle.path_probs(maps.double(), tree.prototypes.detach().double(), tree.topology)
+    return oracle.prediction(pi, tree.leaf_logits.double())
+
+
+def refitted(tree: ProtoTree, maps: torch.Tensor, start: torch.Tensor, weight: float) -> torch.Tensor:
+    """Eq. 5 over all photos, as often as the bench does it."""
+    pi = oracle.path_probs(maps.double(), tree.prototypes.detach().double(), tree.topology)
+    c, target = start.double(), one_hot([i % K for i in range(N_TRAIN)], K)
+    for _ in range(N_SWEEPS):
+        c = oracle.leaf_counts(pi, c, target) * weight
+    return c
+
+
+def test_a_replaced_prototype_is_the_patch_itself(bench: Bench) -> None:
+    state = bench.apply(bench.start, Replace(4, "7.png", "full", (2, 1)))
+    prototype = state.tree.prototypes[4, :, 0, 0]
+    assert torch.equal(prototype, bench.training.maps([7])[0, :, 2, 1])
+    assert state.training.distance[7, 4] == 0
+    source = state.tree.sources[4]
+    assert source is not None
+    assert (source.image, source.label, source.view, source.patch) == ("7.png", 1, "full", (2, 1))
+    assert source.box == (32.0, 32.0, 64.0, 48.0)
+    unchanged = [0, 1, 2, 3, 5, 6]
+    assert torch.equal(state.tree.prototypes[unchanged], bench.tree.prototypes[unchanged])
+
+
+def test_a_replaced_prototype_of_several_cells_keeps_its_order(tiny_backbone: Backbone) -> None:
+    bench = make_bench(tiny_backbone, size=(2, 3))
+    state = bench.apply(bench.start, Replace(0, "5.png", "full", (1, 1)))
+    assert torch.equal(state.tree.prototypes[0], bench.training.maps([5])[0, :, 1:3, 1:4])
+    assert state.training.distance[5, 0] == 0
+    assert bench.locate("5.png", (128.0, 64.0, 128.0, 64.0)).patch == (2, 1)
+
+
+def test_leaves_are_refitted_as_the_equations_say(bench: Bench) -> None:
+    state = bench.apply(bench.start, Replace(1, "7.png", "full", (2, 1)))
+    start = bench.tree.leaf_logits.clone()
+    start[:4] = 0  # the leaves below node 1 begin anew
+    weight = bench.tree.leaf_logits.sum().item() / N_TRAIN
+    expected = refitted(state.tree, bench.training.maps(range(N_TRAIN)), start, weight)
+    torch.testing.assert_close(state.tree.leaf_logits.double(), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(state.tree.leaf_logits.sum(), bench.tree.leaf_logits.sum())
+
+
+@pytest.mark.parametrize(
+    ("node", "keep", "kept"),
+    [
+        (1, "left", [0, 3, 2, 5, 6]),
+        (1, "right", [0, 4, 2, 5, 6]),
+        (0, "right", [2, 5, 6]),
+        (6, "left", [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_a_removed_node_leaves_the_spliced_tree(bench: Bench, node: int, keep: str, kept: list[int]) -> None:
+    state = bench.apply(bench.start, Remove(node, keep))  # type: ignore[arg-type]
+    assert sorted(state.nodes.tolist()) == sorted(kept)
+    assert torch.equal(state.tree.prototypes, bench.tree.prototypes[state.nodes])
+    assert state.tree.sources == tuple(bench.tree.sources[i] for i in state.nodes)
+    maps = bench.feedback.maps(range(N_FEEDBACK))
+    torch.testing.assert_close(state.decisions.soft.double(), predictions(state.tree, maps), rtol=1e-3, atol=1e-5)
+    start = bench.tree.leaf_logits[state.leaves].clone()
+    below = [leaf for leaf, way in oracle.routes(bench.tree.topology).items() if node in [step[0] for step in way]]
+    start[[leaf in below for leaf in state.leaves.tolist()]] = 0
+    weight = bench.tree.leaf_logits.sum().item() / N_TRAIN
+    expected = refitted(state.tree, bench.training.maps(range(N_TRAIN)), start, weight)
+    torch.testing.assert_close(state.tree.leaf_logits.double(), expected, rtol=1e-3, atol=1e-4)
+    # Every way through the new tree is a way through the old one without the removed question.
+    old, new = oracle.routes(bench.tree.topology), oracle.routes(state.tree.topology)
+    for leaf, way in new.items():
+        before = [step for step in old[int(state.leaves[leaf])] if step[0] != node]
+        assert [(int(state.nodes[n]), right) for n, right in way] == before
+
+
+def test_decisions_are_those_of_the_tree_on_the_maps(bench: Bench) -> None:
+    state: State = bench.start
+    for edit in (Replace(2, "0.png", "full", (3, 3)), Remove(1, "right"), Replace(4, "3.png", "full", (0, 2))):
+        state = bench.apply(state, edit)
+    decisions = state.tree.decide(state.tree.route(bench.feedback.maps(range(N_FEEDBACK))))
+    torch.testing.assert_close(state.decisions.soft, decisions.soft)
+    assert torch.equal(state.decisions.greedy.nodes, decisions.greedy.nodes)
+    figures, labels = bench.figures(state), bench.feedback.labels
+    assert figures.accuracy["max_path"] == (decisions.labels("max_path") == labels).double().mean().item()
+    assert figures.fidelity["greedy"] == pytest.approx(
+        (decisions.labels("greedy") == decisions.labels()).float().mean()
+    )
+    assert figures.path_length["greedy"] == pytest.approx(decisions.greedy.length.double().mean().item())
+    assert figures.n_prototypes == 5
+    changed = bench.compare(bench.start, state).changed
+    assert [c.place for c in changed] == torch.nonzero(bench.start.decisions.labels() != decisions.labels())[
+        :, 0
+    ].tolist()
+
+
+def test_an_edit_changes_neither_the_state_nor_the_tree_before(bench: Bench) -> None:
+    before = {name: tensor.clone() for name, tensor in bench.tree.state_dict().items()}
+    first = bench.apply(bench.start, Replace(2, "0.png", "full", (3, 3)))
+    prototypes, distance = first.tree.prototypes.clone(), first.training.distance.clone()
+    for edit in (Replace(2, "1.png", "full", (0, 0)), Remove(0, "left"), Ban("0.png"), Note(2, "tail")):
+        bench.apply(first, edit)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in bench.tree.state_dict().items())
+    assert torch.equal(first.tree.prototypes, prototypes)
+    assert torch.equal(first.training.distance, distance)
+    assert first.notes == () == first.banned
+
+
+@pytest.mark.parametrize("constrain", [True, False])
+def test_a_ban_moves_prototypes_to_the_nearest_patch_that_is_allowed(tiny_backbone: Backbone, constrain: bool) -> None:
+    bench = make_bench(tiny_backbone, two_views=True)
+    bench._constrain = constrain
+    state = bench.apply(bench.start, Ban("3.png", (0.0, 0.0, 30.0, 15.0)))
+    assert [i for i in range(7) if not torch.equal(state.tree.prototypes[i], bench.tree.prototypes[i])] == [3]
+    source = state.tree.sources[3]
+    assert source is not None
+    allowed = {int(bench.tree.leaf_logits[leaf].argmax()) for leaf in (0, 1)} if constrain else {0, 1, 2}
+    best, where = np.inf, None
+    for row, entry in enumerate(bench.training.entries):
+        for i, j in np.ndindex(4, 4):
+            cell = bench._cell(entry, i, j)
+            if entry.view == FULL or entry.sample.label not in allowed or bench.is_banned(state, cell):
+                continue
+            apart = (bench.training.maps([row])[0, :, i, j] - bench.tree.prototypes[3, :, 0, 0]).norm().item()
+            if apart < best:
+                best, where = apart, (cell.image, cell.view, (i, j))
+    assert (source.image, source.view, source.patch) == where
+    assert source.distance == pytest.approx(best, rel=1e-5)
+    assert source.region == (20.0, 0.0, 84.0, 64.0)
+
+
+def test_banned_sources_are_never_used_again(bench: Bench) -> None:
+    state = bench.start
+    for candidate in bench.candidates(state, 3, 5):
+        state = bench.apply(state, Ban(candidate.cell.image, candidate.cell.box))
+    state = bench.apply(state, Ban("11.png"))
+    assert not any(bench.is_banned(state, candidate.cell) for candidate in bench.candidates(state, 3, 100))
+    assert len(bench.candidates(state, 3, 100)) == N_TRAIN - 1
+    with pytest.raises(MendError, match="banned"):
+        bench.apply(state, Replace(3, "11.png", "full", (0, 0)))
+    for n in range(N_TRAIN - 2):
+        state = bench.apply(state, Ban(f"{n}.png"))
+    with pytest.raises(MendError, match="no patch would be left"):
+        bench.apply(state, Ban(f"{N_TRAIN - 2}.png"))
+
+
+def test_candidates_come_nearest_first_one_a_photo(tiny_backbone: Backbone) -> None:
+    bench = make_bench(tiny_backbone, two_views=True)
+    found = bench.candidates(bench.start, 5, 100)
+    assert len({candidate.cell.image for candidate in found}) == len(found) == N_TRAIN
+    assert {candidate.cell.view for candidate in found} == {"box"}
+    similarity = [candidate.similarity for candidate in found]
+    assert similarity == sorted(similarity, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("region", "patch"),
+    [
+        ((0.0, 0.0, 10.0, 10.0), (0, 0)),
+        ((33.0, 17.0, 60.0, 30.0), (1, 1)),
+        ((40.0, 0.0, 130.0, 64.0), (2, 2)),
+        ((-50.0, 500.0, -40.0, 600.0), (3, 0)),
+    ],
+)
+def test_a_region_becomes_the_patch_under_its_middle(
+    bench: Bench, region: tuple[float, float, float, float], patch: tuple[int, int]
+) -> None:
+    cell = bench.locate("4.png", region)
+    assert cell.patch == patch
+    assert cell.replaces(2) == Replace(2, "4.png", "full", patch)
+
+
+def test_notes_follow_their_node_and_go_with_it(bench: Bench) -> None:
+    state = bench.start
+    for edit in (Note(6, "long beak"), Note(3, "tail"), Remove(1, "right")):
+        state = bench.apply(state, edit)
+    assert dict(state.notes) == {6: "long beak"}
+    assert dict(bench.apply(state, Note(6, "")).notes) == {}
+    with pytest.raises(MendError, match="removed"):
+        bench.apply(state, Note(3, "gone"))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        Replace(7, "0.png", "full", (0, 0)),
+        Replace(-1, "0.png", "full", (0, 0)),
+        Replace(0, "../../etc/passwd", "full", (0, 0)),
+        Replace(0, "0.png", "box", (0, 0)),
+        Replace(0, "0.png", "full", (4, 0)),
+        Replace(0, "0.png", "full", (0, -1)),
+        Ban("none.png"),
+        Remove(9, "left"),
+    ],
+)
+def test_impossible_edits_are_refused(bench: Bench, edit: Edit) -> None:
+    with pytest.raises(MendError, match="expected"):
+        bench.apply(bench.start, edit)
+
+
+def test_the_last_node_stays(bench: Bench) -> None:
+    state = bench.start
+    for edit in (Remove(0, "left"), Remove(1, "left")):
+        state = bench.apply(state, edit)
+    assert state.nodes.tolist() == [3]
+    with pytest.raises(MendError, match="single leaf"):
+        bench.apply(state, Remove(3, "left"))

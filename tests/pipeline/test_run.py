@@ -1,0 +1,207 @@
+"""Whole runs on tiny photos, from Python and from the command line, interrupted and continued."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from prototree.config import preset
+from prototree.data import open_data
+from prototree.errors import ConfigError, DataError
+from prototree.pipeline.fit import STAGES, Run, combine, derived, fit, redo
+from prototree.tree import checkpoint
+from tiny_training import TINY, write_squares
+
+OPTIONS = [word for key, value in TINY.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_squares(tmp_path_factory.mktemp("data") / "squares")
+
+
+def start(*words: str, cache: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PROTOTREE_CACHE": str(cache), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "prototree", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def tensors(run: Path, stage: str = "trained") -> dict[str, torch.Tensor]:
+    return checkpoint.load(run / stage).state_dict()
+
+
+def assert_same(one: Path, other: Path) -> None:
+    expected, found = tensors(one), tensors(other)
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+@pytest.fixture(scope="module")
+def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return fit(photos, tmp_path_factory.mktemp("runs") / "a", settings=TINY | {"threshold": 0.34})
+
+
+def test_a_run_leaves_everything_it_should(finished: Run) -> None:
+    names = {path.name for path in finished.folder.iterdir()}
+    assert {"config.toml", "log.csv", "metrics.json", "last", "trained", "pruned", "projected"} <= names
+    metrics = finished.metrics
+    assert set(metrics["stages"]) == {"trained", "pruned", "projected", "projected_any_class"}
+    assert metrics["stages"]["trained"]["n_prototypes"] == 7
+    assert metrics["stages"]["projected"]["n_prototypes"] == metrics["pruning"]["prototypes"][1]
+    assert set(metrics["seconds"]) == set(STAGES)
+    assert len((finished.folder / "log.csv").read_text().splitlines()) == 4
+    tree = finished.tree()
+    assert all(source is not None and source.image.startswith("train/") for source in tree.sources)
+    assert finished.config.height == 3
+
+
+def test_the_same_settings_give_the_same_run(photos: Path, finished: Run, tmp_path: Path) -> None:
+    fit(photos, tmp_path / "b", settings=TINY | {"threshold": 0.34}, stages=["train"])
+    assert_same(finished.folder, tmp_path / "b")
+
+
+def test_stages_can_be_done_again_alone(finished: Run) -> None:
+    run = redo(finished.folder, "prune", settings={"threshold": 0.35})
+    assert run.metrics["pruning"]["threshold"] == 0.35
+    redo(finished.folder, "project", settings={"constrain_classes": False})
+    redo(finished.folder, "evaluate")
+
+
+def test_results_are_written_for_people(finished: Run) -> None:
+    redo(finished.folder, "evaluate")
+    text = (finished.folder / "results.md").read_text()
+    metrics = finished.metrics["stages"]["projected"]
+    assert f"| projected | {metrics['accuracy']['soft']:.1%} | {metrics['accuracy']['max_path']:.1%} |" in text
+    assert all(title in text for title in ("accuracy by class", "nodes that led astray", "wrong answers"))
+    wrong = json.loads((finished.folder / "mistakes.json").read_text())["images"]
+    assert len(wrong) == round((1 - metrics["accuracy"]["max_path"]) * metrics["n_images"])
+    for plot in ("leaf_maxima_trained.png", "leaf_maxima_projected.png", "confusion.png"):
+        with Image.open(finished.folder / "plots" / plot) as picture:
+            assert len(picture.getcolors(2**24) or []) > 10, "the plot is blank"
+
+
+def test_results_of_an_older_tree_do_not_outlive_it(photos: Path, tmp_path: Path) -> None:
+    run = fit(photos, tmp_path / "run", settings=TINY | {"threshold": 0.34, "epochs": 1})
+    assert {"projected", "projected_any_class"} <= set(run.metrics["stages"])
+    other = checkpoint.read_state(run.folder / "projected_any_class", "state.json")[1]["prototypes"]
+    assert other.shape == run.tree().prototypes.shape
+    redo(run.folder, "prune", settings={"threshold": 0.335})
+    assert not (run.folder / "projected").exists()
+    redo(run.folder, "project", settings={"constrain_classes": False})
+    assert not (run.folder / "projected_any_class").exists()
+    assert set(redo(run.folder, "evaluate").metrics["stages"]) == {"trained", "pruned", "projected"}
+
+
+def test_bagging_learns_from_a_sample_of_the_photos(photos: Path, finished: Run, tmp_path: Path) -> None:
+    run = fit(photos, tmp_path / "run", settings=TINY | {"threshold": 0.34, "bootstrap": True, "seed": 5})
+    drawn = {str(sample.path) for sample in open_data(photos).bootstrap(5).train}
+    used = {str(photos / source.image) for source in run.tree().sources if source}
+    assert used <= drawn
+    votes = combine([finished.folder, run.folder])
+    assert votes.n_images == 9
+    assert votes.all_trees.n_prototypes == sum(r.tree().topology.n_nodes for r in (finished, run))
+
+
+def test_a_folder_that_is_taken_is_refused_unless_told(photos: Path, finished: Run, tmp_path: Path) -> None:
+    settings = TINY | {"epochs": 1}
+    fit(photos, tmp_path / "run", settings=settings, stages=["train"])
+    with pytest.raises(ConfigError, match=r"already holds a run .*--resume.*--overwrite"):
+        fit(photos, tmp_path / "run", settings=settings)
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    fit(photos, tmp_path / "run", settings=settings, stages=["train"], overwrite=True)
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+def test_unknown_stages_and_other_data(finished: Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown stage 'dance'"):
+        fit("anything", tmp_path, stages=["dance"])
+    other = write_squares(tmp_path / "other")
+    for split in ("train", "test"):
+        (other / split / "red").rename(other / split / "crimson")
+    with pytest.raises(DataError, match="expected the classes of the run"):
+        redo(finished.folder, "evaluate", data=other)
+
+
+def test_killed_in_the_middle_and_continued_it_ends_with_the_same_weights(
+    photos: Path, finished: Run, tmp_path: Path
+) -> None:
+    words = [
+        "train",
+        str(photos),
+        "--out",
+        str(tmp_path / "run"),
+        *OPTIONS,
+        "--threshold",
+        "0.34",
+        "--save-minutes",
+        "0",
+    ]
+    process = start(*words, cache=tmp_path)
+    state = tmp_path / "run" / "last" / "state.json"
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and process.poll() is None:
+        if state.exists() and (saved := json.loads(state.read_text())) and (saved["epoch"], saved["batch"]) >= (1, 1):
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL, process.communicate()[1][-2000:]
+    process.communicate()
+    assert not (tmp_path / "run" / "trained").exists()
+    continued = start(*words, "--resume", cache=tmp_path)
+    output, errors = continued.communicate(timeout=300)
+    assert continued.returncode == 0, errors[-3000:]
+    assert "projected" in output
+    assert_same(finished.folder, tmp_path / "run")
+
+
+def test_sigterm_saves_says_how_to_go_on_and_exits(photos: Path, tmp_path: Path) -> None:
+    words = ["train", str(photos), "--out", str(tmp_path / "run"), *OPTIONS, "--epochs", "1000"]
+    process = start(*words, cache=tmp_path)
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and not (tmp_path / "run" / "log.csv").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.terminate()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors[-2000:]
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_backbone_without_weights_can_be_pretrained(photos: Path, tmp_path: Path) -> None:
+    run = fit(photos, tmp_path / "run", settings=TINY | {"pretrain_epochs": 2, "epochs": 1}, stages=["train"])
+    assert (run.folder / "pretrained" / "state.json").exists()
+    plain = fit(photos, tmp_path / "plain", settings=TINY | {"epochs": 1}, stages=["train"])
+    key = "features.backbone.net.conv1.weight"
+    assert not torch.equal(tensors(run.folder)[key], tensors(plain.folder)[key])
+
+
+@pytest.mark.parametrize("kind", ["run", "ensemble", "network"])
+def test_teachers_of_every_kind(photos: Path, finished: Run, tmp_path: Path, kind: str) -> None:
+    teacher = {"run": str(finished.folder), "ensemble": f"{finished.folder},{finished.folder / 'trained'}"}.get(kind)
+    if teacher is None:
+        torch.save(timm.create_model("resnet18", num_classes=3).state_dict(), tmp_path / "teacher.pth")
+        teacher = f"resnet18={tmp_path / 'teacher.pth'}"
+    run = fit(photos, tmp_path / "run", settings=TINY | {"teacher": teacher, "epochs": 1}, stages=["train"])
+    probs = checkpoint.read_state(run.folder / "teacher", "teacher.json")[1]["probs"]
+    torch.testing.assert_close(probs.sum(dim=1), torch.ones(24))
+
+
+def test_a_cache_while_frozen_and_photos_after(photos: Path, tmp_path: Path) -> None:
+    run = fit(photos, tmp_path / "run", settings=TINY | {"cache_views": 2}, stages=["train"])
+    assert len(list((run.folder / "cache").glob("*.f16"))) == 1
+    assert len((run.folder / "log.csv").read_text().splitlines()) == 4
+
+
+def test_what_follows_from_the_data(photos: Path) -> None:
+    config = derived(preset("auto"), open_data(photos))
+    assert (config.height, config.resize) == (3, config.image_size)
+    assert config.threshold == pytest.approx(2 / 3)

@@ -1,0 +1,334 @@
+"""The pages in a real browser: no error, no request, and everything can be found, opened and read."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototree.explain.records import TreeExplanation
+from prototree.report import decision_page, tree_page
+from prototree.tree.topology import Topology
+from sample_explanations import AWKWARD_NAMES, decision, random_topology, spine, tree, vote
+
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+SECONDS = 15_000  # of patience, in milliseconds
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("needs Chromium")
+    with playwright.sync_playwright() as running:
+        launched = running.chromium.launch(executable_path=path, args=ARGUMENTS, timeout=60_000)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
+    """Opens a page from disk; at the end there must have been no error and no request for anything else."""
+    contexts, complaints = [], []
+
+    def opened(source: str, viewport: dict[str, int] = WIDE, **options: Any) -> Any:
+        path = tmp_path / f"page-{len(contexts)}.html"
+        path.write_text(source, encoding="utf-8")
+        context = browser.new_context(viewport=viewport, reduced_motion="reduce", **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(SECONDS)
+        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda sent: complaints.append(sent.url) if not allowed(sent.url, path) else None)
+        page.goto(path.as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def allowed(url: str, path: Path) -> bool:
+    return url.startswith(("data:", "blob:")) or url.split("#")[0] == path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def explained() -> TreeExplanation:
+    return tree(random_topology(14, seed=2), names=AWKWARD_NAMES)
+
+
+def card(page: Any, id_: int) -> Any:
+    return page.locator(f'.card[data-id="{id_}"]')
+
+
+def find(page: Any, name: str) -> None:
+    page.keyboard.press("/")
+    page.keyboard.insert_text(name)
+    page.keyboard.press("Enter")
+
+
+def test_positions_on_the_page_are_those_of_the_print(open_page: Open, explained: TreeExplanation) -> None:
+    page = open_page(tree_page(explained))
+    page.keyboard.press("0")
+    wrong = page.evaluate("""() => {
+        const data = JSON.parse(document.getElementById("tree-data").textContent), wrong = [];
+        const check = (id, place, [width]) => {
+            const found = new DOMMatrix(document.querySelector(`.card[data-id="${id}"]`).style.transform);
+            const x = (place.x + 0.5) * data.sizes.slot - width / 2, y = place.level * data.sizes.level;
+            if (Math.abs(found.e - x) > 0.01 || Math.abs(found.f - y) > 0.01) wrong.push([id, found.e, x]);
+        };
+        for (const node of data.nodes) check(node.id, node, data.sizes.node);
+        for (const leaf of data.leaves) check(~leaf.id, leaf, data.sizes.leaf);
+        return wrong;
+    }""")
+    assert wrong == []
+
+
+def test_cards_have_the_size_the_layout_counts_on(open_page: Open, explained: TreeExplanation) -> None:
+    page = open_page(tree_page(explained))
+    sizes = page.evaluate("JSON.parse(document.getElementById('tree-data').textContent).sizes")
+    for kind in ("node", "leaf"):
+        element = page.locator(f".card.{kind}").first
+        assert element.evaluate("e => [e.offsetWidth, e.offsetHeight]") == sizes[kind]
+
+
+@pytest.mark.parametrize("label", range(len(AWKWARD_NAMES)))
+def test_any_name_can_be_found_and_is_shown_as_text(open_page: Open, explained: TreeExplanation, label: int) -> None:
+    page = open_page(tree_page(explained))
+    name = explained.class_names[label]
+    page.keyboard.press("/")
+    page.keyboard.insert_text(name.strip("\x00\t").split("\x00")[0])
+    page.locator(f'#found [data-label="{label}"]').click()
+    assert page.locator("#panel-title").text_content() == name
+    assert page.locator(".rule").count() >= 1
+    assert page.locator(".card.on.leaf").count() >= 1
+    assert page.locator("#panel script, #panel img[src=x]").count() == 0
+
+
+def test_search_shows_the_rules_that_lead_to_a_class(open_page: Open) -> None:
+    page = open_page(tree_page(tree(Topology.full(3), names=("Wren", "Öwl", "Jay"))))
+    find(page, "owl")  # without the dots
+    assert page.locator("#panel-title").text_content() == "Öwl"
+    assert 'has 3; lacks 0, “long "beak" <b>” → Öwl' in page.locator(".rule p").text_content()
+    turns = page.locator(".rule .way li").evaluate_all("list => list.map((item) => item.className)")
+    assert turns == ["absent", "absent", "present"]
+    on = page.locator(".card.on").evaluate_all("list => list.map((item) => Number(item.dataset.id))")
+    assert sorted(on) == [~1, 0, 1, 3]
+    page.keyboard.press("/")
+    page.keyboard.insert_text("nothing is called so")
+    assert "no class" in page.locator("#found").text_content()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    assert page.locator("#panel").is_hidden()
+
+
+def test_a_click_opens_everything_known_about_a_prototype(open_page: Open, explained: TreeExplanation) -> None:
+    page = open_page(tree_page(explained))
+    page.evaluate("document.addEventListener('prototree:select', (event) => { window.heard = event.detail; })")
+    card(page, 1).click()
+    assert page.locator("#panel-title").text_content() == 'long "beak" <b>'
+    assert page.evaluate("window.heard") == {"node": 1}
+    assert page.locator(".grid li").count() == 3
+    assert page.locator(".rows.warm li").count() == 5
+    assert "from 0.98 to 0.31" in page.locator(".where .words").text_content()
+    page.get_by_role("button", name="Occlusion").click()
+    assert "not tested" in page.locator(".where .words").text_content()
+    box = page.locator(".look .box .over")
+    occlusion = explained.prototypes[1].source.where[2].box
+    assert float(box.get_attribute("width")) == pytest.approx(occlusion.width, abs=0.11)
+    painted = page.locator(".look canvas")
+    assert painted.evaluate("c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((v) => v > 0)")
+    page.get_by_label("heat map").uncheck()
+    assert painted.is_hidden()
+    page.evaluate("document.dispatchEvent(new CustomEvent('prototree:show', { detail: { node: 2 } }))")
+    assert page.locator("#panel-title").text_content() == "Prototype 2"
+
+
+def test_the_app_can_add_controls_of_its_own(open_page: Open, explained: TreeExplanation) -> None:
+    page = open_page(tree_page(explained))
+    page.evaluate("""document.addEventListener("prototree:select", (event) => {
+        document.getElementById("node-extra").append(`about ${event.detail.node}`);
+    })""")
+    card(page, 0).click()
+    page.locator(".lead.present").click()
+    right = explained.right[0]
+    assert page.locator("#node-extra").text_content() == (f"about {right}" if right >= 0 else "")
+
+
+def test_keys_walk_along_the_tree(open_page: Open) -> None:
+    page = open_page(tree_page(tree(Topology.full(3))))
+    focus = "Number(document.activeElement.dataset.id)"
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(focus) == 2
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate(focus) == 5
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate(focus) == 2
+    page.keyboard.press("Enter")
+    assert page.locator("#panel-title").text_content() == "Prototype 2"
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#panel-title").text_content() == "Prototype 6"
+    page.keyboard.press("Escape")
+    assert page.locator("#panel").is_hidden()
+    page.keyboard.press("Home")
+    assert page.evaluate(focus) == 0
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+
+
+def test_folding_hides_what_is_below_and_closes_the_gap(open_page: Open) -> None:
+    page = open_page(tree_page(tree(Topology.full(3))))
+    assert page.locator(".card").count() == 15
+    card(page, 1).locator(".fold").click()
+    assert page.locator(".card").count() == 9
+    assert card(page, 1).get_attribute("aria-expanded") == "false"
+    assert card(page, 1).locator(".fold").text_content() == "+ 4"
+    width = card(page, 1).evaluate("e => e.offsetWidth")
+    assert width == card(page, ~4).evaluate("e => e.offsetWidth")
+    find(page, "Class 0")  # what is found is unfolded
+    assert card(page, ~0).is_visible()
+    page.keyboard.press("Escape")
+    card(page, 0).focus()
+    page.keyboard.press(" ")
+    assert page.locator(".card").count() == 1
+    page.locator("#fold-all").click()
+    assert page.locator(".card").count() == 15
+
+
+def test_zoom_by_key_button_and_wheel(open_page: Open) -> None:
+    page = open_page(tree_page(tree(Topology.full(3))))
+
+    def zoom() -> float:
+        page.wait_for_timeout(60)
+        return float(page.evaluate("new DOMMatrix(document.getElementById('world').style.transform).a"))
+
+    first = zoom()
+    page.keyboard.press("+")
+    second = zoom()
+    page.locator("#zoom-out").click()
+    third = zoom()
+    page.mouse.move(500, 500)
+    page.mouse.wheel(0, -300)
+    fourth = zoom()
+    page.keyboard.press("0")
+    assert second > first
+    assert third == pytest.approx(first)
+    assert fourth > third
+    assert zoom() == pytest.approx(first)
+    before = card(page, 0).bounding_box()
+    page.mouse.move(300, 700)
+    page.mouse.down()
+    page.mouse.move(360, 740, steps=4)
+    page.mouse.up()
+    page.wait_for_timeout(60)
+    after = card(page, 0).bounding_box()
+    assert (after["x"] - before["x"], after["y"] - before["y"]) == (pytest.approx(60, abs=1), pytest.approx(40, abs=1))
+    assert page.locator("#panel").is_hidden()  # a drag is no click
+
+
+def test_only_what_is_near_the_view_is_in_the_document(open_page: Open) -> None:
+    page = open_page(tree_page(tree(random_topology(150, seed=1), n_nearest=0)))
+    page.keyboard.press("Home")
+    page.wait_for_timeout(60)
+    assert page.locator(".card").count() < 120
+    page.keyboard.press("0")
+    page.wait_for_timeout(60)
+    assert page.locator(".card").count() == 301
+
+
+def test_dark_follows_the_system_and_the_button(open_page: Open, explained: TreeExplanation) -> None:
+    page = open_page(tree_page(explained), color_scheme="dark")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(paper)
+    page.locator("#theme").click()
+    light = page.evaluate(paper)
+    assert sum(map(int, dark[4:-1].split(","))) < 150
+    assert sum(map(int, light[4:-1].split(","))) > 600
+
+
+@pytest.mark.parametrize("kind", ["tree", "decision", "vote"])
+def test_a_phone_needs_no_sideways_scrolling(open_page: Open, explained: TreeExplanation, kind: str) -> None:
+    source = {
+        "tree": lambda: tree_page(explained),
+        "decision": lambda: decision_page(decision(explained)),
+        "vote": lambda: decision_page(vote(explained)),
+    }[kind]()
+    page = open_page(source, NARROW, is_mobile=True, has_touch=True)
+    widths = "[document.documentElement.scrollWidth, document.body.scrollWidth]"
+    assert max(page.evaluate(widths)) <= NARROW["width"]
+    if kind == "tree":
+        page.locator("#show-map").tap()
+        card(page, 0).tap()
+        assert page.locator("#panel").is_visible()
+        assert max(page.evaluate(widths)) <= NARROW["width"]
+
+
+def test_the_list_leads_from_card_to_card(open_page: Open) -> None:
+    page = open_page(tree_page(tree(spine(4), names=AWKWARD_NAMES)))
+    page.locator("#show-key").click()
+    assert page.locator(".couplet").count() == 4
+    assert page.locator("#map").is_hidden()
+    page.locator("#key-0 a").click()
+    assert page.locator(".couplet:target h3 b").text_content() == "1"
+    page.locator("#key-0 .pictures").click()
+    assert page.locator("#panel-title").text_content() == "Prototype 0"
+
+
+def test_a_tree_of_one_leaf_has_a_page(open_page: Open) -> None:
+    page = open_page(tree_page(tree(Topology.from_children([], [], root=~0)[0], names=("Wren",))))
+    card(page, ~0).click()
+    assert page.locator("#panel-title").text_content() == "Wren"
+    page.locator("#show-key").click()
+    assert "Every photo is taken for Wren" in page.locator("#key").text_content()
+
+
+def test_the_page_can_be_printed(open_page: Open, explained: TreeExplanation) -> None:
+    page = open_page(tree_page(explained))
+    assert page.pdf().startswith(b"%PDF-")
+    assert page.locator(".couplet").count() == 14
+
+
+def test_print_is_on_white_paper_in_the_dark_too(open_page: Open, explained: TreeExplanation) -> None:
+    page = open_page(tree_page(explained), color_scheme="dark")
+    page.locator("#theme").click()
+    page.locator("#theme").click()
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_a_decision_shows_one_answer_and_one_way_at_a_time(open_page: Open, explained: TreeExplanation) -> None:
+    decided = decision(explained)
+    page = open_page(decision_page(decided))
+    steps = {strategy: len(path.steps) for strategy, path in decided.paths.items()}
+    shown = page.locator(".step:visible")
+    assert shown.count() == steps["max_path"]
+    page.get_by_label("Greedy path").check()
+    assert shown.count() == steps["greedy"]
+    boxes = page.locator(".box:visible")
+    page.get_by_label("Attribution").check()
+    assert set(boxes.evaluate_all("list => list.map((b) => b.classList[1])")) == {"by-attribution"}
+    assert page.locator(".heat:visible").count() == steps["greedy"]
+    page.get_by_label("heat map").uncheck()
+    assert page.locator(".heat:visible").count() == 0
+    assert AWKWARD_NAMES[0] in page.locator("h1").text_content()
+
+
+def test_in_a_vote_each_tree_has_its_way(open_page: Open, explained: TreeExplanation) -> None:
+    page = open_page(decision_page(vote(explained, 3)))
+    assert page.locator("details.tree").count() == 3
+    second = page.locator("#tree-2")
+    second.locator("summary").click()
+    second.get_by_label("Greedy path").check()
+    assert second.locator(".way-greedy").is_visible()
+    assert page.locator("#tree-1 .way-max_path").is_visible()

@@ -1,0 +1,232 @@
+"""Pages as text: self-contained, escaped, complete; and the files of a report."""
+
+import base64
+import html
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from prototree.report import (
+    asset,
+    decision_body,
+    decision_json,
+    decision_page,
+    script_json,
+    show,
+    tree_body,
+    tree_data,
+    tree_page,
+    write_decision,
+    write_report,
+)  # fmt: skip
+from prototree.report.layout import arrange
+from prototree.report.pictures import HEAT_COLOURS, heat_values, heated, reduced
+from prototree.tree.topology import Topology
+from sample_explanations import AWKWARD_NAMES, decision, match, picture, random_topology, tree, vote
+
+
+class Page(HTMLParser):
+    """What a browser would see: elements, their attributes, and the text outside of scripts."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: dict[str, str] = {}
+        self.inside: list[str] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.inside:
+            while self.inside.pop() != tag:
+                pass
+
+    def handle_data(self, data: str) -> None:
+        place = next((tag for tag in reversed(self.inside) if tag in ("script", "style")), "body")
+        self.text[place] = self.text.get(place, "") + data
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    explained = tree(random_topology(9), names=AWKWARD_NAMES)
+    return {
+        "tree": tree_page(explained),
+        "decision": decision_page(decision(explained)),
+        "vote": decision_page(vote(explained)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["tree", "decision", "vote"])
+def test_a_page_needs_nothing_from_elsewhere(pages: dict[str, str], kind: str) -> None:
+    page = Page(pages[kind])
+    for tag, attributes in page.tags:
+        for name in ("src", "href", "xlink:href", "data", "action", "srcset"):
+            if value := attributes.get(name):
+                assert value.startswith(("data:", "#")), (tag, value)
+    assert not re.search(r"url\(|@import|https?:", page.text["style"])
+
+
+@pytest.mark.parametrize("kind", ["tree", "decision", "vote"])
+def test_no_inline_handler_or_style(pages: dict[str, str], kind: str) -> None:
+    for tag, attributes in Page(pages[kind]).tags:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"], tag
+
+
+@pytest.mark.parametrize("kind", ["tree", "decision", "vote"])
+def test_names_are_shown_as_text(pages: dict[str, str], kind: str) -> None:
+    page = Page(pages[kind])
+    scripts = [attributes for tag, attributes in page.tags if tag == "script"]
+    assert len(scripts) == (2 if kind == "tree" else 0)
+    assert not [attributes for _, attributes in page.tags if attributes.get("src") == "x"]
+    if kind != "tree":
+        assert AWKWARD_NAMES[0] in page.text["body"]
+
+
+def test_data_survives_the_script_element() -> None:
+    explained = tree(random_topology(9), names=AWKWARD_NAMES)
+    data = tree_data(explained, lambda name, picture: f"pictures/{name}.webp")
+    inside = script_json(data)
+    assert not set(inside) & set("<>&\u2028\u2029")
+    assert json.loads(inside) == json.loads(json.dumps(data))
+    assert json.loads(inside)["classes"][:9] == list(AWKWARD_NAMES)
+
+
+def test_data_has_the_layout_and_pictures_where_the_caller_wants_them() -> None:
+    explained = tree(random_topology(7), n_nearest=2)
+    seen: dict[str, tuple[int, ...]] = {}
+
+    def url(name: str, picture: np.ndarray) -> str:
+        assert name not in seen
+        seen[name] = picture.shape
+        return f"/pictures/{name}"
+
+    data = tree_data(explained, url)
+    places = arrange(explained.left, explained.right).places
+    assert [(node["x"], node["level"]) for node in data["nodes"]] == [(places[n].x, places[n].level) for n in range(7)]
+    assert [(leaf["x"], leaf["level"]) for leaf in data["leaves"]] == [
+        (places[~leaf].x, places[~leaf].level) for leaf in range(8)
+    ]
+    assert len(seen) == 7 * 6
+    assert data["nodes"][3]["nearest"][1]["crop"] == "/pictures/nearest-3-1"
+    assert max(max(shape[:2]) for name, shape in seen.items() if "photo" not in name) <= 96
+    assert max(max(shape[:2]) for shape in seen.values()) <= 288
+
+
+def test_numbers_that_are_none_do_not_spoil_the_json() -> None:
+    explained = tree(Topology.full(1))
+    broken = explained.prototypes[0].__class__(**{**vars(explained.prototypes[0]), "distance_moved": float("nan")})
+    data = tree_data(explained.__class__(**{**vars(explained), "prototypes": (broken,)}), lambda name, picture: "")
+    assert json.loads(script_json(data))["nodes"][0]["moved"] is None
+
+
+def test_the_app_gets_the_same_body_and_assets() -> None:
+    explained = tree(Topology.full(2))
+    assert tree_body(explained) in tree_page(explained)
+    assert asset("tree.js") in tree_page(explained)
+    decided = decision(explained)
+    assert decision_body(decided) in decision_page(decided)
+    body = Page(tree_body(explained))
+    ids = [attributes["id"] for _, attributes in body.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    assert "node-extra" in ids
+
+
+def test_decision_json_tells_the_path() -> None:
+    explained = tree(Topology.full(3), names=AWKWARD_NAMES)
+    told = json.loads(json.dumps(decision_json(decision(explained)), allow_nan=False))
+    path = told["paths"]["max_path"]
+    assert [step["present"] for step in path["steps"]] == [False, False, False]
+    assert path["prediction"] == {"label": 0, "class": AWKWARD_NAMES[0]}
+    assert told["runner_up"]["max_path"]["flips"] == [{"node": 0, "similarity": 0.42, "needed": 0.61}]
+    assert told["runner_up"]["greedy"] is None
+    assert path["steps"][0]["where"][0]["hiding"] == {"before": 0.98, "box_hidden": 0.31, "random_hidden": 0.92}
+    voted = decision_json(vote(explained, 2))
+    assert len(voted["trees"]) == 2
+    assert voted["prediction"]["label"] == 0
+
+
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
+    explained = tree(Topology.full(1), names=AWKWARD_NAMES)
+    for shown, page in ((show(explained), tree_page(explained)), (show(decision(explained)), None)):
+        frame = Page(shown._repr_html_())
+        assert [tag for tag, _ in frame.tags] == ["iframe"]
+        source = frame.tags[0][1]["srcdoc"]
+        assert source == html.unescape(html.escape(page or shown.page))
+
+
+def test_report_files(tmp_path: Path) -> None:
+    written = write_report(tree(Topology.full(2), names=AWKWARD_NAMES), tmp_path / "new" / "report")
+    assert sorted(path.name for path in written) == ["index.html", "rules.json", "rules.txt", "tree.pdf", "tree.svg"]
+    assert sorted(path.name for path in (tmp_path / "new" / "report").iterdir()) == sorted(p.name for p in written)
+    assert json.loads((tmp_path / "new" / "report" / "rules.json").read_text())["rules"]
+
+
+def test_decision_files(tmp_path: Path) -> None:
+    explained = tree(Topology.full(2))
+    one = write_decision(decision(explained), tmp_path / "one", "greedy")
+    assert [path.name for path in one] == ["decision.html", "decision.json", "decision.png"]
+    several = write_decision(vote(explained, 2), tmp_path / "several", "max_path")
+    assert [path.name for path in several][2:] == ["decision-1.png", "decision-2.png"]
+    assert several[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_rest_of_a_report_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    written = write_report(tree(Topology.full(1)), tmp_path)
+    assert sorted(path.name for path in written) == ["index.html", "rules.json", "rules.txt", "tree.svg"]
+    assert "prototree[plot]" in caplog.text
+
+
+def test_pictures_are_reduced_and_never_empty() -> None:
+    assert reduced(picture(0, 400, 100), 96).shape == (24, 96, 3)
+    assert reduced(picture(0, 40, 10), 96).shape == (10, 40, 3)
+    assert reduced(np.zeros((0, 5, 3), dtype=np.uint8), 96).shape == (1, 1, 3)
+    assert reduced(picture(0, 1000, 1), 96).shape == (1, 96, 3)
+
+
+def test_heat_covers_where_it_is_hot_and_leaves_the_rest() -> None:
+    photo, heat = picture(0, 60, 40), np.zeros((4, 6))
+    assert (heated(photo, heat) == photo).all()
+    heat[1, 4] = 1.0
+    difference = np.abs(heated(photo, heat).astype(int) - photo).sum(axis=2)
+    assert np.unravel_index(difference.argmax(), difference.shape)[1] // 10 == 4
+    assert (difference[:, :10] == 0).all()
+    values = heat_values(heat)
+    small = np.frombuffer(base64.b64decode(str(values["values"])), np.uint8).reshape(4, 6)
+    assert small[1, 4] == 255
+    assert small.sum() == 255
+
+
+def test_heat_grows_lighter_and_stronger() -> None:
+    # What is told by lightness and cover alone can be read by people who see few colours.
+    lightness = [0.2126 * red + 0.7152 * green + 0.0722 * blue for red, green, blue, _ in HEAT_COLOURS]
+    cover = [colour[3] for colour in HEAT_COLOURS]
+    assert lightness == sorted(lightness)
+    assert cover == sorted(cover)
+
+
+def test_pictures_in_a_page_are_webp() -> None:
+    page = tree_page(tree(Topology.full(1)))
+    first = re.search(r'"crop":"data:image/webp;base64,([^"]+)"', page)
+    assert first is not None
+    assert Image.open(BytesIO(base64.b64decode(first[1]))).format == "WEBP"
+
+
+def test_boxes_outside_the_photo_are_cut_off() -> None:
+    decided = decision(tree(Topology.full(1)))
+    assert match(1, 3).where[0].box.left >= 0
+    for tag, attributes in Page(decision_page(decided)).tags:
+        if tag == "rect" and attributes.get("class") == "over":
+            assert float(attributes["width"] or 0) >= 0

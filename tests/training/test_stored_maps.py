@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import random_maps
+from prototree.data import open_data
+from prototree.data.loading import Entry, ViewDataset
+from prototree.data.samples import Sample
+from prototree.data.views import FULL, evaluation_views
+from prototree.errors import DataError
+from prototree.training.stored_maps import StoredMaps, store_maps
+from prototree.tree.model import ProtoTree
+from prototree.tree.patches import nearest_patches
+from tiny_training import write_squares
+
+
+def test_maps_are_those_of_the_network_and_computed_once(tiny_tree: ProtoTree, tmp_path: Path) -> None:
+    data = open_data(write_squares(tmp_path / "squares", train=2, test=1))
+    dataset = ViewDataset(data.train, evaluation_views, tiny_tree.preprocessing)
+    ticks: list[tuple[int, int]] = []
+    stored = store_maps(tiny_tree, dataset, tmp_path / "maps", lambda *tick: ticks.append(tick))
+    assert ticks[-1] == (6, 6)
+    with torch.no_grad():
+        expected = tiny_tree.features(torch.stack([dataset[i].image for i in range(6)]))
+    torch.testing.assert_close(stored.maps(range(6)), expected, rtol=1e-4, atol=1e-5)
+    assert stored.labels.tolist() == [sample.label for sample in data.train]
+    again = store_maps(tiny_tree, dataset, tmp_path / "maps", lambda *tick: pytest.fail("computed again"))
+    assert np.array_equal(again.rows, stored.rows)
+
+
+def test_a_truncated_file_is_computed_again(tiny_tree: ProtoTree, tmp_path: Path) -> None:
+    data = open_data(write_squares(tmp_path / "squares", train=2, test=1))
+    dataset = ViewDataset(data.test, evaluation_views, tiny_tree.preprocessing)
+    expected = np.array(store_maps(tiny_tree, dataset, tmp_path / "maps").rows)
+    (file,) = (tmp_path / "maps").glob("*.f32")
+    file.write_bytes(b"half")
+    assert np.array_equal(store_maps(tiny_tree, dataset, tmp_path / "maps").rows, expected)
+
+
+def test_photos_that_cannot_be_read_are_left_out(tiny_tree: ProtoTree, tmp_path: Path) -> None:
+    data = open_data(write_squares(tmp_path / "squares", train=2, test=1))
+    dataset = ViewDataset(data.test, evaluation_views, tiny_tree.preprocessing)
+    data.test[1].path.write_bytes(b"no image")
+    stored = store_maps(tiny_tree, dataset, tmp_path / "maps")
+    assert [entry.sample_index for entry in stored.entries] == [0, 2]
+    for sample in data.test:
+        sample.path.unlink()
+    with pytest.raises(DataError, match="readable photo"):
+        store_maps(tiny_tree, dataset, tmp_path / "maps")
+
+
+def test_forbidden_patches_are_not_found() -> None:
+    maps, prototypes = random_maps(0, 5, 3, 2, 4, dtype=torch.float32), random_maps(1, 2, 3, 1, 1, dtype=torch.float32)
+    entries = tuple(Entry(i, Sample(Path(f"{i}.png"), 0), FULL) for i in range(5))
+    stored = StoredMaps(maps.numpy(), entries)
+    free = stored.nearest(prototypes)
+    assert torch.equal(free.distance, nearest_patches(maps, prototypes).distance)
+    mask = torch.zeros(8, dtype=torch.bool)
+    mask[free.patch[2, 0]] = True
+    found = stored.nearest(prototypes, {2: mask, 3: torch.ones(8, dtype=torch.bool)})
+    others = [i for i in range(8) if not mask[i]]
+    for n in range(2):
+        apart = [(maps[2].flatten(1)[:, i] - prototypes[n, :, 0, 0]).norm().item() for i in others]
+        assert found.distance[2, n].item() == pytest.approx(min(apart), rel=1e-5)
+        assert int(found.patch[2, n]) == others[apart.index(min(apart))]
+    assert torch.isinf(found.distance[3]).all()
+    assert torch.equal(found.distance[:2], free.distance[:2])
