@@ -5,7 +5,6 @@ from typing import Literal
 
 import numpy as np
 
-from prototree.data.samples import Box
 from prototree.explain.records import (
     Cause,
     DecisionExplanation,
@@ -22,8 +21,9 @@ from prototree.explain.records import (
     VoteExplanation,
     Where,
 )
+from prototree.network.geometry import Box
 from prototree.report.words import Reading
-from prototree.tree.routing import Strategy
+from prototree.tree.strategies import Strategy
 from prototree.tree.topology import Topology
 
 AWKWARD_NAMES = (

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from prototree import files
 from prototree.config import Config
 from prototree.data import open_data
 from prototree.data.loading import ViewDataset
@@ -38,7 +39,7 @@ def tiny_run(folder: Path) -> Run:
     run = Run(folder / "run")
     (run.folder / PROJECTED).mkdir(parents=True)
     checkpoint.save(tree, run.folder / PROJECTED)
-    checkpoint.write_file(run.folder / "config.toml", Config().to_toml().encode())
+    files.write_file(run.folder / "config.toml", Config().to_toml().encode())
     run.note(source=str(folder / "squares"), classes=list(data.class_names))
     return run
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from prototree.data import open_data
 from prototree.data.loading import BatchOrder, Entry, Shard, ViewDataset
-from prototree.data.samples import Box
 from prototree.data.views import View
 from prototree.network.backbone import FeatureExtractor
+from prototree.network.geometry import Box
 from prototree.pipeline.stages import Run
 from prototree.training.batches import Inputs
 

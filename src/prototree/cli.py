@@ -174,8 +174,8 @@ def mistakes(
     """Which nodes led test photos astray, and which wrong answers were close."""
     from prototree.errors import CheckpointError
     from prototree.evaluation.tables import blame_table, mistake_table
+    from prototree.files import read_json
     from prototree.progress import as_rich
-    from prototree.tree.checkpoint import read_json
 
     path = run / "mistakes.json"
     if not path.exists():
@@ -194,12 +194,11 @@ def ensemble(
     out: Annotated[Path | None, typer.Option(help="Also write the numbers to this JSON file.")] = None,
 ) -> None:
     """Let the trees of several runs vote: the mean of their probabilities."""
-    import json
 
     from prototree.evaluation.tables import vote_table
+    from prototree.files import write_json
     from prototree.pipeline.fit import combine
     from prototree.progress import Display, as_rich
-    from prototree.tree.checkpoint import write_file
 
     with Display(console) as display:
         found = combine(runs, data=data, observer=display).to_json()
@@ -207,7 +206,7 @@ def ensemble(
     short = len(set(names)) == len(names)  # a long path would be cut off in the table
     console.print(as_rich(vote_table(found, names if short else [str(run) for run in runs])))
     if out is not None:
-        write_file(out, json.dumps({"runs": [str(run) for run in runs], **found}, indent=1).encode())
+        write_json(out, {"runs": [str(run) for run in runs], **found})
 
 
 @_command_with_settings()

@@ -14,9 +14,9 @@ from prototree.data import ImageData, Sample, open_data
 from prototree.data.augment import augmentation, to_input
 from prototree.data.images import read_photo
 from prototree.data.loading import Batch, Loader, Shard, ViewDataset, derived_seed, make_loader
-from prototree.data.samples import Box
 from prototree.data.views import FULL, View, evaluation_views, projection_views, training_views
 from prototree.errors import ConfigError, DataError
+from prototree.network.geometry import Box
 from prototree.network.preprocessing import Preprocessing
 
 SMALL = Preprocessing(size=24, resize=28)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from prototree.data.samples import Box, ImageData, Sample, name_in
+from prototree.data.samples import ImageData, Sample, name_in
 from prototree.errors import DataError
+from prototree.network.geometry import Box
 
 
 def test_from_corner_has_the_given_extent() -> None:

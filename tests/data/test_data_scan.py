@@ -8,9 +8,10 @@ from PIL import Image
 from data_files import smooth_photo, write_classes
 from prototree.data.folder import read_folder
 from prototree.data.images import check_header
-from prototree.data.samples import Box, ImageData, Sample
+from prototree.data.samples import ImageData, Sample
 from prototree.data.scan import cache_folder, scan_files
 from prototree.errors import DataError
+from prototree.network.geometry import Box
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from numpy import ndarray
 
 from conftest import grow, tree_shapes
 from prototree.explain.counterfactuals import MARGIN, runner_up, smallest_flip
-from prototree.tree.routing import Strategy, greedy_leaves, log_path_probs, max_path_leaves
+from prototree.tree.routing import greedy_leaves, log_path_probs, max_path_leaves
+from prototree.tree.strategies import Strategy
 from prototree.tree.topology import Topology
 
 STRATEGIES: tuple[Strategy, ...] = ("max_path", "greedy")

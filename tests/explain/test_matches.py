@@ -10,7 +10,8 @@ from prototree.explain.matches import find_matches
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.training.projection import MapBatch
 from prototree.tree.model import ProtoTree
-from prototree.tree.patches import similarity_map
+from prototree.tree.patches import distance_map
+from prototree.tree.routing import similarity as similarity_of
 from prototree.tree.topology import Topology
 
 N_PHOTOS, N_CLASSES = 23, 4
@@ -33,7 +34,7 @@ def test_running_best_is_the_best_of_all(tree: ProtoTree, size: int) -> None:
     maps, labels = random_maps(3, N_PHOTOS, 8, 4, 4, dtype=torch.float32), torch.arange(N_PHOTOS) % N_CLASSES
     nodes = [4, 0, 6]
     found = find_matches(tree, batches(maps, labels, size), nodes, 6)
-    similarity = similarity_map(maps, tree.prototypes.detach()[nodes])  # photos × nodes × rows × columns
+    similarity = similarity_of(distance_map(maps, tree.prototypes.detach()[nodes]))  # photos × nodes × rows × columns
     best, patch = similarity.flatten(2).max(dim=2)
     order = best.argsort(dim=0, descending=True)[:6].T
     assert torch.equal(found.place, order)

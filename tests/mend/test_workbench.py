@@ -9,12 +9,13 @@ import torch
 import oracle
 from conftest import one_hot, random_maps
 from prototree.data.loading import Entry
-from prototree.data.samples import Box, Sample
+from prototree.data.samples import Sample
 from prototree.data.views import FULL, View
 from prototree.errors import MendError
 from prototree.mend.bench import N_SWEEPS, Bench, State
 from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
 from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.geometry import Box
 from prototree.training.stored_maps import StoredMaps
 from prototree.tree.model import ProtoTree, PrototypeSource
 from prototree.tree.topology import Topology

@@ -8,10 +8,11 @@ import torch
 import oracle
 from conftest import random_maps
 from prototree.data.loading import Entry
-from prototree.data.samples import Box, Sample
+from prototree.data.samples import Sample
 from prototree.data.views import View
 from prototree.errors import DataError
 from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.geometry import Box
 from prototree.training.projection import Places, project, reachable_classes
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from prototree.data.samples import Box, ImageData, Sample
+from prototree.data.samples import ImageData, Sample
 from prototree.errors import DataError, MissingExtraError
+from prototree.network.geometry import Box
 
 _TEST_FILE = "cars_test_annos_withlabels.mat"
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from prototree.data.samples import Box, ImageData, Part, Sample
+from prototree.data.samples import ImageData, Part, Sample
 from prototree.errors import DataError
+from prototree.network.geometry import Box
 
 Value = TypeVar("Value")
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from prototree.data.samples import Size
 from prototree.errors import DataError
+from prototree.network.geometry import Size
 
 File = io.BufferedReader | io.BytesIO
 Source = str | Path | bytes | File

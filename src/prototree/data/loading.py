@@ -21,9 +21,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from prototree.data.augment import Plain, Transform
 from prototree.data.images import read_photo
-from prototree.data.samples import Problem, Sample, Size
+from prototree.data.samples import Problem, Sample
 from prototree.data.views import View, region_of, squash
 from prototree.errors import ConfigError, DataError
+from prototree.network.geometry import Size
 from prototree.network.preprocessing import Preprocessing
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prototree.data.images import check_header
-from prototree.data.samples import ImageData, Problem, Sample, Size
+from prototree.data.samples import ImageData, Problem, Sample
 from prototree.errors import DataError
+from prototree.network.geometry import Size
 
 logger = logging.getLogger(__name__)
 

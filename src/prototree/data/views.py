@@ -18,7 +18,8 @@ from random import Random
 from PIL import Image
 
 from prototree.data.images import check_header
-from prototree.data.samples import Box, Kind, Part, Sample, Size
+from prototree.data.samples import Kind, Part, Sample
+from prototree.network.geometry import Box, Size
 from prototree.network.preprocessing import Preprocessing
 
 CORNER_MARGIN = 0.1

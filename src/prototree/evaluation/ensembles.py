@@ -13,11 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from prototree.errors import ConfigError, DataError
-from prototree.evaluation.metrics import HARD
 from prototree.network.backbone import Backbone
 from prototree.training import distributed
 from prototree.tree.model import Decisions, ProtoTree
-from prototree.tree.routing import STRATEGIES, Strategy
+from prototree.tree.strategies import HARD, STRATEGIES, Strategy
 
 
 @dataclass(frozen=True)

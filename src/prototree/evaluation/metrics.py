@@ -16,9 +16,8 @@ from prototree.training import distributed
 from prototree.training.projection import MapBatch
 from prototree.tree.leaves import class_log_probs
 from prototree.tree.model import Decisions, ProtoTree
-from prototree.tree.routing import STRATEGIES, Strategy
+from prototree.tree.strategies import HARD, STRATEGIES, Strategy
 
-HARD: tuple[Strategy, ...] = ("max_path", "greedy")
 _CALIBRATION_BINS = 15
 _LEAF_BINS = 20
 _DTYPES = {"confidence": torch.float32, "in_top5": torch.bool}

@@ -16,7 +16,7 @@ from torch import Tensor
 from prototree.training import distributed
 from prototree.training.projection import MapBatch
 from prototree.tree.model import ProtoTree
-from prototree.tree.routing import Strategy
+from prototree.tree.strategies import Strategy
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from prototree.data.samples import Box
 from prototree.explain.records import Hiding
+from prototree.network.geometry import Box
 from prototree.tree.patches import extract_patches
+from prototree.tree.routing import log_right, similarity
 
 Features = Callable[[Tensor], Tensor]
 """Images B×3×h×w to feature maps B×D×H×W."""
@@ -65,7 +66,7 @@ def similarities(
 ) -> Float[Tensor, " B"]:
     """Of each image's best patch to its own prototype, a batch of bounded size at a time."""
     parts = [
-        torch.exp(-patch_distances(features(some), own).amin(dim=1))
+        similarity(patch_distances(features(some), own).amin(dim=1))
         for some, own in zip(images.split(_BATCH), prototypes.split(_BATCH), strict=True)
     ]
     return torch.cat(parts)
@@ -83,7 +84,7 @@ def attribute(features: Features, probes: Probes, generator: torch.Generator) ->
         image = (torch.lerp(background.expand_as(probes.images), probes.images, step) + _NOISE * noise).detach()
         image.requires_grad_(True)
         distance = patch_distances(features(image), probes.prototypes).gather(1, probes.patch[:, None])
-        (gradient,) = torch.autograd.grad(-distance.sum(), image)
+        (gradient,) = torch.autograd.grad(log_right(distance).sum(), image)
         total += gradient / len(STEPS)
     side = probes.images.shape[-1]
     n_cells = max(1, min(_CELLS, side // 4))
@@ -157,7 +158,7 @@ def occlude(
         feature_map = features(hidden(image.expand(len(some), -1, -1, -1), some))
         for number, (row, column) in enumerate(corners[first : first + _BATCH]):
             own = feature_map[number : number + 1].expand(len(prototypes), -1, -1, -1)
-            now = torch.exp(-patch_distances(own, prototypes).amin(dim=1))
+            now = similarity(patch_distances(own, prototypes).amin(dim=1))
             fall[:, row : row + 2, column : column + 2] += (start - now)[:, None, None]
             count[row : row + 2, column : column + 2] += 1
     return fall / count

@@ -19,11 +19,13 @@ Notation used for shapes: N nodes, L leaves, h nodes on the way.
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
 
 from prototree.explain.records import Flip, RunnerUp
-from prototree.tree.routing import Strategy
+from prototree.tree.routing import log_left, log_right
+from prototree.tree.strategies import Strategy
 from prototree.tree.topology import Topology
 
 # How far past the balance a changed similarity goes, in log-odds: enough to be no tie in float32.
@@ -73,8 +75,8 @@ def smallest_flip(
     distance: Float[ndarray, " N"], topology: Topology, leaves: Int[ndarray, " m"], strategy: Strategy
 ) -> tuple[Flip, ...]:
     """The smallest change with which one of these leaves becomes the end of the path."""
-    distance = np.maximum(distance.astype(np.float64), _SMALLEST_DISTANCE)
-    right, left = -distance, np.log(-np.expm1(-distance))
+    apart = torch.from_numpy(np.maximum(distance.astype(np.float64), _SMALLEST_DISTANCE))
+    right, left = log_right(apart).numpy(), log_left(apart).numpy()
     edges = np.where(topology.goes_right, right[topology.paths], left[topology.paths])
     edges = np.where(topology.paths >= 0, edges, 0.0)
     log_probs = edges.sum(axis=1)

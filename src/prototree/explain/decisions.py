@@ -17,7 +17,6 @@ from PIL import Image
 from prototree.data import ImageData, open_data
 from prototree.data.augment import to_input
 from prototree.data.images import SUFFIXES, from_pillow, is_image, read_photo
-from prototree.data.samples import Box
 from prototree.data.views import FULL
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.ensembles import Ensemble
@@ -38,13 +37,15 @@ from prototree.explain.records import (
     VoteExplanation,
     Where,
 )
+from prototree.network.geometry import Box
 from prototree.network.preprocessing import Preprocessing
 from prototree.pipeline.fit import Run, existing_run
 from prototree.pipeline.stages import PICTURES
+from prototree.tree import routing
 from prototree.tree.leaves import class_log_probs
 from prototree.tree.model import ProtoTree
-from prototree.tree.patches import similarity_map
-from prototree.tree.routing import Strategy
+from prototree.tree.patches import distance_map
+from prototree.tree.strategies import HARD, Strategy
 
 __all__ = [
     "PrototypePictures",
@@ -63,7 +64,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-HARD: tuple[Strategy, ...] = ("max_path", "greedy")
 MAX_IMAGES = 10_000
 _SIDE = 480  # pixels of the longer side of the photo that is explained
 
@@ -176,7 +176,7 @@ def explain_image(
         paths = {strategy: decisions.path(strategy) for strategy in HARD}
         nodes = sorted({node for path in paths.values() for node in path.nodes[0].tolist() if node >= 0})
         prototypes = tree.prototypes.detach()[nodes]
-        maps = grids_of(similarity_map(feature_map, prototypes)[0])
+        maps = grids_of(routing.similarity(distance_map(feature_map, prototypes))[0])
     patch, similarity = routed.patch[0, nodes], routed.similarity[0, nodes].tolist()
     findings = [[cell_finding(tree, p, grid)] for p, grid in zip(patch.tolist(), maps, strict=True)]
     if nodes and (attribution or occlusion):

@@ -11,14 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prototree.data.images import Photo
-from prototree.data.samples import Box
 from prototree.explain.alterations import ALTERATIONS
 from prototree.explain.attribution import Features, Probes, hide_boxes, similarities
 from prototree.explain.heat import Frame, Grid, smallest_box
 from prototree.explain.pictures import cut_out
 from prototree.explain.records import Cause, Hiding, Match, Method, Picture, Where
+from prototree.network.geometry import Box
 from prototree.network.preprocessing import Preprocessing
-from prototree.training.projection import patch_box, patch_place
 from prototree.tree.model import ProtoTree
 
 
@@ -34,7 +33,7 @@ class Finding:
 
 def cell_finding(tree: ProtoTree, patch: int, similarity_map: Grid) -> Finding:
     """The paper's answer: the cell of the nearest patch."""
-    return Finding("cell", patch_box(tree, *patch_place(tree, patch)), similarity_map)
+    return Finding("cell", tree.grid.box(*tree.grid.place(patch)), similarity_map)
 
 
 def grid_finding(method: Method, grid: Grid, preprocessing: Preprocessing) -> Finding:

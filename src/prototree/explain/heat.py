@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from prototree.data.samples import Box, Size
 from prototree.data.views import View, to_photo
 from prototree.explain.records import Heat
+from prototree.network.geometry import Box, Size
 from prototree.network.preprocessing import Preprocessing
 
 Grid = Float[ndarray, "_ _"]

@@ -11,9 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from prototree.explain.attribution import patch_distances
-from prototree.training.projection import MapBatch, map_of_patches
+from prototree.training.projection import MapBatch
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
+from prototree.tree.routing import similarity
 
 _PAIRS = 64  # whose maps are computed at a time
 
@@ -41,7 +42,7 @@ def find_matches(tree: ProtoTree, maps: Iterable[MapBatch], nodes: Sequence[int]
     seen = torch.zeros(tree.n_classes, device=prototypes.device)
     for feature_map, labels, places in maps:
         near = nearest_patches(feature_map, prototypes)
-        best.right.index_add_(1, labels, (torch.exp(-near.distance) > 0.5).float().T)
+        best.right.index_add_(1, labels, (similarity(near.distance) > 0.5).float().T)
         seen += torch.bincount(labels, minlength=tree.n_classes)
         best = _merge(best, feature_map, near.distance.T, near.patch.T, places, prototypes)
     return replace(best, right=best.right / seen.clamp_min(1))
@@ -54,7 +55,7 @@ def _none(tree: ProtoTree, nodes: Sequence[int], k: int) -> Matches:
         torch.full((count, k), torch.inf, device=device),
         torch.full((count, k), -1, device=device),
         torch.zeros((count, k), dtype=torch.long, device=device),
-        torch.zeros((count, k, *map_of_patches(tree)), device=device),
+        torch.zeros((count, k, *tree.grid.shape), device=device),
         torch.zeros((count, tree.n_classes), device=device),
     )
 
@@ -75,7 +76,7 @@ def _merge(
     node, rank = torch.nonzero(order >= k, as_tuple=True)  # only the newcomers' maps are computed
     for own, place in zip(node.split(_PAIRS), rank.split(_PAIRS), strict=True):
         found = patch_distances(feature_map[order[own, place] - k], prototypes[own])
-        maps[own, place] = torch.exp(-found).view(-1, *maps.shape[2:])
+        maps[own, place] = similarity(found).view(-1, *maps.shape[2:])
     return replace(
         best,
         distance=both[:, :k],

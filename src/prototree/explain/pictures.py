@@ -12,10 +12,11 @@ import numpy as np
 from PIL import Image
 
 from prototree.data.images import Photo, read_photo
-from prototree.data.samples import Box, ImageData, Size
+from prototree.data.samples import ImageData
 from prototree.errors import CheckpointError, DataError
 from prototree.explain.records import Picture
-from prototree.tree.checkpoint import read_json, write_file
+from prototree.files import read_json, write_file, write_json
+from prototree.network.geometry import Box, Size
 from prototree.tree.model import ProtoTree, PrototypeSource
 
 log = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ def write_pictures(tree: ProtoTree, data: ImageData, folder: Path) -> None:
         write_file(folder / photo, _webp(shown.photo, lossless=False))
         sizes.append(shown.size)
     content = {"version": 1, "sizes": sizes, "sources": _identity(tree)}
-    write_file(folder / _LIST, json.dumps(content, indent=1).encode())
+    write_json(folder / _LIST, content)
 
 
 def _look(root: Path, source: PrototypeSource) -> Shown:

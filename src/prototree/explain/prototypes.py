@@ -14,7 +14,7 @@ from torch import Tensor
 
 from prototree.data import ImageData
 from prototree.data.loading import Entry, ViewDataset, derived_seed
-from prototree.data.samples import Box, Sample
+from prototree.data.samples import Sample, name_in
 from prototree.data.views import View, photo_size, projection_views
 from prototree.errors import DataError
 from prototree.explain.attribution import Probes, attribute, occlude, patch_distances
@@ -25,9 +25,11 @@ from prototree.explain.pictures import THUMB_SIDE, open_photo, reduced
 from prototree.explain.records import Cause, Match, PrototypeExplanation
 from prototree.network.backbone import FeatureExtractor
 from prototree.network.folding import folded
+from prototree.network.geometry import Box
 from prototree.training.batches import PhotoBatches, Tick, maps_of
-from prototree.training.projection import MapBatch, map_of_patches
+from prototree.training.projection import MapBatch
 from prototree.tree.model import ProtoTree, PrototypeSource
+from prototree.tree.routing import similarity
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +139,7 @@ class _Examination:
         source = tree.sources[node]
         entry = self._by_name.get(source.image) if source is not None else None
         if source is not None and entry is not None:
-            view, patch = view_of(source, entry), source.patch[0] * map_of_patches(tree)[1] + source.patch[1]
+            view, patch = view_of(source, entry), tree.grid.number(*source.patch)
         elif (place := int(found.place[i, 0])) >= 0:
             entry = self._entries[place]
             view, patch = entry.view, int(found.patch[i, 0])
@@ -156,9 +158,9 @@ class _Examination:
         )
         generator = torch.Generator().manual_seed(derived_seed("explain", *(subject.node for subject in subjects)))
         with torch.no_grad():
-            maps = torch.exp(-patch_distances(network(probes.images), probes.prototypes))
+            maps = similarity(patch_distances(network(probes.images), probes.prototypes))
         before = maps.amax(dim=1).tolist()
-        cells = grids_of(maps.view(len(maps), *map_of_patches(tree)))
+        cells = grids_of(maps.view(len(maps), *tree.grid.shape))
         contributions = grids_of(attribute(network, probes, generator))
         findings = [
             [
@@ -187,8 +189,8 @@ class _Examination:
             place = self._place(sample, view, THUMB_SIDE)
             for i, rank in pairs:
                 cell = cell_finding(self._tree, int(found.patch[i, rank]), found.maps[i, rank].cpu().numpy())
-                similarity = float(torch.exp(-found.distance[i, rank]))
-                matches[i, rank] = place.match(self._tree, similarity, [cell])
+                near = float(similarity(found.distance[i, rank]))
+                matches[i, rank] = place.match(self._tree, near, [cell])
         return [tuple(matches[i, r] for r in range(count + 1) if (i, r) in matches) for i in range(len(found.nodes))]
 
     def _occlusion_of(self, probes: Probes, i: int, before: float) -> list[Finding]:
@@ -207,4 +209,4 @@ class _Examination:
         return Place(self._name(sample.path), sample.label, frame, photo, picture)
 
     def _name(self, path: Path) -> str:
-        return path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else path.name
+        return name_in(self._root, path)

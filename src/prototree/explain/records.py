@@ -10,8 +10,8 @@ from typing import Literal
 from jaxtyping import Float, UInt8
 from numpy import ndarray
 
-from prototree.data.samples import Box
-from prototree.tree.routing import Strategy
+from prototree.network.geometry import Box
+from prototree.tree.strategies import Strategy
 
 Picture = UInt8[ndarray, "_ _ 3"]  # of any height and width; two in one dataclass need not agree
 Heat = Float[ndarray, "_ _"]

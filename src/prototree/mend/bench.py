@@ -19,17 +19,18 @@ from numpy import ndarray
 from torch import Tensor
 
 from prototree.data.loading import Entry, ViewDataset
-from prototree.data.samples import Box, ImageData, Sample
+from prototree.data.samples import ImageData, Sample, name_in
 from prototree.data.views import FULL, View, evaluation_views, from_photo, photo_size, projection_views, to_photo
 from prototree.errors import MendError
 from prototree.mend.edits import Ban, Edit, Note, Region, Remove, Replace
+from prototree.network.geometry import Box
 from prototree.training import leaf_training
 from prototree.training.projection import reachable_classes
 from prototree.training.stored_maps import StoredMaps
 from prototree.tree import routing
 from prototree.tree.model import Decisions, ProtoTree, PrototypeSource, Routed
 from prototree.tree.patches import NearestPatches, extract_patches
-from prototree.tree.routing import STRATEGIES, Strategy
+from prototree.tree.strategies import STRATEGIES, Strategy
 from prototree.tree.topology import Topology
 
 N_SWEEPS = 5  # of Eq. 5 over the training photos after an edit
@@ -145,8 +146,7 @@ class Bench:
 
     def name(self, sample: Sample) -> str:
         """A photo's name, as in the sources of prototypes."""
-        path = sample.path
-        return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else path.name
+        return name_in(self.root, sample.path)
 
     @cached_property
     def start(self) -> State:
@@ -183,11 +183,7 @@ class Bench:
         box = Box(*region)
         x, y = ((box.left + box.right) / 2, (box.top + box.bottom) / 2)
         across, down = from_photo((x, y), entry.view, photo_size(entry.sample), self.tree.preprocessing)
-        (rows, columns), (height, width) = self.tree.features.backbone.map_size, self.tree.prototypes.shape[2:]
-        side = self.tree.preprocessing.size
-        row = round(min(max(down * rows / side - height / 2, 0.0), float(rows - height)))
-        column = round(min(max(across * columns / side - width / 2, 0.0), float(columns - width)))
-        return self._cell(entry, row, column)
+        return self._cell(entry, *self.tree.grid.nearest(across, down))
 
     def candidates(self, state: State, node: int, n: int = 12) -> tuple[Candidate, ...]:
         """The nearest allowed patches to a node's prototype, one a photo, nearest first."""
@@ -204,9 +200,9 @@ class Bench:
         chosen = [row for row in distance.argsort(stable=True)[:n].tolist() if torch.isfinite(distance[row])]
         return tuple(
             Candidate(
-                self._cell(entry := self.training.entries[row], *self._row_column(int(nearest.patch[row, column]))),
+                self._cell(entry := self.training.entries[row], *self.tree.grid.place(int(nearest.patch[row, column]))),
                 entry.sample.label,
-                float(torch.exp(-distance[row])),
+                float(routing.similarity(distance[row])),
             )
             for row in chosen
         )
@@ -260,28 +256,21 @@ class Bench:
         return self.training.entries[row]
 
     def _cell(self, entry: Entry, row: int, column: int) -> Cell:
-        (rows, columns), (height, width) = self.tree.features.backbone.map_size, self.tree.prototypes.shape[2:]
-        if not (0 <= row <= rows - height and 0 <= column <= columns - width):
-            raise MendError(f"expected a patch in a map of {rows}×{columns}, got row {row}, column {column}")
-        down, across = self.tree.preprocessing.size / rows, self.tree.preprocessing.size / columns
-        in_input = Box(column * across, row * down, (column + width) * across, (row + height) * down)
-        box = to_photo(in_input, entry.view, photo_size(entry.sample), self.tree.preprocessing)
-        edges = (box.left, box.top, box.right, box.bottom)
-        return Cell(self.name(entry.sample), entry.view.name, (row, column), edges)
-
-    def _row_column(self, patch: int) -> tuple[int, int]:
-        width = self.tree.features.backbone.map_size[1] - self.tree.prototypes.shape[3] + 1
-        return divmod(patch, width)
+        grid = self.tree.grid
+        if not grid.holds(row, column):
+            raise MendError(f"expected a patch in a map of {grid.rows}×{grid.columns}, got row {row}, column {column}")
+        box = to_photo(grid.box(row, column), entry.view, photo_size(entry.sample), self.tree.preprocessing)
+        return Cell(self.name(entry.sample), entry.view.name, (row, column), box.edges)
 
     def _forbidden(self, banned: Sequence[Ban]) -> dict[int, Bool[Tensor, " P"]]:
         """Banned patches of each view that has some."""
-        (rows, columns), (height, width) = self.tree.features.backbone.map_size, self.tree.prototypes.shape[2:]
-        grid = [(row, column) for row in range(rows - height + 1) for column in range(columns - width + 1)]
+        grid = self.tree.grid
+        places = [grid.place(patch) for patch in range(grid.n_patches)]
         masks: dict[int, Tensor] = {}
         for (image, _), row in self._row.items():
             regions = [ban.region for ban in banned if ban.image == image]
             if regions:
-                boxes = [self._cell(self.training.entries[row], *place).box for place in grid]
+                boxes = [self._cell(self.training.entries[row], *place).box for place in places]
                 masks[row] = torch.tensor([any(_meet(region, box) for region in regions) for box in boxes])
         return masks
 
@@ -295,9 +284,8 @@ class Bench:
         row = self._row[cell.image, cell.view]
         old, entry = state.tree.prototypes.detach(), self.training.entries[row]
         patches = extract_patches(self.training.maps([row]), (old.shape[2], old.shape[3]))[0]
-        columns = self.tree.features.backbone.map_size[1] - old.shape[3] + 1
         # Patches are flattened as prototypes are: depth, then height, then width.
-        prototype = patches[cell.patch[0] * columns + cell.patch[1]].view_as(old[index])
+        prototype = patches[self.tree.grid.number(*cell.patch)].view_as(old[index])
         tree = _copied(state.tree)
         tree.prototypes.data[index] = prototype
         region = entry.view.region
@@ -308,7 +296,7 @@ class Bench:
             patch=cell.patch,
             box=cell.box,
             distance=float(torch.linalg.vector_norm(prototype - old[index])),
-            region=(region.left, region.top, region.right, region.bottom) if region is not None else None,
+            region=region.edges if region is not None else None,
             flip=entry.view.flip,
         )
         tree.sources = (*tree.sources[:index], source, *tree.sources[index + 1 :])
@@ -339,7 +327,7 @@ class Bench:
             row = int(distance.argmin())
             if not torch.isfinite(distance[row]):
                 raise MendError(f"no patch would be left for node {state.nodes[index]}; undo some bans first")
-            place = self._row_column(int(nearest.patch[row, 0]))
+            place = self.tree.grid.place(int(nearest.patch[row, 0]))
             state = self._with_prototype(state, index, self._cell(self.training.entries[row], *place))
         return state
 

@@ -4,14 +4,13 @@ Nodes are named by their number in the tree that mending began with, so that an 
 removed before or after it.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from prototree.errors import CheckpointError, ConflictError, MendError
-from prototree.tree.checkpoint import read_json, write_file
+from prototree.files import read_json, write_json
 
 _VERSION = 1
 MAX_NOTE = 200
@@ -126,7 +125,7 @@ class History:
             "done": [to_json(edit) for edit in self.done],
             "undone": [to_json(edit) for edit in self.undone],
         }
-        write_file(path, json.dumps(content, indent=1, ensure_ascii=False).encode())
+        write_json(path, content)
 
 
 def read_history(path: Path, origin: str) -> History:

@@ -8,18 +8,17 @@ not tell apart what the new prototype shows. Here the tree and its prototypes' p
 them.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from prototree.errors import ConfigError
+from prototree.files import read_json, write_json
 from prototree.mend.session import MENDING, NOTES
 from prototree.pipeline.fit import existing_run, fit
 from prototree.pipeline.stages import Observer, Run
 from prototree.training.batches import link_caches
-from prototree.tree.checkpoint import read_json, write_file
 from prototree.tree.model import PrototypeSource
 
 
@@ -71,10 +70,10 @@ def _carry_over(run: Run, learned: Run) -> None:
     notes = {_place(source): run.notes[node] for node, source in enumerate(run.tree().sources) if node in run.notes}
     sources = enumerate(learned.tree().sources)
     found = {str(node): notes[_place(source)] for node, source in sources if _place(source) in notes}
-    write_file(learned.folder / NOTES, json.dumps(found, indent=1, ensure_ascii=False).encode())
+    write_json(learned.folder / NOTES, found)
     mending = {key: value for key, value in _mending(run).items() if key in ("version", "edits", "banned")}
     content = mending | {"from": run.folder.resolve().name, "relearned": True}
-    write_file(learned.folder / MENDING, json.dumps(content, indent=1, ensure_ascii=False).encode())
+    write_json(learned.folder / MENDING, content)
 
 
 def _place(source: PrototypeSource | None) -> tuple[str, str, tuple[int, int]] | None:

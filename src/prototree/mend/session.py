@@ -13,7 +13,6 @@ figure written then is a fair one. The run that mending began with is never chan
 """
 
 import hashlib
-import json
 import os
 import shutil
 import threading
@@ -23,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from prototree import files
 from prototree.config import Config
 from prototree.data import ImageData, open_data
 from prototree.data.loading import ViewDataset
@@ -31,6 +31,7 @@ from prototree.data.views import CORNER_MARGIN
 from prototree.errors import DataError, MendError
 from prototree.evaluation.metrics import evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
+from prototree.files import read_json, write_file, write_json
 from prototree.mend import edits
 from prototree.mend.bench import Bench, Comparison, Figures, State, photo_set, training_set
 from prototree.mend.edits import Ban, Edit, History, read_history
@@ -38,7 +39,6 @@ from prototree.pipeline.stages import PROJECTED, Run
 from prototree.training.batches import Tick
 from prototree.training.stored_maps import StoredMaps, store_maps
 from prototree.tree import checkpoint
-from prototree.tree.checkpoint import read_json, write_file
 from prototree.tree.model import ProtoTree
 
 HISTORY, NOTES, MENDING = "history.json", "notes.json", "mending.json"
@@ -131,7 +131,7 @@ class Session:
                 raise MendError(f"{folder} could not be written ({error.strerror}); nothing was saved") from error
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
-            checkpoint.sync_folder(folder.parent)
+            files.sync_folder(folder.parent)
             return Run(folder)
 
     def _change(self, step: Callable[[History], History], revision: int | None) -> Standing:
@@ -172,9 +172,9 @@ class Session:
         metrics = evaluate_all(trees, judged_on.batches())
         comparison = self.compare()
         place = {int(node): index for index, node in enumerate(standing.state.nodes)}
-        _write_json(folder / NOTES, {str(place[node]): text for node, text in standing.state.notes})
+        write_json(folder / NOTES, {str(place[node]): text for node, text in standing.state.notes})
         sets = [self.bench.feedback] if self.held_back is None else [self.bench.feedback, self.held_back]
-        _write_json(folder / "mistakes.json", _mistakes(self.bench, tree, sets))
+        write_json(folder / "mistakes.json", _mistakes(self.bench, tree, sets))
         mending = {
             "version": 1,
             "from": self.run.folder.resolve().name,
@@ -191,7 +191,7 @@ class Session:
                 "after": metrics["after"].accuracy,
             },
         }
-        _write_json(folder / MENDING, mending)
+        write_json(folder / MENDING, mending)
         content = {
             "source": self.source,
             "version": 1,
@@ -199,7 +199,7 @@ class Session:
             "classes": list(self.data.class_names),
             "stages": {PROJECTED: metrics["after"].to_json()},
         }
-        _write_json(folder / "metrics.json", content)
+        write_json(folder / "metrics.json", content)
 
 
 def open_session(
@@ -293,7 +293,3 @@ def _origin(tree: ProtoTree) -> str:
 def _beside(folder: Path) -> Path:
     folder = folder.resolve()
     return folder.with_name(f"{folder.name}-mend")
-
-
-def _write_json(path: Path, content: Any) -> None:
-    write_file(path, json.dumps(content, indent=1, ensure_ascii=False).encode())

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from prototree import files
 from prototree.config import AUTO_PRESET, Config, default_height, preset
 from prototree.data import ImageData, open_data
 from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.evaluation.ensembles import Ensemble, EnsembleMetrics, evaluate_ensemble
 from prototree.pipeline.stages import OWN_FILES, STAGES, Observer, Run, Work
 from prototree.training import distributed
-from prototree.tree import checkpoint
 from prototree.tree.pruning import default_threshold
 
 __all__ = ["STAGES", "Observer", "Run", "combine", "derived", "existing_run", "fit", "redo"]
@@ -149,6 +149,6 @@ def _prepare_folder(folder: Path, config: Config, *, resume: bool, overwrite: bo
                 "--overwrite, or choose another folder"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_file(folder / "config.toml", config.to_toml().encode())
+        files.write_file(folder / "config.toml", config.to_toml().encode())
     distributed.wait_for_all()
     return run

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prototree import files
 from prototree.config import KEYS, default_height, preset
 from prototree.errors import ConfigError
 from prototree.evaluation import plots
 from prototree.evaluation.tables import Table
 from prototree.pipeline.fit import Observer, Run, combine, fit, open_source
 from prototree.pipeline.stages import ANY_CLASS, PROJECTED, PRUNED, TRAINED
-from prototree.tree import checkpoint
 
 NOT_RUN, NOT_PUBLISHED = "not run", "–"
 ENSEMBLES = (3, 5)
@@ -173,8 +173,8 @@ def _same_experiment(folder: Path, experiment: dict[str, Any]) -> None:
     path = folder / "experiment.json"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_file(path, json.dumps(experiment, indent=1).encode())
-    elif (found := checkpoint.read_json(path)) != experiment:
+        files.write_json(path, experiment)
+    elif (found := files.read_json(path)) != experiment:
         odd = next(key for key in experiment if found.get(key) != experiment[key])
         raise ConfigError(
             f"{folder} holds another experiment: {odd} is {found.get(odd)!r} there, {experiment[odd]!r} here; choose "
@@ -206,12 +206,12 @@ def _vote(folder: Path, height: int, observer: Observer) -> None:
     if len(names) > 1 and _votes(folder, height)["runs"] != names:
         metrics = combine([folder / name for name in names], observer=observer).to_json()
         content = json.dumps({"runs": names, **metrics}, indent=1)
-        checkpoint.write_file(folder / f"ensemble-h{height}.json", content.encode())
+        files.write_file(folder / f"ensemble-h{height}.json", content.encode())
 
 
 def _votes(folder: Path, height: int) -> dict[str, Any]:
     path = folder / f"ensemble-h{height}.json"
-    return checkpoint.read_json(path) if path.exists() else {"runs": [], "votes": []}
+    return files.read_json(path) if path.exists() else {"runs": [], "votes": []}
 
 
 def _table_height(name: str, n_classes: int) -> int:
@@ -231,13 +231,13 @@ def _write(name: str, folder: Path, heights: Iterable[int], n_classes: int) -> t
         "tableS6": _stages_table("Table S6: all heights", shown, published, runs),
     }
     for file, table in tables.items():
-        checkpoint.write_file(folder / f"{file}.csv", table.to_csv().encode())
+        files.write_file(folder / f"{file}.csv", table.to_csv().encode())
     text = [f"# {name}: measured beside published", _HOW_TO_READ, *(table.to_markdown() for table in tables.values())]
     if plots.available():
         for file, figure in _figures(name, published.height, runs, votes, n_classes).items():
-            checkpoint.write_file(folder / file, plots.png(figure))
+            files.write_file(folder / file, plots.png(figure))
             text.append(f"![{file}]({file})\n")
-    checkpoint.write_file(folder / "tables.md", "\n".join(text).encode())
+    files.write_file(folder / "tables.md", "\n".join(text).encode())
     return tuple(tables.values())
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from prototree import files
 from prototree.config import Config, read_config
 from prototree.data import ImageData
 from prototree.data.augment import augmentation
@@ -125,7 +126,7 @@ class Run:
     def metrics(self) -> dict[str, Any]:
         """The content of metrics.json; empty before the first evaluation."""
         path = self.folder / "metrics.json"
-        return checkpoint.read_json(path) if path.exists() else {}
+        return files.read_json(path) if path.exists() else {}
 
     @property
     def source(self) -> str:
@@ -140,9 +141,7 @@ class Run:
         """The user's words about prototypes, by node: the content of notes.json."""
         path = self.folder / "notes.json"
         try:
-            return {
-                int(node): str(text) for node, text in (checkpoint.read_json(path) if path.exists() else {}).items()
-            }
+            return {int(node): str(text) for node, text in (files.read_json(path) if path.exists() else {}).items()}
         except ValueError as error:
             raise CheckpointError(f"{path} is damaged ({error}); expected node numbers and texts") from error
 
@@ -150,7 +149,7 @@ class Run:
         """Adds to metrics.json."""
         if distributed.is_first():
             content = json.dumps({**self.metrics, **values}, indent=1).encode()
-            checkpoint.write_file(self.folder / "metrics.json", content)
+            files.write_file(self.folder / "metrics.json", content)
 
 
 @dataclass(frozen=True)
@@ -307,7 +306,7 @@ class Work:
     def _write_results(self, stages: Sequence[str]) -> None:
         """Tables for people, and plots where matplotlib is installed."""
         metrics, folder = self.run.metrics, self.run.folder
-        mistakes = checkpoint.read_json(folder / "mistakes.json")
+        mistakes = files.read_json(folder / "mistakes.json")
         found = [
             stage_table(metrics, folder.name),
             detail_table(metrics),
@@ -315,15 +314,15 @@ class Work:
             blame_table(mistakes),
             mistake_table(mistakes, metrics["classes"]),
         ]
-        checkpoint.write_file(folder / "results.md", "\n".join(table.to_markdown() for table in found).encode())
+        files.write_file(folder / "results.md", "\n".join(table.to_markdown() for table in found).encode())
         if plots.available():
             (folder / "plots").mkdir(exist_ok=True)
             for stage in stages:
                 values, title = metrics["stages"][stage], f"{folder.name}, {stage}"
                 leaves = plots.leaf_maxima(values["leaf_maxima"], self.data.n_classes, title)
-                checkpoint.write_file(folder / "plots" / f"leaf_maxima_{stage}.png", plots.png(leaves))
+                files.write_file(folder / "plots" / f"leaf_maxima_{stage}.png", plots.png(leaves))
             matrix = plots.confusion(values["confusion"], metrics["classes"], title)
-            checkpoint.write_file(folder / "plots" / "confusion.png", plots.png(matrix))
+            files.write_file(folder / "plots" / "confusion.png", plots.png(matrix))
 
     def _write_mistakes(self, finder: MistakeFinder, entries: Sequence[Entry]) -> None:
         finder.gather()
@@ -331,7 +330,7 @@ class Work:
         for mistake in found["images"]:
             mistake["image"] = name_in(self.data.root, entries[mistake.pop("place")].sample.path)
         if distributed.is_first():
-            checkpoint.write_file(self.run.folder / "mistakes.json", json.dumps(found, indent=1).encode())
+            files.write_json(self.run.folder / "mistakes.json", found)
 
     def features(self) -> FeatureExtractor:
         """A fresh head on a backbone that was pretrained somewhere, or is now."""

@@ -24,7 +24,7 @@ from prototree.report.drawing import (
 )
 from prototree.report.pictures import CROP_SIDE, PHOTO_SIDE, heated, reduced
 from prototree.report.words import ABSENT, PRESENT, STRATEGY_NAMES, likeliest, percent
-from prototree.tree.routing import Strategy
+from prototree.tree.strategies import Strategy
 
 _MARGIN, _GAP = 28.0, 34.0
 _CARD = Spot(0.0, 0.0, 236.0, 214.0)

@@ -36,7 +36,7 @@ from prototree.report.words import (
     hiding_words,
     percent,
 )
-from prototree.tree.routing import STRATEGIES
+from prototree.tree.strategies import STRATEGIES
 
 PictureUrl = Callable[[str, Picture], str]
 """From a picture's name, unique on its page, and the picture to where the page finds it."""

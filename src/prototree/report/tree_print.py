@@ -4,6 +4,7 @@ from pathlib import Path
 
 from prototree.errors import ShapeError
 from prototree.explain.records import TreeExplanation
+from prototree.files import write_file
 from prototree.report import printing
 from prototree.report.cards import Spot, fitted, subtree
 from prototree.report.drawing import (
@@ -25,8 +26,7 @@ from prototree.report.drawing import (
 from prototree.report.layout import arrange, parts
 from prototree.report.pictures import faded, reduced
 from prototree.report.words import STRATEGY_NAMES, Reading, Rule, count, percent
-from prototree.tree.checkpoint import write_file
-from prototree.tree.routing import STRATEGIES
+from prototree.tree.strategies import STRATEGIES
 
 PAGE_WIDTH, PAGE_HEIGHT, MARGIN = 1122.5, 793.7, 40.0  # A4 on its side
 _HEAD = 44.0  # of a page, with its title

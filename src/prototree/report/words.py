@@ -7,7 +7,7 @@ from functools import cached_property
 
 from prototree.explain.records import Hiding, Method, PrototypeExplanation, RunnerUp, TreeExplanation
 from prototree.report.layout import reading_order
-from prototree.tree.routing import Strategy
+from prototree.tree.strategies import Strategy
 
 PRESENT, ABSENT = "present", "absent"
 

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from prototree.data.loading import BatchOrder, Entry, ViewDataset, make_loader
 from prototree.errors import CheckpointError, DataError, TrainError
+from prototree.files import read_json, write_file
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.folding import folded
 from prototree.training import distributed
 from prototree.training.projection import MapBatch
-from prototree.tree.checkpoint import read_json, write_file
 
 log = logging.getLogger(__name__)
 

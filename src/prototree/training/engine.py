@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from prototree.errors import CheckpointError, ShapeError, TrainError
+from prototree.files import write_file
 from prototree.training import distributed
 from prototree.training.batches import Batches, Inputs
-from prototree.tree.checkpoint import VERSION, read_state, write_file, write_state
+from prototree.tree.checkpoint import VERSION, read_state, write_state
 
 log = logging.getLogger(__name__)
 

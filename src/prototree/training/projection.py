@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prototree.data.loading import Entry, ViewDataset
-from prototree.data.samples import Box, name_in
+from prototree.data.samples import name_in
 from prototree.data.views import photo_size, to_photo
 from prototree.errors import DataError
 from prototree.training import distributed
@@ -193,36 +193,18 @@ def _only(nearest: Nearest, nodes: Int[Tensor, " n"]) -> Nearest:
     return replace(nearest, distance=distance)
 
 
-def map_of_patches(tree: ProtoTree) -> tuple[int, int]:
-    """How many patches of a prototype's size there are in a feature map, down and across."""
-    (rows, columns), (height, width) = tree.features.backbone.map_size, tree.prototypes.shape[2:]
-    return rows - height + 1, columns - width + 1
-
-
-def patch_place(tree: ProtoTree, patch: int) -> tuple[int, int]:
-    """Row and column of a patch in the map of patches."""
-    return divmod(patch, map_of_patches(tree)[1])
-
-
-def patch_box(tree: ProtoTree, row: int, column: int) -> Box:
-    """The cells of a patch, in pixels of the network's input."""
-    (rows, columns), (height, width) = tree.features.backbone.map_size, tree.prototypes.shape[2:]
-    down, across = tree.preprocessing.size / rows, tree.preprocessing.size / columns
-    return Box(column * across, row * down, (column + width) * across, (row + height) * down)
-
-
 def _source(tree: ProtoTree, places: Places, place: int, patch: int, distance: float) -> PrototypeSource:
     entry = places.entries[place]
-    row, column = patch_place(tree, patch)
-    box = to_photo(patch_box(tree, row, column), entry.view, photo_size(entry.sample), tree.preprocessing)
+    row, column = tree.grid.place(patch)
+    box = to_photo(tree.grid.box(row, column), entry.view, photo_size(entry.sample), tree.preprocessing)
     region = entry.view.region
     return PrototypeSource(
         image=name_in(places.root, entry.sample.path),
         label=entry.sample.label,
         view=entry.view.name,
         patch=(row, column),
-        box=(box.left, box.top, box.right, box.bottom),
+        box=box.edges,
         distance=distance,
-        region=(region.left, region.top, region.right, region.bottom) if region is not None else None,
+        region=region.edges if region is not None else None,
         flip=entry.view.flip,
     )

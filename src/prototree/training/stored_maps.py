@@ -19,9 +19,9 @@ from torch import Tensor
 
 from prototree.data.loading import Entry, ViewDataset
 from prototree.errors import DataError
+from prototree.files import read_json, write_file
 from prototree.training.batches import PhotoBatches, Tick, maps_of
 from prototree.training.projection import MapBatch
-from prototree.tree.checkpoint import read_json, write_file
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import NearestPatches, extract_patches, nearest_patches
 

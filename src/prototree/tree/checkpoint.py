@@ -5,7 +5,6 @@ A folder is replaced atomically: a kill at any moment leaves the old content or 
 
 import dataclasses
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import safetensors.torch
 from torch import Tensor
 
 from prototree.errors import CheckpointError, ProtoTreeError
+from prototree.files import read_json, sync_folder, write_file, write_json
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree.model import ProtoTree, PrototypeSource
@@ -23,7 +23,6 @@ from prototree.tree.topology import Topology
 
 VERSION = 1
 WEIGHTS, TREE = "weights.safetensors", "tree.json"
-_MAX_HEADER_BYTES = 64 * 2**20
 
 Tensors = dict[str, Tensor]
 
@@ -73,7 +72,7 @@ def write_state(folder: Path, name: str, header: dict[str, Any], tensors: Tensor
     content = safetensors.torch.save({key: tensor.detach().contiguous().cpu() for key, tensor in tensors.items()})
     header = {**header, "weights_sha256": hashlib.sha256(content).hexdigest()}
     write_file(waiting, content)
-    write_file(folder / name, json.dumps(header, indent=1, ensure_ascii=False).encode())
+    write_json(folder / name, header)
     os.replace(waiting, folder / WEIGHTS)
     sync_folder(folder)
 
@@ -100,47 +99,6 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, Any], Tensors]:
     raise CheckpointError(
         f"{folder / WEIGHTS} is missing or not the file that {name} was saved with; restore the folder from a copy"
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of bounded size."""
-    try:
-        if path.stat().st_size > _MAX_HEADER_BYTES:
-            raise CheckpointError(
-                f"{path} is larger than {_MAX_HEADER_BYTES >> 20} MiB; expected a description of a tree"
-            )
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"expected a saved tree, but {path} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); restore it from a copy") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is damaged: expected a JSON object, got {type(content).__name__}")
-    return content
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Replaces a file atomically: temporary file, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"{path} could not be written ({error.strerror}); what was there is unchanged") from error
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames in a folder last through a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _build(header: dict[str, Any]) -> ProtoTree:

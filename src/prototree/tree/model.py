@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from prototree.errors import ShapeError
 from prototree.network.backbone import FeatureExtractor
+from prototree.network.geometry import PatchGrid
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree import leaves, routing
 from prototree.tree.patches import extract_patches, nearest_patches
-from prototree.tree.routing import Path, Strategy
+from prototree.tree.routing import Path
+from prototree.tree.strategies import Strategy
 from prototree.tree.topology import Topology
 
 # Up to this many prototypes a level, one matrix product with all of them beats subtractions on each level (measured
@@ -50,7 +52,7 @@ class Routed:
     @property
     def similarity(self) -> Float[Tensor, "B N"]:
         """Eq. 2: the probability of going right at each node."""
-        return torch.exp(routing.log_right(self.distance))
+        return routing.similarity(self.distance)
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,12 @@ class ProtoTree(nn.Module):
     @property
     def n_classes(self) -> int:
         return self.leaf_logits.shape[1]
+
+    @property
+    def grid(self) -> PatchGrid:
+        """Where the patches that prototypes are compared with lie in the network's input."""
+        (rows, columns), (height, width) = self.features.backbone.map_size, self.prototypes.shape[2:]
+        return PatchGrid(rows, columns, self.preprocessing.size, height, width)
 
     def forward(self, images: Float[Tensor, "B 3 h w"]) -> Routed:
         """Images through the network and the tree."""
@@ -171,7 +179,7 @@ class ProtoTree(nn.Module):
 
         def similarity_at(node: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
             distance = torch.linalg.vector_norm(patches - prototypes[node][:, None], dim=2).amin(dim=1)
-            return torch.exp(-distance)
+            return routing.similarity(distance)
 
         start = torch.zeros(len(feature_map), dtype=torch.long, device=feature_map.device)
         return routing.follow_greedily(start, similarity_at, self.topology)

@@ -53,16 +53,16 @@ def nearest_patches(feature_map: Float[Tensor, "B D H W"], prototypes: Float[Ten
     return NearestPatches(*_NearestPatch.apply(patches, prototypes.flatten(1)))  # type: ignore[no-untyped-call]
 
 
-def similarity_map(
+def distance_map(
     feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "N D H1 W1"]
 ) -> Float[Tensor, "B N H2 W2"]:
-    """Eq. 7: the similarity of every patch to every prototype, by subtraction throughout."""
+    """The distance of every patch to every prototype, by subtraction throughout; its similarity is the map of Eq. 7."""
     size = (prototypes.shape[2], prototypes.shape[3])
     patches = extract_patches(feature_map, size)
     exact = "donot_use_mm_for_euclid_dist"
     distance = torch.cdist(patches, prototypes.flatten(1).expand(len(patches), -1, -1), compute_mode=exact)
     rows, columns = feature_map.shape[2] - size[0] + 1, feature_map.shape[3] - size[1] + 1
-    return torch.exp(-distance).transpose(1, 2).reshape(*distance.shape[0::2], rows, columns)
+    return distance.transpose(1, 2).reshape(*distance.shape[0::2], rows, columns)
 
 
 class _NearestPatch(torch.autograd.Function):

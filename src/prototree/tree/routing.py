@@ -5,7 +5,6 @@ Notation used for tensor shapes: B batch, N internal nodes, L leaves, `height` e
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,19 +13,21 @@ from torch import Tensor
 
 from prototree.tree.topology import Topology
 
-Strategy = Literal["soft", "max_path", "greedy"]
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-
 # A projected prototype can be at distance 0, where 1 − p_right is 0; this keeps its logarithm and gradient finite.
 _SMALLEST_DISTANCE = 1e-7
 
 
-def log_right(distance: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+def log_right(distance: Float[Tensor, "*pairs"]) -> Float[Tensor, "*pairs"]:
     """Eq. 2: log of the probability of going right, which is the log of the similarity."""
     return -distance
 
 
-def log_left(distance: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+def similarity(distance: Float[Tensor, "*pairs"]) -> Float[Tensor, "*pairs"]:
+    """Eq. 2 of any distances, a probability. Whatever speaks of similarity asks here."""
+    return torch.exp(log_right(distance))
+
+
+def log_left(distance: Float[Tensor, "*pairs"]) -> Float[Tensor, "*pairs"]:
     """log(1 − p_right), finite at distance 0."""
     return torch.log(-torch.expm1(-distance.clamp_min(_SMALLEST_DISTANCE)))
 

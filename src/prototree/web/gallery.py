@@ -3,11 +3,12 @@
 from functools import lru_cache
 from typing import Literal
 
-from prototree.data.samples import Box, ImageData, Sample
+from prototree.data.samples import ImageData, Sample
 from prototree.data.views import photo_size
 from prototree.errors import MendError
 from prototree.explain.pictures import cut_out, open_photo, reduced
 from prototree.mend.bench import Bench, Cell, State
+from prototree.network.geometry import Box
 from prototree.web import shapes
 from prototree.web.results import NotFoundError, webp
 
@@ -56,17 +57,17 @@ class Gallery:
         """A photo with the grid of patches of its whole view, for dragging a region on it."""
         photo = self.photo("training", index)
         tree, cell = self._bench.tree, self._bench.locate(photo.name, (-1e9, -1e9, -1e9, -1e9))
-        (rows, columns), (high, wide) = tree.features.backbone.map_size, tree.prototypes.shape[2:]
+        cells = tree.grid
         left, top, right, bottom = cell.box
         grid = shapes.Grid(
             left=left,
             top=top,
-            across=(right - left) / wide,
-            down=(bottom - top) / high,
-            rows=rows,
-            columns=columns,
-            patch_rows=high,
-            patch_columns=wide,
+            across=(right - left) / cells.width,
+            down=(bottom - top) / cells.height,
+            rows=cells.rows,
+            columns=cells.columns,
+            patch_rows=cells.height,
+            patch_columns=cells.width,
         )
         return shapes.PhotoShape(**photo.model_dump(), grid=grid)
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prototree.errors import ConflictError
+from prototree.files import read_json
 from prototree.mend.relearning import check_recipe
 from prototree.mend.session import MENDING, Session
 from prototree.pipeline.stages import Run
-from prototree.tree.checkpoint import read_json
 from prototree.web.shapes import LearningShape
 
 _TAIL = 4096  # bytes of the process's words that are looked at

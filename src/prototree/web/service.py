@@ -16,11 +16,11 @@ from prototree.errors import DataError, MendError
 from prototree.explain.decisions import PrototypePictures, explain_image
 from prototree.explain.pictures import open_photo
 from prototree.explain.records import TreeExplanation
+from prototree.files import read_json
 from prototree.mend.bench import Figures, State
 from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
 from prototree.mend.relearning import learns_on
 from prototree.mend.session import MENDING, Session, Standing
-from prototree.tree.checkpoint import read_json
 from prototree.web import shapes
 from prototree.web.gallery import PICTURE_SIDE, Gallery
 from prototree.web.learning import Learner

@@ -5,15 +5,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from prototree.data.samples import Box
 from prototree.data.views import FULL, photo_size
 from prototree.explain.heat import Frame
 from prototree.explain.records import Match, Picture, PrototypeExplanation, TreeExplanation, Where
 from prototree.mend.bench import Bench, Candidate, State
+from prototree.network.geometry import Box
 from prototree.report.pages import tree_data
 from prototree.report.pictures import data_url
 from prototree.tree.leaves import class_log_probs
-from prototree.tree.patches import similarity_map
+from prototree.tree.patches import distance_map
+from prototree.tree.routing import similarity
 from prototree.web.gallery import Gallery
 
 _NEAREST = 6
@@ -49,7 +50,7 @@ class TreeView:
 
     def _right_shares(self, state: State) -> list[tuple[float, ...]]:
         whole = torch.tensor([entry.view == FULL for entry in self._bench.training.entries])
-        present = (torch.exp(-state.training.distance[whole]) > 0.5).double()
+        present = (similarity(state.training.distance[whole]) > 0.5).double()
         labels = self._bench.training.labels[whole]
         counts = torch.bincount(labels, minlength=self._bench.tree.n_classes).clamp_min(1)
         sums = torch.zeros(self._bench.tree.n_classes, present.shape[1], dtype=torch.float64).index_add_(
@@ -67,7 +68,7 @@ class TreeView:
         own = own or nearest[0].cell
         entry = bench.entry(own.image, own.view)
         prototype = state.tree.prototypes.detach()[node : node + 1]
-        grid = similarity_map(bench.map_of(own), prototype)[0, 0].numpy()
+        grid = similarity(distance_map(bench.map_of(own), prototype))[0, 0].numpy()
         size = photo_size(entry.sample)
         frame = Frame(entry.view, size, state.tree.preprocessing)
         heat = frame.heat(grid, _HEAT, (prototype.shape[2], prototype.shape[3]))

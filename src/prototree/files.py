@@ -1,0 +1,54 @@
+"""Files that are replaced atomically, and JSON of bounded size. No torch here, and no pickle anywhere."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from prototree.errors import CheckpointError
+
+MAX_JSON_BYTES = 64 * 2**20
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replaces a file atomically: temporary file, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise CheckpointError(f"{path} could not be written ({error.strerror}); what was there is unchanged") from error
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replaces a JSON file atomically."""
+    write_file(path, json.dumps(content, indent=1, ensure_ascii=False).encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of bounded size."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} is larger than {MAX_JSON_BYTES >> 20} MiB; expected a description of a tree")
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"expected a saved tree, but {path} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); restore it from a copy") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is damaged: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in a folder last through a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,119 @@
+"""Rectangles in pixels, and where the patches of a feature map lie in the network's input. One home for both."""
+
+import math
+from dataclasses import dataclass
+
+from prototree.errors import DataError
+
+Size = tuple[int, int]
+"""Width and height, in pixels."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in pixels; pixel `i` covers the stretch from `i` to `i + 1`, so edges need not be whole numbers."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def __post_init__(self) -> None:
+        edges = (self.left, self.top, self.right, self.bottom)
+        if not all(map(math.isfinite, edges)) or self.right < self.left or self.bottom < self.top:
+            raise DataError(f"expected a box with left <= right and top <= bottom, got {edges}")
+
+    @classmethod
+    def from_corner(cls, x: float, y: float, width: float, height: float) -> "Box":
+        """A box from its upper left corner and its extent, as CUB writes them."""
+        return cls(x, y, x + width, y + height)
+
+    @classmethod
+    def whole(cls, size: Size) -> "Box":
+        """The box that covers a photo of this size."""
+        return cls(0.0, 0.0, float(size[0]), float(size[1]))
+
+    @property
+    def width(self) -> float:
+        return self.right - self.left
+
+    @property
+    def height(self) -> float:
+        return self.bottom - self.top
+
+    def clip(self, size: Size) -> "Box":
+        """The part inside a photo of this size; of zero width or height when the two do not meet."""
+        width, height = map(float, size)
+        return Box(
+            min(max(self.left, 0.0), width),
+            min(max(self.top, 0.0), height),
+            min(max(self.right, 0.0), width),
+            min(max(self.bottom, 0.0), height),
+        )
+
+    def enlarge(self, share: float) -> "Box":
+        """The box grown on each side by this share of its width or height."""
+        across, down = share * self.width, share * self.height
+        return Box(self.left - across, self.top - down, self.right + across, self.bottom + down)
+
+    def contains(self, x: float, y: float) -> bool:
+        """Whether the point lies inside or on the edge."""
+        return self.left <= x <= self.right and self.top <= y <= self.bottom
+
+    def covers(self, other: "Box") -> bool:
+        """Whether all of the other box lies inside this one."""
+        return self.contains(other.left, other.top) and self.contains(other.right, other.bottom)
+
+    @property
+    def edges(self) -> tuple[float, float, float, float]:
+        """Left, top, right, bottom."""
+        return self.left, self.top, self.right, self.bottom
+
+
+@dataclass(frozen=True)
+class PatchGrid:
+    """The patches of `height`×`width` cells in a map of `rows`×`columns` cells, over an input of `side` pixels.
+
+    A patch is named by the row and column of its upper left cell, or by its number, counted row by row.
+
+    >>> PatchGrid(rows=7, columns=7, side=224).box(0, 1)
+    Box(left=32.0, top=0.0, right=64.0, bottom=32.0)
+    """
+
+    rows: int
+    columns: int
+    side: int
+    height: int = 1
+    width: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many patches there are, down and across."""
+        return self.rows - self.height + 1, self.columns - self.width + 1
+
+    @property
+    def n_patches(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    def place(self, patch: int) -> tuple[int, int]:
+        """Row and column of a patch."""
+        return divmod(patch, self.shape[1])
+
+    def number(self, row: int, column: int) -> int:
+        """The number of the patch in a row and column."""
+        return row * self.shape[1] + column
+
+    def holds(self, row: int, column: int) -> bool:
+        """Whether there is such a patch."""
+        return 0 <= row < self.shape[0] and 0 <= column < self.shape[1]
+
+    def box(self, row: int, column: int) -> Box:
+        """The cells of a patch, in pixels of the input."""
+        down, across = self.side / self.rows, self.side / self.columns
+        return Box(column * across, row * down, (column + self.width) * across, (row + self.height) * down)
+
+    def nearest(self, x: float, y: float) -> tuple[int, int]:
+        """The patch whose middle is nearest to a point of the input."""
+        row = round(min(max(y * self.rows / self.side - self.height / 2, 0.0), float(self.rows - self.height)))
+        column = round(min(max(x * self.columns / self.side - self.width / 2, 0.0), float(self.columns - self.width)))
+        return row, column
