@@ -3,50 +3,49 @@
 python benchmarks/ablation.py DATA --out FOLDER [--rows "the recipe,no margin"] [--seeds 0,1,2] [--fold 0]
 
 Every fifth training photo of each class is held out (`--fold` says which); the test photos are not touched. Each row
-changes one setting of the preset `auto`, or one constant of `prototree.training.recipes.warm` (in capitals). Runs that are finished are
-not done again; the frozen trunk runs once for all rows that see the same views.
+changes settings of the preset `auto`. Runs that are finished are not done again; the frozen network runs once for all
+rows that see the same views.
 """
 
 import argparse
 import dataclasses
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from prototree.data import ImageData, Sample, open_data
-from prototree.pipeline.fit import Run, fit
-from prototree.training.batches import link_caches
-from prototree.training.recipes import warm
+from prototree.pipeline.fit import fit
+from prototree.run import Run
+from prototree.training.maps import link_caches
+from prototree.training.recipes.warm import Warm
 
 FOLDS = 5
 ROWS: dict[str, dict[str, Any]] = {
     "the recipe": {},
-    "half as long": {"TREE_VIEWS": warm.TREE_VIEWS // 2},
-    "twice as long": {"TREE_VIEWS": warm.TREE_VIEWS * 2},
-    "head's time halved": {"HEAD_VIEWS": warm.HEAD_VIEWS // 2},
-    "rate 2e-3": {"lr_tail": 2e-3},
-    "rate 1e-2": {"lr_tail": 1e-2},
+    "half as long": {"tree_views": Warm.tree_views // 2},
+    "twice as long": {"tree_views": Warm.tree_views * 2},
+    "head's time halved": {"head_views": Warm.head_views // 2},
+    "rate 2e-3": {"rate": 2e-3},
+    "rate 1e-2": {"rate": 1e-2},
     "batches of 64": {"batch_size": 64},
     "temperature 1": {"temperature": 1.0},
     "temperature 5": {"temperature": 5.0},
     "labels instead of the teacher": {"teacher_weight": 0.0},
-    "no margin": {"MARGIN_WEIGHT": 0.0},
-    "three times the margin's weight": {"MARGIN_WEIGHT": 3 * warm.MARGIN_WEIGHT},
-    "all patches": {"PATCH_SHARE": 1.0},
-    "half of the patches": {"PATCH_SHARE": 0.5},
-    "sources stay": {"MEDOID_EPOCHS": ()},
-    "hierarchy as flat as it goes": {"MEAN_PATH": 1e9},
-    "hierarchy of more levels": {"MEAN_PATH": 7.5},
-    "no calibration of the scale: 2.6": {"MEDIAN_DISTANCE": 2.6},
-    "head without cutmix": {"CUTMIX_SHARE": 0.0},
-    "head without dropout": {"CHANNEL_DROPOUT": 0.0, "POOLED_DROPOUT": 0.0},
+    "no margin": {"margin": 0.0},
+    "three times the margin's weight": {"margin": 3 * Warm.margin},
+    "all patches": {"patch_share": 1.0},
+    "half of the patches": {"patch_share": 0.5},
+    "sources stay": {"move_sources": ()},
+    "hierarchy as flat as it goes": {"mean_path": 1e9},
+    "hierarchy of more levels": {"mean_path": 7.5},
+    "no calibration of the scale: 2.6": {"median_distance": 2.6},
+    "head without cutmix": {"cutmix": 0.0},
+    "head without dropout": {"channel_dropout": 0.0, "pooled_dropout": 0.0},
     "no weight decay": {"weight_decay": 0.0},
     "depth 128": {"depth": 128},
-    "plain views only": {"cache_views": 2},
-    "four views": {"cache_views": 4},
+    "plain views only": {"views": 2},
+    "four views": {"views": 4},
     "224 pixels": {"image_size": 224},
 }
 COLUMNS = ("soft", "max_path", "greedy")
@@ -88,25 +87,9 @@ def one_run(data: ImageData, out: Path, name: str, seed: int, fold: int) -> Run:
     folder = out / f"{name.replace(' ', '_').replace(':', '')}-{seed}-{fold}"
     run = Run(folder)
     if "evaluate" not in run.metrics.get("seconds", {}):
-        changes = ROWS[name]
         link_caches(sorted(out.glob("*/cache")), folder / "cache")
-        settings = {key: value for key, value in changes.items() if not key.isupper()}
-        with constants({key: value for key, value in changes.items() if key.isupper()}):
-            fit(data, folder, settings={**settings, "seed": seed}, resume=True)
+        fit(data, folder, settings={**ROWS[name], "seed": seed}, resume=True)
     return run
-
-
-@contextmanager
-def constants(values: Mapping[str, Any]) -> Iterator[None]:
-    """Other constants for a while."""
-    before = {name: getattr(warm, name) for name in values}
-    for name, value in values.items():
-        setattr(warm, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(warm, name, value)
 
 
 def table_row(name: str, runs: list[Run]) -> str:

@@ -26,7 +26,7 @@ from prototree.data.views import projection_views
 from prototree.explain.decisions import PrototypePictures, explain_image, explain_prototypes
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.training.batches import PhotoBatches, maps_of
-from prototree.training.projection import Places, project
+from prototree.training.projection import SourcePhotos, project
 from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology
 
@@ -48,7 +48,7 @@ def photos(data: ImageData, tree: ProtoTree) -> PhotoBatches:
 def projected(topology: Topology, features: FeatureExtractor, data: ImageData) -> ProtoTree:
     tree = ProtoTree(topology, features, data.class_names).eval()
     batches = photos(data, tree)
-    return project(tree, maps_of(batches, features), Places(data.root, batches.entries)).tree.eval()
+    return project(tree, maps_of(batches, features), SourcePhotos(data.root, batches.entries)).tree.eval()
 
 
 def seconds(work: Callable[[], object]) -> float:

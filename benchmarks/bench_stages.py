@@ -18,7 +18,8 @@ from rich.table import Table
 from prototree.evaluation.metrics import evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
 from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.training.projection import MapBatch, project
+from prototree.training.maps import MapBatch
+from prototree.training.projection import project
 from prototree.tree.model import ProtoTree
 from prototree.tree.pruning import prune
 from prototree.tree.topology import Topology

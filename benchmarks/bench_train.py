@@ -26,8 +26,9 @@ from prototree.data.birds.dataset import write_birds
 from prototree.data.loading import Entry, ViewDataset
 from prototree.data.views import training_views
 from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.training.batches import CachedBatches, Inputs, PhotoBatches, cache_borders
+from prototree.training.batches import CachedBatches, PhotoBatches
 from prototree.training.engine import Loop, Options
+from prototree.training.maps import Inputs, cache_borders
 from prototree.training.objectives import Schedule, TreeObjective
 from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology

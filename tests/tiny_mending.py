@@ -11,11 +11,12 @@ from prototree.data import open_data
 from prototree.data.loading import ViewDataset
 from prototree.data.views import evaluation_views
 from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.pipeline.stages import PROJECTED, Run
+from prototree.run import Run
 from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.leaf_training import refit_leaves
-from prototree.training.projection import Places, project
+from prototree.training.projection import SourcePhotos, project
 from prototree.tree import checkpoint
+from prototree.tree.checkpoint import PROJECTED
 from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology
 from tiny_training import write_squares
@@ -29,7 +30,7 @@ def tiny_run(folder: Path) -> Run:
     tree = ProtoTree(Topology.full(2), features, data.class_names).eval()
     dataset = ViewDataset(data.train, evaluation_views, tree.preprocessing)
     maps = list(maps_of(PhotoBatches(dataset, 8, shuffle=False), features))
-    tree = project(tree, maps, Places(data.root, dataset.entries), constrain_classes=False).tree
+    tree = project(tree, maps, SourcePhotos(data.root, dataset.entries), constrain_classes=False).tree
 
     def sweep(visit):  # type: ignore[no-untyped-def]
         for feature_map, labels, _ in maps:

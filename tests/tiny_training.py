@@ -13,8 +13,8 @@ from prototree.data.loading import BatchOrder, Entry, Shard, ViewDataset
 from prototree.data.views import View
 from prototree.network.backbone import FeatureExtractor
 from prototree.network.geometry import Box
-from prototree.pipeline.stages import Run
-from prototree.training.batches import Inputs
+from prototree.run import Run
+from prototree.training.maps import Inputs
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 180, 60), "blue": (50, 60, 200)}
 

@@ -2,7 +2,7 @@
 
 >>> import prototree
 >>> run = prototree.fit("photos/", "runs/photos")
->>> decisions = run.tree().predict(images)
+>>> prototree.ask(run, "bird.jpg").label
 """
 
 import importlib
@@ -14,26 +14,35 @@ if TYPE_CHECKING:
     from prototree.config import Config, preset
     from prototree.data import ImageData, open_data
     from prototree.errors import ProtoTreeError
-    from prototree.evaluation.ensembles import Ensemble
     from prototree.evaluation.metrics import Metrics, evaluate
+    from prototree.explain.answers import Answer, ask
+    from prototree.explain.decisions import explain_image, explain_tree
+    from prototree.explain.records import DecisionExplanation, TreeExplanation
     from prototree.mend.relearning import relearn
+    from prototree.mend.session import Session, open_session
     from prototree.network.backbone import Backbone, FeatureExtractor
     from prototree.network.preprocessing import Preprocessing
-    from prototree.pipeline.fit import Run, combine, fit, redo
+    from prototree.pipeline.fit import combine, fit, redo
     from prototree.pipeline.reproduce import reproduce
+    from prototree.report.files import write_decision, write_report
+    from prototree.report.notebook import show
+    from prototree.run import Run
     from prototree.training.projection import project
     from prototree.tree.checkpoint import load, save
+    from prototree.tree.ensemble import Ensemble
     from prototree.tree.model import Decisions, ProtoTree, PrototypeSource, Routed
     from prototree.tree.pruning import prune
     from prototree.tree.routing import Path
     from prototree.tree.topology import Topology
 
-# Public name → the room it lives in. Loaded on first use: importing torch takes seconds, `prototree --help` none.
-_ROOMS = {
+# Public name → the module it lives in. Loaded on first use: importing torch takes seconds, `prototree --help` none.
+_HOMES = {
+    "Answer": "explain.answers",
     "Backbone": "network.backbone",
     "Config": "config",
+    "DecisionExplanation": "explain.records",
     "Decisions": "tree.model",
-    "Ensemble": "evaluation.ensembles",
+    "Ensemble": "tree.ensemble",
     "FeatureExtractor": "network.backbone",
     "ImageData": "data",
     "Metrics": "evaluation.metrics",
@@ -43,13 +52,19 @@ _ROOMS = {
     "ProtoTreeError": "errors",
     "PrototypeSource": "tree.model",
     "Routed": "tree.model",
-    "Run": "pipeline.fit",
+    "Run": "run",
+    "Session": "mend.session",
     "Topology": "tree.topology",
+    "TreeExplanation": "explain.records",
+    "ask": "explain.answers",
     "combine": "pipeline.fit",
     "evaluate": "evaluation.metrics",
+    "explain_image": "explain.decisions",
+    "explain_tree": "explain.decisions",
     "fit": "pipeline.fit",
     "load": "tree.checkpoint",
     "open_data": "data",
+    "open_session": "mend.session",
     "preset": "config",
     "project": "training.projection",
     "prune": "tree.pruning",
@@ -57,11 +72,16 @@ _ROOMS = {
     "relearn": "mend.relearning",
     "reproduce": "pipeline.reproduce",
     "save": "tree.checkpoint",
+    "show": "report.notebook",
+    "write_decision": "report.files",
+    "write_report": "report.files",
 }
 
 __all__ = [
+    "Answer",
     "Backbone",
     "Config",
+    "DecisionExplanation",
     "Decisions",
     "Ensemble",
     "FeatureExtractor",
@@ -74,13 +94,19 @@ __all__ = [
     "PrototypeSource",
     "Routed",
     "Run",
+    "Session",
     "Topology",
+    "TreeExplanation",
     "__version__",
+    "ask",
     "combine",
     "evaluate",
+    "explain_image",
+    "explain_tree",
     "fit",
     "load",
     "open_data",
+    "open_session",
     "preset",
     "project",
     "prune",
@@ -88,10 +114,13 @@ __all__ = [
     "relearn",
     "reproduce",
     "save",
+    "show",
+    "write_decision",
+    "write_report",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in _HOMES:
         raise AttributeError(f"module 'prototree' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"prototree.{_ROOMS[name]}"), name)
+    return getattr(importlib.import_module(f"prototree.{_HOMES[name]}"), name)

@@ -1,28 +1,52 @@
-"""What people see while a run goes on: a live display in a terminal, plain lines elsewhere, and TensorBoard."""
+"""How a run tells how it goes, and what people see of it: a live display, plain lines, and TensorBoard. No torch here."""
 
+import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table as RichTable
-from rich.text import Text
-
-from prototree.evaluation.tables import Table
-from prototree.pipeline.fit import Observer
-from prototree.training.distributed import is_first
-from prototree.training.engine import EpochLog
 
 _SECONDS_BETWEEN_LINES = 30.0
+
+
+@dataclass(frozen=True)
+class EpochLog:
+    """One row of log.csv."""
+
+    epoch: int  # from 1
+    loss: float
+    accuracy: float
+    images_per_second: float
+    seconds: float
+    rates: str
+
+
+class Observer:
+    """Hears of every step of a run; does nothing by itself."""
+
+    def stage(self, text: str) -> None:
+        """A stage begins, or has something to say."""
+
+    def caching(self, done: int, total: int) -> None:
+        """How many of how many photos have gone through the network."""
+
+    def batch(self, epoch: int, batch: int, n_batches: int, loss: float, accuracy: float, rate: float) -> None:
+        """After every batch: means of the epoch so far and images per second."""
+
+    def epoch(self, row: EpochLog, n_epochs: int) -> None:
+        """After every epoch."""
 
 
 class Display(Observer):
     """Shows stages, batches and epochs; use it as a context manager."""
 
     def __init__(self, console: Console, tensorboard: Path | None = None) -> None:
-        self._console = console if is_first() else Console(quiet=True)
+        is_first = int(os.environ.get("RANK", 0)) == 0  # of the processes that torchrun started
+        self._console = console if is_first else Console(quiet=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -34,7 +58,7 @@ class Display(Observer):
             transient=True,
         )
         self._task: TaskID | None = None
-        self._writer = _summary_writer(tensorboard) if tensorboard and is_first() else None
+        self._writer = _summary_writer(tensorboard) if tensorboard and is_first else None
         self._last_line = time.monotonic()
         self._started = time.monotonic()
 
@@ -86,16 +110,6 @@ class Display(Observer):
         if self._task is not None:
             self._progress.remove_task(self._task)
             self._task = None
-
-
-def as_rich(table: Table) -> RichTable:
-    """A table for the terminal. Names come from outside, so nothing in them is markup."""
-    shown = RichTable(title=Text(table.title))
-    for cell in table.header:
-        shown.add_column(Text(cell))
-    for row in table.rows:
-        shown.add_row(*(Text(cell) for cell in row))
-    return shown
 
 
 def _minutes(seconds: float) -> str:

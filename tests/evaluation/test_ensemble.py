@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from prototree.errors import ConfigError, DataError
-from prototree.evaluation.ensembles import Ensemble, evaluate_ensemble
+from prototree.evaluation.ensembles import evaluate_ensemble
+from prototree.tree.ensemble import Ensemble
 from prototree.tree.model import ProtoTree
 
 

@@ -31,9 +31,10 @@ from prototree.explain.decisions import (
 from prototree.explain.prototypes import fast_features, view_of
 from prototree.explain.records import DecisionExplanation, VoteExplanation
 from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.pipeline.fit import Run, fit
+from prototree.pipeline.fit import fit
+from prototree.run import Run
 from prototree.training.batches import PhotoBatches, maps_of
-from prototree.training.projection import Places, project
+from prototree.training.projection import SourcePhotos, project
 from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology
 from tiny_training import TINY, write_squares
@@ -57,7 +58,7 @@ def projected(backbone: Backbone, data: ImageData, views: object, size: tuple[in
     generator = torch.Generator().manual_seed(0)
     tree = ProtoTree(Topology.full(3), FeatureExtractor(backbone, 8), data.class_names, size, generator).eval()
     batches = PhotoBatches(ViewDataset(data.train, views, tree.preprocessing), 16, shuffle=False)  # type: ignore[arg-type]
-    return project(tree, maps_of(batches, tree.features), Places(data.root, batches.entries)).tree.eval()
+    return project(tree, maps_of(batches, tree.features), SourcePhotos(data.root, batches.entries)).tree.eval()
 
 
 def test_the_whole_tree(squares: tuple[Run, ImageData]) -> None:

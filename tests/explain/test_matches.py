@@ -8,7 +8,7 @@ import torch
 from conftest import random_maps
 from prototree.explain.matches import find_matches
 from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.training.projection import MapBatch
+from prototree.training.maps import MapBatch
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import distance_map
 from prototree.tree.routing import similarity as similarity_of

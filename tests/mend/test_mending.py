@@ -15,8 +15,8 @@ from prototree.explain.decisions import explain_decision, explain_tree, open_vot
 from prototree.mend.edits import Ban, Note, Remove, Replace
 from prototree.mend.session import Session, open_session
 from prototree.pipeline.fit import redo
-from prototree.pipeline.stages import Run
 from prototree.report import write_report
+from prototree.run import Run
 from prototree.tree import checkpoint
 from tiny_mending import content_of, same_tree, tiny_run
 

@@ -13,7 +13,7 @@ from prototree.mend.edits import Ban, Note
 from prototree.mend.relearning import relearn
 from prototree.mend.session import open_session
 from prototree.pipeline.fit import fit
-from prototree.pipeline.stages import Run
+from prototree.run import Run
 from tiny_mending import content_of, tiny_run
 from tiny_training import TINY_WARM, assert_prototypes_are_their_patches, write_squares
 

@@ -16,7 +16,7 @@ from prototree.mend.bench import N_SWEEPS, Bench, State
 from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.geometry import Box
-from prototree.training.stored_maps import StoredMaps
+from prototree.training.maps import StoredMaps
 from prototree.tree.model import ProtoTree, PrototypeSource
 from prototree.tree.topology import Topology
 

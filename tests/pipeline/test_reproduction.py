@@ -10,8 +10,9 @@ import pytest
 import prototree
 from prototree.data.birds.dataset import write_birds
 from prototree.errors import ConfigError
-from prototree.pipeline.fit import Observer, Run
 from prototree.pipeline.reproduce import NOT_RUN, PUBLISHED, Reproduction, reproduce
+from prototree.progress import Observer
+from prototree.run import Run
 from tiny_training import TINY
 
 SETTINGS = {key: value for key, value in TINY.items() if key != "height"} | {"threshold": 0.34}

@@ -16,7 +16,9 @@ from PIL import Image
 from prototree.config import preset
 from prototree.data import open_data
 from prototree.errors import ConfigError, DataError
-from prototree.pipeline.fit import STAGES, Run, combine, derived, fit, redo
+from prototree.pipeline.fit import combine, derived, fit, redo
+from prototree.pipeline.stages import STAGES
+from prototree.run import Run
 from prototree.tree import checkpoint
 from tiny_training import TINY, write_squares
 

@@ -17,8 +17,9 @@ from prototree.errors import CheckpointError, TrainError
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.preprocessing import Preprocessing
 from prototree.training import batches as rooms
-from prototree.training.batches import CachedBatches, PhasedBatches, PhotoBatches, cache_borders, cache_size, maps_of
+from prototree.training.batches import CachedBatches, PhasedBatches, PhotoBatches, maps_of
 from prototree.training.engine import Loop, Options
+from prototree.training.maps import cache_borders, cache_size
 from prototree.training.objectives import Schedule, TreeObjective
 from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology

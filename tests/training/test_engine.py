@@ -11,7 +11,8 @@ import torch
 
 from prototree.errors import CheckpointError, TrainError
 from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.training.engine import EpochLog, Interrupted, Listener, Loop, Options
+from prototree.progress import EpochLog, Observer
+from prototree.training.engine import Interrupted, Loop, Options
 from prototree.training.leaf_training import LEAF_TRAINERS
 from prototree.training.objectives import Schedule, TreeObjective
 from prototree.tree.model import ProtoTree
@@ -32,7 +33,7 @@ def objective(
     return TreeObjective(tree, batches, SCHEDULE, LEAF_TRAINERS[leaves]())
 
 
-class Bomb(Listener):
+class Bomb(Observer):
     """Does something before a given batch of an epoch is counted."""
 
     def __init__(self, epoch: int, batch: int, action: Callable[[], None]) -> None:
@@ -57,7 +58,7 @@ def batches(tiny_backbone: Backbone) -> MapBatches:
     return MapBatches(tiny_backbone.n_channels)
 
 
-def run(backbone: Backbone, batches: MapBatches, options: Options, listener: Listener | None = None, **choices) -> Loop:
+def run(backbone: Backbone, batches: MapBatches, options: Options, listener: Observer | None = None, **choices) -> Loop:
     loop = Loop(objective(backbone, batches, **choices), batches, SCHEDULE.epochs, options, listener)
     loop.run()
     return loop
@@ -174,7 +175,7 @@ def test_freezing_and_rates_follow_the_schedule_after_a_restart_too(
         run(tiny_backbone, batches, options, Bomb(0, 1, lambda: os.kill(os.getpid(), signal.SIGINT)))
     seen: list[tuple[bool, str]] = []
 
-    class Watch(Listener):
+    class Watch(Observer):
         def epoch(self, row: EpochLog, n_epochs: int) -> None:
             seen.append((tiny_backbone.frozen, row.rates))
 
@@ -195,7 +196,7 @@ def test_rates_follow_the_pace_within_an_epoch(tiny_backbone: Backbone, batches:
     learned.pace = lambda epoch, share: 1 - (epoch + share) / SCHEDULE.epochs
     seen = []
 
-    class Ear(Listener):
+    class Ear(Observer):
         def batch(self, epoch: int, batch: int, *rest: float) -> None:
             seen.append(loop._optimiser.param_groups[0]["lr"])
 

@@ -13,7 +13,7 @@ from prototree.data.views import View
 from prototree.errors import DataError
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.geometry import Box
-from prototree.training.projection import Places, project, reachable_classes
+from prototree.training.projection import SourcePhotos, project, reachable_classes
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
 from prototree.tree.topology import Topology
@@ -108,7 +108,7 @@ def test_sources_name_the_photo_and_the_box_in_its_pixels(tiny_backbone: Backbon
     # The network sees 64 px as a 4×4 map: a cell is 16 px of its input, and this view squashes 128×32 into 64×64.
     tree, (z, labels) = make_tree(tiny_backbone), maps(1)
     sample = Sample(Path("/data/birds/a.jpg"), 0, size=(200, 100))
-    places = Places(Path("/data"), [Entry(0, sample, View("box", Box(10.0, 20.0, 138.0, 52.0)))])
+    places = SourcePhotos(Path("/data"), [Entry(0, sample, View("box", Box(10.0, 20.0, 138.0, 52.0)))])
     result = project(tree, batches(z, labels), places)
     for node, source in enumerate(result.tree.sources):
         assert source is not None

@@ -10,7 +10,7 @@ from prototree.data.loading import Entry, ViewDataset
 from prototree.data.samples import Sample
 from prototree.data.views import FULL, evaluation_views
 from prototree.errors import DataError
-from prototree.training.stored_maps import StoredMaps, store_maps
+from prototree.training.maps import StoredMaps
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
 from tiny_training import write_squares

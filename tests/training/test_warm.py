@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from prototree.training.clustering import ward_groups
 from safetensors.torch import save_file
 
 from conftest import random_maps
@@ -14,8 +15,8 @@ from prototree.data.loading import ViewDataset
 from prototree.data.views import source_views
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.pipeline.fit import fit
-from prototree.training.batches import CachedBatches, cache_borders
-from prototree.training.clustering import ward_groups
+from prototree.training.batches import CachedBatches
+from prototree.training.maps import cache_borders
 from prototree.training.projection import Nearest
 from prototree.training.recipes import warm
 from prototree.tree import checkpoint

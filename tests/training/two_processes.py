@@ -12,15 +12,17 @@ from prototree.data import open_data
 from prototree.data.augment import augmentation
 from prototree.data.loading import ViewDataset
 from prototree.data.views import evaluation_views, training_views
-from prototree.evaluation.ensembles import Ensemble, evaluate_ensemble
+from prototree.evaluation.ensembles import evaluate_ensemble
 from prototree.evaluation.metrics import evaluate
 from prototree.evaluation.mistakes import MistakeFinder
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.training import distributed
-from prototree.training.batches import PhotoBatches, cache_borders, maps_of
+from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.engine import Options
+from prototree.training.maps import cache_borders
 from prototree.training.objectives import Schedule, TreeObjective, train
 from prototree.training.projection import project
+from prototree.tree.ensemble import Ensemble
 from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology
 

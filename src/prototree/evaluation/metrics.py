@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prototree.errors import DataError
 from prototree.training import distributed
-from prototree.training.projection import MapBatch
+from prototree.training.maps import MapBatch
 from prototree.tree.leaves import class_log_probs
 from prototree.tree.model import Decisions, ProtoTree
 from prototree.tree.strategies import HARD, STRATEGIES, Strategy

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from prototree.training import distributed
-from prototree.training.projection import MapBatch
+from prototree.training.maps import MapBatch
 from prototree.tree.model import ProtoTree
 from prototree.tree.strategies import Strategy
 

@@ -8,18 +8,16 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from prototree.data import ImageData, open_data
+from prototree.data import ImageData
 from prototree.data.augment import to_input
 from prototree.data.images import SUFFIXES, from_pillow, is_image, read_photo
 from prototree.data.views import FULL
 from prototree.errors import ConfigError, DataError
-from prototree.evaluation.ensembles import Ensemble
 from prototree.explain.attribution import Probes, attribute, occlude
 from prototree.explain.counterfactuals import runner_up
 from prototree.explain.findings import Finding, Place, cell_finding, grid_finding, grids_of, tested
@@ -39,9 +37,9 @@ from prototree.explain.records import (
 )
 from prototree.network.geometry import Box
 from prototree.network.preprocessing import Preprocessing
-from prototree.pipeline.fit import Run, existing_run
-from prototree.pipeline.stages import PICTURES
+from prototree.run import PICTURES, Run
 from prototree.tree import routing
+from prototree.tree.ensemble import Ensemble
 from prototree.tree.leaves import class_log_probs
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import distance_map
@@ -50,7 +48,6 @@ from prototree.tree.strategies import HARD, Strategy
 __all__ = [
     "PrototypePictures",
     "Voter",
-    "data_of",
     "explain_decision",
     "explain_image",
     "explain_prototypes",
@@ -82,7 +79,7 @@ def explain_tree(
         raise ConfigError(f"expected a number of nearest patches of at least 0, got {nearest}")
     tree = run.tree()
     notes = run.notes if notes is None else notes
-    data = data if data is not None else data_of(run)
+    data = data if data is not None else run.data_if_here()
     if data is not None and data.class_names != tree.class_names:
         raise DataError("expected the classes of the run in the data, got others; choose the data it was made with")
     nodes = range(tree.topology.n_nodes)
@@ -90,11 +87,18 @@ def explain_tree(
         pictures = pictures_of(run, tree)
         prototypes = tuple(_stored(tree, node, pictures, notes or {}) for node in nodes)
     else:
+        config = run.config
         prototypes = explain_prototypes(
-            tree, data, nodes, nearest=nearest, occlusion=occlusion, notes=notes, tick=tick, workers=run.config.workers
+            tree,
+            data,
+            nodes,
+            views=config.recipe.source_views(data),
+            nearest=nearest,
+            occlusion=occlusion,
+            notes=notes,
+            tick=tick,
+            workers=config.workers,
         )
-    stages = run.metrics.get("stages", {})
-    last: dict[str, Any] = next((stages[name] for name in ("projected", "pruned", "trained") if name in stages), {})
     return TreeExplanation(
         title=run.folder.resolve().name,
         class_names=tree.class_names,
@@ -102,20 +106,8 @@ def explain_tree(
         right=tuple(tree.topology.right.tolist()),
         prototypes=prototypes,
         leaf_probs=tuple(map(tuple, class_log_probs(tree.leaf_logits.detach()).exp().tolist())),
-        accuracy={str(strategy): float(value) for strategy, value in last.get("accuracy", {}).items()},
+        accuracy={str(strategy): float(value) for strategy, value in run.last_metrics.get("accuracy", {}).items()},
     )
-
-
-def data_of(run: Run) -> ImageData | None:
-    """The data that a run was made with, or None where it is not on this machine."""
-    source = run.metrics.get("source")
-    if source is None:
-        return None
-    try:
-        return open_data(source, test_share=run.config.test_share)
-    except DataError as error:
-        log.warning("explaining without the training data: %s", error)
-        return None
 
 
 def store_pictures(run: Run, data: ImageData) -> None:
@@ -129,7 +121,7 @@ def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None 
     pictures = PrototypePictures(tree, data, run.folder / PICTURES)
     if data is not None or pictures.complete:
         return pictures
-    return PrototypePictures(tree, data_of(run))
+    return PrototypePictures(tree, run.data_if_here())
 
 
 def _stored(tree: ProtoTree, node: int, pictures: PrototypePictures, notes: Mapping[int, str]) -> PrototypeExplanation:
@@ -255,9 +247,9 @@ class Voter:
 def open_voters(folders: Sequence[str | Path], data: str | Path | None = None) -> list[Voter]:
     """The trees of some runs, to explain with; `data` only where the runs' pictures are not stored."""
     voters = []
-    for run in map(existing_run, folders):
+    for run in map(Run.open, folders):
         tree = run.tree()
-        images = open_data(data, test_share=run.config.test_share) if data is not None else None
+        images = run.data(data) if data is not None else None
         voters.append(Voter(tree, pictures_of(run, tree, images), run.notes))
     Ensemble([voter.tree for voter in voters])
     return voters

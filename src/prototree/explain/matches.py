@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from prototree.explain.attribution import patch_distances
-from prototree.training.projection import MapBatch
+from prototree.training.maps import MapBatch
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
 from prototree.tree.routing import similarity

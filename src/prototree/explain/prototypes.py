@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prototree.data import ImageData
-from prototree.data.loading import Entry, ViewDataset, derived_seed
+from prototree.data.loading import Entry, ViewDataset, Views, derived_seed
 from prototree.data.samples import Sample, name_in
 from prototree.data.views import View, photo_size, projection_views
 from prototree.errors import DataError
@@ -26,8 +26,8 @@ from prototree.explain.records import Cause, Match, PrototypeExplanation
 from prototree.network.backbone import FeatureExtractor
 from prototree.network.folding import folded
 from prototree.network.geometry import Box
-from prototree.training.batches import PhotoBatches, Tick, maps_of
-from prototree.training.projection import MapBatch
+from prototree.training.batches import PhotoBatches, maps_of
+from prototree.training.maps import MapBatch, Tick
 from prototree.tree.model import ProtoTree, PrototypeSource
 from prototree.tree.routing import similarity
 
@@ -43,6 +43,7 @@ def explain_prototypes(
     data: ImageData,
     nodes: Iterable[int],
     *,
+    views: Views | None = None,
     nearest: int = 5,
     occlusion: bool = False,
     notes: Mapping[int, str] | None = None,
@@ -50,17 +51,21 @@ def explain_prototypes(
     workers: int = 0,
 ) -> tuple[PrototypeExplanation, ...]:
     """Some prototypes of a tree. One that was never projected, or whose photo is gone, is shown at its nearest
-    training patch."""
+    training patch. `views` are those that the tree's prototypes come from; by default as in the paper.
+    """
     chosen = list(nodes)
     if not chosen:
         return ()
     tree.eval()
-    dataset = ViewDataset(data.train, partial(projection_views, kind=data.kind), tree.preprocessing)
+    own_views = views if views is not None else partial(projection_views, kind=data.kind)
+    dataset = ViewDataset(data.train, own_views, tree.preprocessing)
     batches = PhotoBatches(dataset, _PHOTOS_AT_ONCE, shuffle=False, workers=workers)
     progress = _Progress(tick, len(dataset) + _TICKS * len(chosen))
     network = fast_features(tree)
     maps = maps_of(batches, network, tree.prototypes.device)
-    found = find_matches(tree, progress.watch(maps), chosen, nearest + 1)  # one may be the prototype's own photo
+    views_each = -(-len(dataset) // max(len(data.train), 1))
+    # One photo may be the prototype's own, and each may be near in all of its views.
+    found = find_matches(tree, progress.watch(maps), chosen, views_each * (nearest + 1))
     examination = _Examination(tree, network, data, dataset.entries, occlusion)
     matches, explained = examination.nearest(found, nearest), []
     for first in range(0, len(chosen), _PROTOTYPES_AT_ONCE):
@@ -179,8 +184,11 @@ class _Examination:
         wanted: dict[int, list[tuple[int, int]]] = {}
         for i, (node, places) in enumerate(zip(found.nodes, found.place.tolist(), strict=True)):
             source = self._tree.sources[node]
-            names = {place: self._name(self._entries[place].sample.path) for place in places if place >= 0}
-            others = [place for place in names if source is None or names[place] != source.image]
+            first_of: dict[str, int] = {}  # the nearest view of each photo
+            for place in places:
+                if place >= 0:
+                    first_of.setdefault(self._name(self._entries[place].sample.path), place)
+            others = [place for name, place in first_of.items() if source is None or name != source.image]
             for place in others[:count]:
                 wanted.setdefault(place, []).append((i, places.index(place)))
         matches: dict[tuple[int, int], Match] = {}
@@ -191,7 +199,10 @@ class _Examination:
                 cell = cell_finding(self._tree, int(found.patch[i, rank]), found.maps[i, rank].cpu().numpy())
                 near = float(similarity(found.distance[i, rank]))
                 matches[i, rank] = place.match(self._tree, near, [cell])
-        return [tuple(matches[i, r] for r in range(count + 1) if (i, r) in matches) for i in range(len(found.nodes))]
+        return [
+            tuple(matches[i, r] for r in range(found.place.shape[1]) if (i, r) in matches)
+            for i in range(len(found.nodes))
+        ]
 
     def _occlusion_of(self, probes: Probes, i: int, before: float) -> list[Finding]:
         if not self._occlusion:

@@ -18,15 +18,15 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from prototree.data.loading import Entry, ViewDataset
+from prototree.data.loading import Entry, ViewDataset, Views
 from prototree.data.samples import ImageData, Sample, name_in
-from prototree.data.views import FULL, View, evaluation_views, from_photo, photo_size, projection_views, to_photo
+from prototree.data.views import FULL, View, evaluation_views, from_photo, photo_size, to_photo
 from prototree.errors import MendError
 from prototree.mend.edits import Ban, Edit, Note, Region, Remove, Replace
 from prototree.network.geometry import Box
 from prototree.training import leaf_training
+from prototree.training.maps import StoredMaps
 from prototree.training.projection import reachable_classes
-from prototree.training.stored_maps import StoredMaps
 from prototree.tree import routing
 from prototree.tree.model import Decisions, ProtoTree, PrototypeSource, Routed
 from prototree.tree.patches import NearestPatches, extract_patches
@@ -377,11 +377,11 @@ def spliced(
     return Topology.from_children(left, right, root=kept if node == 0 else 0)
 
 
-def training_set(data: ImageData, tree: ProtoTree, margin: float = 0.0) -> ViewDataset:
+def training_set(data: ImageData, tree: ProtoTree, source_views: Views) -> ViewDataset:
     """The views of training photos that prototypes may come from, and the whole photos, on which leaves are fitted."""
 
     def views(sample: Sample) -> tuple[View, ...]:
-        own = projection_views(sample, data.kind, margin=margin)
+        own = tuple(source_views(sample))
         return own if FULL in own else (*own, FULL)
 
     return ViewDataset(data.train, views, tree.preprocessing)

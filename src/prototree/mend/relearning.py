@@ -9,17 +9,20 @@ them.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from prototree.errors import ConfigError
 from prototree.files import read_json, write_json
-from prototree.mend.session import MENDING, NOTES
-from prototree.pipeline.fit import existing_run, fit
-from prototree.pipeline.stages import Observer, Run
-from prototree.training.batches import link_caches
+from prototree.mend.session import MENDING
+from prototree.pipeline.fit import train_run
+from prototree.progress import Observer
+from prototree.run import CONFIG, NOTES, Run
+from prototree.training.maps import link_caches
+from prototree.tree import checkpoint
 from prototree.tree.model import PrototypeSource
+
+BEGUN = "begun.json"  # in the new run: which tree it began with
 
 
 def relearn(
@@ -31,32 +34,36 @@ def relearn(
     observer: Observer | None = None,
 ) -> Run:
     """A new run in which the network has learned with the tree of a mended one. An interrupted one is continued."""
-    run, out = existing_run(folder), Path(out)
+    run, out = Run.open(folder), Path(out)
     check_recipe(run)
-    source = data or run.source
-    values = asdict(run.config) | {"epochs": 0, "start": str(run.folder), "constrain_classes": False}
-    _expect_free(out, str(run.folder))
+    config = run.config.changed({"epochs": 0, "constrain_classes": False, **(settings or {})})
+    _expect_free(out, run)
     _link_caches(run, out)
-    learned = fit(source, out, settings=values | dict(settings or {}), resume=True, observer=observer)
+    learned = train_run(config, data or run.source, out, resume=True, start=run.tree(), observer=observer)
     _carry_over(run, learned)
     return learned
 
 
 def learns_on(run: Run) -> bool:
     """Only prototypes that are patches while the head learns can stay where they were put."""
-    return (run.folder / "config.toml").exists() and run.config.recipe == "warm"
+    return (run.folder / CONFIG).exists() and run.config.recipe.continues_trees
 
 
 def check_recipe(run: Run) -> None:
     """Refuses what `learns_on` does not allow."""
     if not learns_on(run):
-        raise ConfigError(f"expected a run of the recipe 'warm', but {run.folder.name} is none: there prototypes move")
+        raise ConfigError(
+            f"expected a run whose recipe can keep prototypes where they are, such as 'warm'; in {run.folder.name} they move"
+        )
 
 
-def _expect_free(out: Path, start: str) -> None:
-    config = Run(out).config if (out / "config.toml").exists() else None
-    if config is not None and config.start != start:
+def _expect_free(out: Path, run: Run) -> None:
+    """A folder with a run is only continued if it began with the same tree."""
+    begun, start = out / BEGUN, {"from": run.folder.resolve().name, "tree": checkpoint.fingerprint(run.tree())}
+    if (out / CONFIG).exists() and (not begun.exists() or read_json(begun) != start):
         raise ConfigError(f"{out} already holds another run; choose another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(begun, start)
 
 
 def _link_caches(run: Run, out: Path) -> None:

@@ -27,7 +27,6 @@ from prototree.config import Config
 from prototree.data import ImageData, open_data
 from prototree.data.loading import ViewDataset
 from prototree.data.samples import Sample
-from prototree.data.views import CORNER_MARGIN
 from prototree.errors import DataError, MendError
 from prototree.evaluation.metrics import evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
@@ -35,13 +34,13 @@ from prototree.files import read_json, write_file, write_json
 from prototree.mend import edits
 from prototree.mend.bench import Bench, Comparison, Figures, State, photo_set, training_set
 from prototree.mend.edits import Ban, Edit, History, read_history
-from prototree.pipeline.stages import PROJECTED, Run
-from prototree.training.batches import Tick
-from prototree.training.stored_maps import StoredMaps, store_maps
+from prototree.run import NOTES, Run
+from prototree.training.maps import StoredMaps, Tick, cache_features
 from prototree.tree import checkpoint
+from prototree.tree.checkpoint import PROJECTED
 from prototree.tree.model import ProtoTree
 
-HISTORY, NOTES, MENDING = "history.json", "notes.json", "mending.json"
+HISTORY, MENDING = "history.json", "mending.json"
 _KEPT_STATES = 16  # for undoing at once; older ones are computed again
 
 
@@ -233,15 +232,15 @@ def open_session(
         name = "photos given for validation"
 
     def stored(dataset: ViewDataset) -> StoredMaps:
-        return store_maps(tree, dataset, folder / "maps", tick)
+        return cache_features(tree, dataset, folder / "maps", tick)
 
     # The views that the run's own prototypes come from.
-    margin = CORNER_MARGIN if config.recipe == "warm" else 0.0
+    views = config.recipe.source_views(images)
     mended = read_json(run.folder / MENDING) if (run.folder / MENDING).exists() else {}
     bench = Bench(
         tree,
         images.root,
-        stored(training_set(images, tree, margin)),
+        stored(training_set(images, tree, views)),
         stored(photo_set(feedback, tree)),
         constrain_classes=config.constrain_classes,
         banned=tuple(ban for ban in map(edits.from_json, mended.get("banned", ())) if isinstance(ban, Ban)),

@@ -230,11 +230,10 @@ class WideHead(nn.Module):
         self.first = nn.Conv2d(n_channels, width, kernel_size=1, bias=False)
         self.norm = nn.BatchNorm2d(width)
         self.last = nn.Conv2d(width, depth, kernel_size=1)
-        self.dropout = 0.0  # a start sets it while it trains the head
 
-    def forward(self, backbone_map: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
-        x = dropout2d((backbone_map - self.mean) / self.std, self.dropout, self.training)
-        hidden = dropout2d(relu(self.norm(self.first(x))), self.dropout, self.training)
+    def forward(self, backbone_map: Float[Tensor, "B C H W"], dropout: float = 0.0) -> Float[Tensor, "B D H W"]:
+        x = dropout2d((backbone_map - self.mean) / self.std, dropout, self.training)
+        hidden = dropout2d(relu(self.norm(self.first(x))), dropout, self.training)
         return self.last(hidden)  # type: ignore[no-any-return]
 
 

@@ -3,19 +3,22 @@
 import shutil
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prototree import files
-from prototree.config import AUTO_PRESET, Config, default_height, preset
+from prototree.config import AUTO_PRESET, Config, preset
 from prototree.data import ImageData, open_data
-from prototree.errors import CheckpointError, ConfigError, DataError
-from prototree.evaluation.ensembles import Ensemble, EnsembleMetrics, evaluate_ensemble
-from prototree.pipeline.stages import OWN_FILES, STAGES, Observer, Run, Work
+from prototree.errors import ConfigError
+from prototree.evaluation.ensembles import EnsembleMetrics, evaluate_ensemble
+from prototree.files import write_file
+from prototree.pipeline.stages import OWN_FILES, STAGES, Stages
+from prototree.progress import Observer
+from prototree.run import CONFIG, Run
 from prototree.training import distributed
+from prototree.tree.ensemble import Ensemble
+from prototree.tree.model import ProtoTree
 from prototree.tree.pruning import default_threshold
-
-__all__ = ["STAGES", "Observer", "Run", "combine", "derived", "existing_run", "fit", "redo"]
 
 
 def fit(
@@ -27,60 +30,72 @@ def fit(
     stages: Iterable[str] = STAGES,
     resume: bool = False,
     overwrite: bool = False,
+    start: ProtoTree | None = None,
     observer: Observer | None = None,
 ) -> Run:
     """From a folder of images to a small readable tree and its numbers. Also runs under `torchrun`.
 
-    >>> run = prototree.fit("photos/", "runs/photos", settings={"height": 8})
+    `start` is a tree whose prototypes stay where they are while the network learns with them.
+
+    >>> run = prototree.fit("photos/", "runs/photos", settings={"seed": 1})
     >>> run.metrics["stages"]["projected"]["accuracy"]
     """
+    return train_run(
+        preset(preset_name).changed(settings or {}),
+        data,
+        out,
+        stages=stages,
+        resume=resume,
+        overwrite=overwrite,
+        start=start,
+        observer=observer,
+    )
+
+
+def train_run(
+    config: Config,
+    data: str | Path | ImageData,
+    out: str | Path,
+    *,
+    stages: Iterable[str] = STAGES,
+    resume: bool = False,
+    overwrite: bool = False,
+    start: ProtoTree | None = None,
+    observer: Observer | None = None,
+) -> Run:
+    """`fit` with a whole configuration."""
     wanted = set(stages)
     chosen = [stage for stage in STAGES if stage in wanted]
     if unknown := wanted - set(STAGES):
         raise ConfigError(f"unknown stage {sorted(unknown)[0]!r}; expected some of {', '.join(STAGES)}")
-    config, observer = preset(preset_name).changed(settings or {}), observer or Observer()
     with distributed.processes() as device:
         images = data if isinstance(data, ImageData) else open_source(data, config)
         config, images = derived(config, images), _sample(images, config)
         run = _prepare_folder(Path(out), config, resume=resume, overwrite=overwrite, train="train" in chosen)
         run.note(source=str(data if isinstance(data, str | Path) else images.root))
-        work = Work(run, images, config, device, observer)
+        work = Stages(run, images, config, device, observer or Observer(), start)
         for stage in chosen:
-            start = time.monotonic()
+            began = time.monotonic()
             getattr(work, stage)()
-            run.note(seconds={**run.metrics.get("seconds", {}), stage: round(time.monotonic() - start, 1)})
+            run.note(seconds={**run.metrics.get("seconds", {}), stage: round(time.monotonic() - began, 1)})
             distributed.wait_for_all()
     return run
 
 
 def open_source(source: str | Path, config: Config) -> ImageData:
-    """Opens a data set in every process, one after the other: the first may have to draw or to scan it."""
-    if not distributed.is_first():
-        distributed.wait_for_all()
-    data = open_data(source, test_share=config.test_share, strict=config.strict)
-    if distributed.is_first():
-        distributed.wait_for_all()
-    return data
+    """Opens a data set in every process; the first may have to draw or to scan it."""
+    with distributed.one_after_the_other():
+        return open_data(source, test_share=config.test_share, strict=config.strict)
 
 
 def derived(config: Config, data: ImageData) -> Config:
     """The settings with everything filled in that follows from the data."""
-    resize = config.resize or config.image_size
-    return config.changed(
-        {
-            "height": config.height or default_height(data.n_classes),
-            "threshold": config.threshold or default_threshold(data.n_classes),
-            "resize": resize,
-        }
+    return replace(
+        config,
+        threshold=config.threshold or default_threshold(data.n_classes),
+        resize=config.resize or config.image_size,
+        recipe=config.recipe.derived(data),
     )
-
-
-def existing_run(folder: str | Path) -> Run:
-    """The run in a folder, or an error that says that there is none."""
-    run = Run(Path(folder))
-    if not (run.folder / "config.toml").exists():
-        raise CheckpointError(f"expected a run in {run.folder}, but there is no config.toml; train one first")
-    return run
 
 
 def redo(
@@ -91,12 +106,15 @@ def redo(
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> Run:
-    """One stage of a run again, with other settings or on other data with the same classes."""
-    run = existing_run(folder)
+    """One stage of a run again, with other settings or on other data with the same classes.
+
+    >>> prototree.redo("runs/photos", "prune", settings={"threshold": 0.05})
+    """
+    run = Run.open(folder)
     config = run.config.changed(settings or {})
-    images = _data_of(run, data, config)
     with distributed.processes() as device:
-        getattr(Work(run, _sample(images, config), config, device, observer or Observer()), stage)()
+        images = _sample(run.data(data), config)
+        getattr(Stages(run, images, config, device, observer or Observer()), stage)()
     return run
 
 
@@ -107,27 +125,18 @@ def combine(
 
     >>> prototree.combine(["runs/a", "runs/b", "runs/c"]).all_trees.accuracy["soft"]
     """
-    runs = [existing_run(folder) for folder in folders]
+    runs = [Run.open(folder) for folder in folders]
     ensemble = Ensemble([run.tree() for run in runs])
-    images = _data_of(runs[0], data, runs[0].config)
     observer = observer or Observer()
-    observer.stage(f"{len(runs)} trees vote on {len(images.test)} test photos")
     with distributed.processes() as device:
-        work = Work(runs[0], images, runs[0].config, device, observer)
+        images = runs[0].data(data)
+        observer.stage(f"{len(runs)} trees vote on {len(images.test)} test photos")
+        work = Stages(runs[0], images, runs[0].config, device, observer)
         batches = work.test_batches(ensemble.trees[0].to(device))
         for tree in ensemble.trees:
             tree.to(device)
         photos = ((one.values.to(device), one.labels.to(device)) for one in batches.epoch(0))
         return evaluate_ensemble(ensemble, photos)
-
-
-def _data_of(run: Run, data: str | Path | None, config: Config) -> ImageData:
-    """The data a run was made with, or other data with the same classes."""
-    source = data or run.source
-    images = open_source(source, config)
-    if images.class_names != run.tree().class_names:
-        raise DataError(f"expected the classes of the run in {source}, got others; choose the data it was made with")
-    return images
 
 
 def _sample(data: ImageData, config: Config) -> ImageData:
@@ -149,6 +158,6 @@ def _prepare_folder(folder: Path, config: Config, *, resume: bool, overwrite: bo
                 "--overwrite, or choose another folder"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        files.write_file(folder / "config.toml", config.to_toml().encode())
+        write_file(folder / CONFIG, config.to_toml().encode())
     distributed.wait_for_all()
     return run

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from prototree import files
-from prototree.config import KEYS, default_height, preset
+from prototree.config import preset
 from prototree.errors import ConfigError
 from prototree.evaluation import plots
 from prototree.evaluation.tables import Table
-from prototree.pipeline.fit import Observer, Run, combine, fit, open_source
-from prototree.pipeline.stages import ANY_CLASS, PROJECTED, PRUNED, TRAINED
+from prototree.pipeline.fit import combine, fit, open_source
+from prototree.pipeline.stages import ANY_CLASS
+from prototree.progress import Observer
+from prototree.run import Run
+from prototree.training.recipes.paper import default_height
+from prototree.tree.checkpoint import PROJECTED, PRUNED, TRAINED
 
 NOT_RUN, NOT_PUBLISHED = "not run", "–"
 ENSEMBLES = (3, 5)
@@ -91,7 +95,9 @@ EXPERIMENTS = {
             "augment": "light",
             "cache_views": 3,
             "epochs": 30,
+            "train_tail": False,
             "lr_tail": 2e-3,
+            "weight_decay": 0.01,
             "milestones": (20, 25),
         },
         "birds",
@@ -165,7 +171,8 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     if fixed := {"height", "seed"} & set(settings):
         raise ConfigError(f"{fixed.pop()} cannot be a setting here: use --heights and --seeds")
     config = preset("cub").changed(settings)
-    return {key: json.loads(json.dumps(getattr(config, key))) for key in KEYS if key in settings}
+    values = {**config.values(), **config.recipe.values(), "recipe": config.recipe.name}
+    return {key: json.loads(json.dumps(value)) for key, value in values.items() if key in settings}
 
 
 def _same_experiment(folder: Path, experiment: dict[str, Any]) -> None:
@@ -205,8 +212,7 @@ def _vote(folder: Path, height: int, observer: Observer) -> None:
     names = [run.folder.name for run in _runs(folder)[height]]
     if len(names) > 1 and _votes(folder, height)["runs"] != names:
         metrics = combine([folder / name for name in names], observer=observer).to_json()
-        content = json.dumps({"runs": names, **metrics}, indent=1)
-        files.write_file(folder / f"ensemble-h{height}.json", content.encode())
+        files.write_json(folder / f"ensemble-h{height}.json", {"runs": names, **metrics})
 
 
 def _votes(folder: Path, height: int) -> dict[str, Any]:

@@ -71,6 +71,16 @@ def wait_for_all() -> None:
         dist.barrier()
 
 
+@contextmanager
+def one_after_the_other() -> Iterator[None]:
+    """What is done within is done by the first process first, and by the others when it is done."""
+    if not is_first():
+        wait_for_all()
+    yield
+    if is_first():
+        wait_for_all()
+
+
 def any_process(flag: bool) -> bool:
     """Whether the flag is set in at least one process."""
     return bool(sum_over(torch.tensor([int(flag)], device=_device())).item()) if dist.is_initialized() else flag

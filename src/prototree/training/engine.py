@@ -24,8 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from prototree.errors import CheckpointError, ShapeError, TrainError
 from prototree.files import write_file
+from prototree.progress import EpochLog, Observer
 from prototree.training import distributed
-from prototree.training.batches import Batches, Inputs
+from prototree.training.batches import Batches
+from prototree.training.maps import Inputs
 from prototree.tree.checkpoint import VERSION, read_state, write_state
 
 log = logging.getLogger(__name__)
@@ -68,28 +70,6 @@ class Objective(nn.Module):
 
 
 @dataclass(frozen=True)
-class EpochLog:
-    """One row of log.csv."""
-
-    epoch: int  # from 1
-    loss: float
-    accuracy: float
-    images_per_second: float
-    seconds: float
-    rates: str
-
-
-class Listener:
-    """Hears how training goes; does nothing by itself."""
-
-    def batch(self, epoch: int, batch: int, n_batches: int, loss: float, accuracy: float, rate: float) -> None:
-        """After every batch: means of the epoch so far and images per second."""
-
-    def epoch(self, row: EpochLog, n_epochs: int) -> None:
-        """After every epoch."""
-
-
-@dataclass(frozen=True)
 class Options:
     """How a loop runs; none of it changes what is learned but for the precision."""
 
@@ -121,11 +101,11 @@ class Loop:
     """Trains an objective for some epochs, from the saved state if there is one to resume."""
 
     def __init__(
-        self, objective: Objective, batches: Batches, n_epochs: int, options: Options, listener: Listener | None = None
+        self, objective: Objective, batches: Batches, n_epochs: int, options: Options, observer: Observer | None = None
     ) -> None:
         self.objective = objective
         self._batches, self._n_epochs, self._options = batches, n_epochs, options
-        self._listener = listener or Listener()
+        self._observer = observer or Observer()
         self._epoch, self._batch, self._totals = 0, 0, _Totals()
         self._rows: list[EpochLog] = []
         self._saved_at = time.monotonic()
@@ -190,7 +170,7 @@ class Loop:
         seconds = t.seconds + time.monotonic() - start
         self._totals = t = _Totals(t.loss + loss_sum, t.hits + n_hits, t.images + n_images, seconds)
         images = max(t.images, 1)
-        self._listener.batch(
+        self._observer.batch(
             self._epoch, self._batch, self._batches.n_batches, t.loss / images, t.hits / images, t.images / t.seconds
         )
 
@@ -225,7 +205,7 @@ class Loop:
         row = EpochLog(self._epoch, t.loss / images, t.hits / images, speed, t.seconds, rates)
         self._rows.append(row)
         if distributed.is_first():
-            self._listener.epoch(row, self._n_epochs)
+            self._observer.epoch(row, self._n_epochs)
             if self._options.folder is not None:
                 write_file(self._options.folder.parent / "log.csv", _as_csv(self._rows))
 
@@ -253,6 +233,11 @@ class Loop:
     def _restore(self, folder: Path) -> None:
         header, tensors = read_state(folder, STATE)
         if header.get("identity") != self._options.identity:
+            if _is_older(str(header.get("identity")), self._options.identity):
+                raise CheckpointError(
+                    f"{folder} was begun by an earlier version of this program, whose settings had other names; "
+                    "finish it with that version, or start again with --overwrite"
+                )
             differences = _differences(str(header.get("identity")), self._options.identity)
             raise CheckpointError(
                 f"{folder} was trained with other settings or data ({differences}); continue it with the same, or "
@@ -286,11 +271,23 @@ class Loop:
         )
 
 
+def _is_older(then: str, now: str) -> bool:
+    old, new = _as_values(then), _as_values(now)
+    return old is not None and new is not None and "version" in new and old.get("version") != new["version"]
+
+
+def _as_values(identity: str) -> dict[str, Any] | None:
+    """An identity that is a JSON object."""
+    try:
+        return dict(json.loads(identity))
+    except (TypeError, ValueError):
+        return None
+
+
 def _differences(then: str, now: str) -> str:
     """What differs between two identities, which may be JSON."""
-    try:
-        old, new = dict(json.loads(then)), dict(json.loads(now))
-    except (TypeError, ValueError):
+    old, new = _as_values(then), _as_values(now)
+    if old is None or new is None:
         return f"{then[:200]} then, {now[:200]} now"
     keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
     return "; ".join(f"{key} {old.get(key, 'not there')!r} then, {new.get(key, 'not there')!r} now" for key in keys)

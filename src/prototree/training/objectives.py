@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from prototree.network.backbone import Backbone
+from prototree.progress import Observer
 from prototree.training import distributed
-from prototree.training.batches import Batches, Inputs
-from prototree.training.engine import Group, Listener, Loop, Objective, Options
+from prototree.training.batches import Batches
+from prototree.training.engine import Group, Loop, Objective, Options
 from prototree.training.leaf_training import Interleaved, LeafTrainer, Target, Visit
+from prototree.training.maps import Inputs
 from prototree.tree.leaves import class_log_probs, predict
 from prototree.tree.model import ProtoTree, Routed
 
@@ -141,7 +143,7 @@ class TreeObjective(Objective):
         log_path_probs = self._routed.log_path_probs
         losses = -self.tree.log_likelihood(self._routed, self._target(inputs))
         with torch.no_grad():
-            probs = predict(log_path_probs.detach(), class_log_probs(self.tree.leaf_logits))
+            probs = predict(log_path_probs.detach(), class_log_probs(self.tree.leaf_logits).exp())
         return losses, (probs.argmax(dim=1) == inputs.labels).float()
 
     def after_batch(self, inputs: Inputs) -> None:
@@ -185,7 +187,7 @@ class ClassifierObjective(Objective):
 
 
 @torch.no_grad()
-def go_back(backbone: Backbone, before: Mapping[str, Tensor]) -> None:
+def blend_with_start(backbone: Backbone, before: Mapping[str, Tensor]) -> None:
     """Leaves a tuned network between where it began and where it ended: it forgets less of what it knew."""
     for name, tensor in backbone.state_dict().items():
         if tensor.is_floating_point():
@@ -193,11 +195,11 @@ def go_back(backbone: Backbone, before: Mapping[str, Tensor]) -> None:
 
 
 def train(
-    objective: Objective, batches: Batches, epochs: int, options: Options, listener: Listener | None = None
+    objective: Objective, batches: Batches, epochs: int, options: Options, observer: Observer | None = None
 ) -> None:
     """Trains in this process or, under `torchrun`, in all of them."""
     distributed.synchronise_batch_norm(objective)
     objective.to(options.device)
     if options.channels_last:
         objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    Loop(objective, batches, epochs, options, listener).run()
+    Loop(objective, batches, epochs, options, observer).run()

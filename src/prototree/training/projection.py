@@ -17,18 +17,17 @@ from prototree.data.loading import Entry, ViewDataset
 from prototree.data.samples import name_in
 from prototree.data.views import photo_size, to_photo
 from prototree.errors import DataError
+from prototree.network.preprocessing import Preprocessing
 from prototree.training import distributed
+from prototree.training.maps import MapBatch
 from prototree.tree.model import ProtoTree, PrototypeSource
 from prototree.tree.patches import extract_patches, nearest_patches
 
 log = logging.getLogger(__name__)
 
-MapBatch = tuple[Float[Tensor, "_ D H W"], Int[Tensor, " _"], Int[Tensor, " _"]]
-"""Feature maps, labels, and the place of each in the data."""
-
 
 @dataclass(frozen=True)
-class Places:
+class SourcePhotos:
     """Which photo and view stands at each place in the data."""
 
     root: Path
@@ -125,7 +124,7 @@ class Projected:
 def project(
     tree: ProtoTree,
     maps: Iterable[MapBatch],
-    places: Places | None = None,
+    places: SourcePhotos | None = None,
     *,
     constrain_classes: bool = True,
     compare: bool = False,
@@ -156,15 +155,20 @@ def project(
 
 
 @torch.no_grad()
-def settle(projected: Projected, dataset: ViewDataset) -> None:
+def measure_again(projected: Projected, entries: Sequence[Entry]) -> None:
     """Each prototype as the network sees its patch now, where the maps came from a cache that had rounded them."""
     tree, nearest = projected.tree.eval(), projected.nearest
     size = (tree.prototypes.shape[2], tree.prototypes.shape[3])
     for place in torch.unique(nearest.place).tolist():
-        feature_map = tree.features(dataset[place].image[None].to(tree.prototypes.device))
+        image = _image_of(entries[place], tree.preprocessing)
+        feature_map = tree.features(image[None].to(tree.prototypes.device))
         patches = extract_patches(feature_map, size)[0].to(tree.prototypes.dtype)
         nodes = torch.nonzero(nearest.place == place)[:, 0]
         tree.prototypes[nodes] = patches[nearest.patch[nodes]].view(len(nodes), *tree.prototypes.shape[1:])
+
+
+def _image_of(entry: Entry, preprocessing: Preprocessing) -> Float[Tensor, "3 h w"]:
+    return ViewDataset([entry.sample], lambda _: (entry.view,), preprocessing)[0].image
 
 
 def _best_in_batch(
@@ -193,7 +197,7 @@ def _only(nearest: Nearest, nodes: Int[Tensor, " n"]) -> Nearest:
     return replace(nearest, distance=distance)
 
 
-def _source(tree: ProtoTree, places: Places, place: int, patch: int, distance: float) -> PrototypeSource:
+def _source(tree: ProtoTree, places: SourcePhotos, place: int, patch: int, distance: float) -> PrototypeSource:
     entry = places.entries[place]
     row, column = tree.grid.place(patch)
     box = to_photo(tree.grid.box(row, column), entry.view, photo_size(entry.sample), tree.preprocessing)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from prototree.data.loading import ViewDataset, make_loader
 from prototree.errors import ConfigError, WeightsError
-from prototree.evaluation.ensembles import Ensemble
 from prototree.network.backbone import Backbone
 from prototree.network.preprocessing import Preprocessing
 from prototree.network.weights import read_state, timm_names
 from prototree.tree import checkpoint
+from prototree.tree.ensemble import Ensemble
 
 import timm  # isort: skip (after the guard in `backbone`)
 
@@ -68,7 +68,7 @@ def open_teacher(source: str, n_classes: int, image_size: int) -> Teacher:
     if equals:
         return NetTeacher(name, Path(file), n_classes, image_size)
     folders = [Path(folder) for folder in source.split(",")]
-    trees = [checkpoint.load(_tree_in(folder)) for folder in folders]
+    trees = [checkpoint.load(folder) for folder in folders]
     teacher = TreeTeacher(Ensemble(trees))
     if teacher.n_classes != n_classes:
         raise ConfigError(f"the teacher {source} knows {teacher.n_classes} classes, the data has {n_classes}")
@@ -86,9 +86,3 @@ def teach(teacher: Teacher, dataset: ViewDataset, temperature: float, folder: Pa
             probs[batch.entries] = teacher.probs(batch.images, temperature)
     checkpoint.write_state(folder, "teacher.json", {"version": checkpoint.VERSION}, {"probs": probs})
     return probs
-
-
-def _tree_in(folder: Path) -> Path:
-    """The folder itself, or the last stage of a run."""
-    stages = [folder, *(folder / stage for stage in ("projected", "pruned", "trained"))]
-    return next((stage for stage in stages if (stage / checkpoint.TREE).exists()), folder)

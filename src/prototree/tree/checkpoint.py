@@ -23,6 +23,9 @@ from prototree.tree.topology import Topology
 
 VERSION = 1
 WEIGHTS, TREE = "weights.safetensors", "tree.json"
+TRAINED, PRUNED, PROJECTED = "trained", "pruned", "projected"
+STAGES = (PROJECTED, PRUNED, TRAINED)
+"""Folders in which a run keeps its tree after each stage, the last stage first."""
 
 Tensors = dict[str, Tensor]
 
@@ -47,8 +50,12 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
 
 
 def load(folder: Path | str) -> ProtoTree:
-    """Reads a tree written by `save`, in evaluation mode."""
+    """Reads a tree written by `save`, in evaluation mode; of a run's folder, the tree after its last stage.
+
+    >>> tree = load("runs/birds")
+    """
     folder = Path(folder)
+    folder = folder / (last_stage(folder) or "")
     header, tensors = read_state(folder, TREE)
     if header.get("kind") != "prototree":
         raise CheckpointError(f"{folder / TREE} does not describe a prototype tree; got kind {header.get('kind')!r}")
@@ -62,6 +69,19 @@ def load(folder: Path | str) -> ProtoTree:
             "restore the folder from a copy"
         ) from error
     return tree.eval()
+
+
+def fingerprint(tree: ProtoTree) -> str:
+    """What names a tree: the questions it asks, in which order, and its answers."""
+    digest = hashlib.sha256(repr((tree.topology.left.tolist(), tree.topology.right.tolist())).encode())
+    for tensor in (tree.prototypes, tree.leaf_logits):
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def last_stage(folder: Path) -> str | None:
+    """The last stage that a run has a tree of; None for a folder that is no run."""
+    return next((stage for stage in STAGES if (folder / stage / TREE).exists()), None)
 
 
 def write_state(folder: Path, name: str, header: dict[str, Any], tensors: Tensors) -> None:

@@ -12,7 +12,7 @@ from prototree.errors import ConflictError
 from prototree.files import read_json
 from prototree.mend.relearning import check_recipe
 from prototree.mend.session import MENDING, Session
-from prototree.pipeline.stages import Run
+from prototree.run import Run
 from prototree.web.shapes import LearningShape
 
 _TAIL = 4096  # bytes of the process's words that are looked at

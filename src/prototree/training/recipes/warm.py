@@ -1,454 +1,209 @@
-"""A start and a training for frozen features, small data and no GPU: the recipe `warm`.
+"""For frozen features, small data and no GPU: the recipe of the presets `auto` and `demo`, told from top to bottom.
 
-The model is the paper's; how it gets there is not. (1) The head learns as a plain max-pooled classifier, which is
-also the teacher. (2) The tree starts with one leaf a class: groups of alike classes leave a spine of left turns one by
-one, and so do the classes within a group; each prototype starts as the training patch that tells best who leaves.
-(3) While the head learns from the teacher's softened probabilities, every prototype *is* its source patch, seen through
-the head as it is at that step, so that projection at the end moves nothing. (4) Beside the soft targets, every decision
-on the way to a photo's own class is asked to fall on its side of one half, by a margin and no further.
-
-Notation used for tensor shapes: B batch, C channels of the backbone's map, D prototype depth, P patches, N nodes,
-L leaves, K classes, M photos looked at.
+The model is the paper's; how it gets there is not. (1) The backbone stays frozen, and its maps of a few views of every
+photo are computed once. (2) The head learns as a plain max-pooled classifier, which is also the teacher. (3) The tree
+starts with one leaf a class, grown from the classes (`growth`). (4) While the head learns from the teacher's softened
+probabilities, every prototype *is* its source patch, seen through the head as it is at that step, so that projection at
+the end moves nothing. Beside the soft targets, every decision on the way to a photo's own class is asked to fall on its
+side of one half, by a margin and no further (`anchored`).
 """
 
-import math
-from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from jaxtyping import Bool, Float, Int
-from numpy import ndarray
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, dropout, one_hot, relu
+from prototree.data.samples import ImageData, Sample
+from prototree.data.views import View, source_views, varied_views
+from prototree.errors import ConfigError
+from prototree.settings import Common, setting
+from prototree.training.recipes.recipe import Recipe
 
-from prototree.data.samples import name_in
-from prototree.errors import DataError
-from prototree.network.backbone import FeatureExtractor, WideHead
-from prototree.training.batches import Batches, CachedBatches, Inputs, maps_of
-from prototree.training.clustering import ward_groups
-from prototree.training.engine import Group, Objective
-from prototree.training.leaf_training import Visit
-from prototree.training.objectives import LABEL_SMOOTHING, Cosine, Schedule, SoftTargets, TreeObjective
-from prototree.training.projection import Nearest, find_nearest, reachable_classes
-from prototree.tree.model import ProtoTree
-from prototree.tree.patches import nearest_patches
-from prototree.tree.topology import Topology
+if TYPE_CHECKING:
+    from prototree.network.backbone import Backbone, FeatureExtractor
+    from prototree.training.batches import Batches, CachedBatches
+    from prototree.training.objectives import SoftTargets
+    from prototree.training.workshop import Workshop
+    from prototree.tree.model import ProtoTree
 
-HEAD_VIEWS, TREE_VIEWS = 38_000, 90_000  # to see where the settings leave the number of epochs open
-EPOCHS = (6, 200)  # but large data at least and small data at most so often
-PATCH_SHARE, FEWEST_PATCHES = 0.75, 60  # of a map that a step sees: cheaper, yet a small part is seldom missed
-HEAD_RATE, HEAD_DECAY = 2e-3, 0.05
-CUTMIX_SHARE = 0.5
-CHANNEL_DROPOUT, POOLED_DROPOUT = 0.1, 0.2  # while the head learns as a classifier; the tree trains without
-LOGIT_GAIN = 4.0  # pooled values lie in [0, 1]; without it the classifier's logits grow slowly
-MEDIAN_DISTANCE = 0.7  # of a random patch to the nearest patch of another photo when the tree starts
-N_CANDIDATES, CANDIDATES_A_CLASS = 1500, 30  # random patches to choose the first prototypes from, at least
-MEAN_PATH = 9.0  # decisions on the way to a leaf that the hierarchy may take on average
-MARGIN_WEIGHT = 0.1
-NEAR, FAR = 0.5, 1.0  # distances asked for at right and left turns to the own class; a similarity of ½ is at 0.69
-MEDOID_EPOCHS = (0.1, 0.2)  # shares of the training after which sources move to the middle of what they stand for
-SHARE_ON = 0.25  # of the training's length, where a tree is given that learns on
-MAX_NUMBERS = 2e8  # of feature maps held in memory while choosing
-
-
-Part = int | list[Any]
-"""A class, or a group of parts."""
-
-
-class HeadObjective(Objective):
-    """The head as a plain classifier: patches, max-pooled, and a linear layer."""
-
-    def __init__(self, features: FeatureExtractor, n_classes: int, epochs: int, n_batches: int) -> None:
-        super().__init__()
-        self.features = features
-        self.linear = nn.Linear(features.depth, n_classes)
-        self._pace = Cosine(epochs, n_batches)
-        self._mixed: tuple[Tensor, Tensor] | None = None
-
-    def groups(self, epoch: int) -> list[Group]:
-        return [Group([*self.features.head.parameters(), *self.linear.parameters()], HEAD_RATE, HEAD_DECAY)]
-
-    def pace(self, epoch: int, share: float) -> float:
-        return self._pace.at(epoch + share)
-
-    def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
-        self.features.backbone.freeze(True)
-        self.train()
-        wide_head(self.features).dropout = CHANNEL_DROPOUT
-
-    def forward(self, values: Tensor) -> Float[Tensor, "B K"]:
-        x = some_patches(self.features.backbone.tail(values)) if self.training else self.features.backbone.tail(values)
-        self._mixed = None
-        if self.training and torch.rand(()) < CUTMIX_SHARE:
-            x, *mixed = cutmix(x)
-            self._mixed = (mixed[0], mixed[1])
-        pooled = self.features.from_map(x).amax(dim=(2, 3))
-        return self.linear(LOGIT_GAIN * dropout(pooled, POOLED_DROPOUT, self.training))  # type: ignore[no-any-return]
-
-    def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        target = one_hot(inputs.labels, outputs.shape[1]).float()
-        if self._mixed is not None:
-            partner, own = self._mixed
-            target = own * target + (1 - own) * target[partner]
-        losses = cross_entropy(outputs, target, reduction="none", label_smoothing=LABEL_SMOOTHING)
-        return losses, (outputs.argmax(dim=1) == inputs.labels).float()
-
-    @torch.no_grad()
-    def probs(self, batches: Batches, temperature: float) -> Float[Tensor, "entries K"]:
-        """Softened class probabilities of every entry."""
-        self.eval()
-        device = self.linear.weight.device
-        found = torch.full((len(batches.entries), self.linear.out_features), 1 / self.linear.out_features)
-        for inputs in batches.epoch(0):
-            found[inputs.entries] = (self(inputs.values.to(device)) / temperature).softmax(dim=1).cpu()
-        return found
+_VIEWS, _HEAD, _TREE, _TARGETS, _BACKBONE = "views", "head as a classifier", "tree", "targets", "backbone"
+FEWEST_EPOCHS, MOST_EPOCHS = 6, 200  # large data at least and small data at most so often
+LEAF_SWEEPS = 3  # of Eq. 5 over all photos at the end
 
 
 @dataclass(frozen=True)
-class Start:
-    """A tree of one leaf a class, and the patch that each prototype is."""
-
-    topology: Topology
-    leaf_class: Int[Tensor, " L"]
-    anchors: Float[Tensor, "N C 1 1"]  # in the backbone's map
-    is_given: bool = False  # whether the patches are to stay as someone chose them
-
-
-class AnchoredObjective(TreeObjective):
-    """Algorithm 1 with prototypes that are, at every step, the latent patches of their sources."""
-
-    anchors: Float[Tensor, "N C 1 1"]
-
-    def __init__(
-        self,
-        tree: ProtoTree,
-        batches: Batches,
-        schedule: Schedule,
-        targets: SoftTargets,
-        start: Start,
-        sources: CachedBatches,
-    ) -> None:
-        super().__init__(tree, batches, schedule, targets=targets)
-        tree.prototypes.requires_grad_(False)
-        tree.leaf_logits.requires_grad_(False)
-        tree.leaf_logits.copy_(one_hot(start.leaf_class, tree.n_classes) * (len(batches.entries) / tree.n_classes))
-        self.register_buffer("anchors", start.anchors)
-        self._moves = () if start.is_given else MEDOID_EPOCHS
-        self._sources = sources
-        self._turns = Turns.of(tree)
-        self._pace = Cosine(schedule.epochs, batches.n_batches)
-
-    def groups(self, epoch: int) -> list[Group]:
-        return [Group(list(self.tree.features.head.parameters()), self._schedule.lr_tail, self._schedule.weight_decay)]
-
-    def pace(self, epoch: int, share: float) -> float:
-        return self._pace.at(epoch + share)
-
-    def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
-        super().start_epoch(epoch, is_continued=is_continued)
-        wide_head(self.tree.features).dropout = 0.0
-
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        features = self.tree.features
-        x, anchors = some_patches(features.backbone.tail(values)), self.anchors
-        # Photos and sources through the head together, so that batch norm treats them alike.
-        n_rows = -(-len(anchors) // x.shape[3])
-        filled = torch.cat([anchors, anchors[:1].expand(n_rows * x.shape[3] - len(anchors), -1, -1, -1)])
-        rows = filled.reshape(n_rows, x.shape[3], -1).transpose(1, 2)[:, :, None]
-        z = features.from_map(torch.cat([x, rows]))
-        prototypes = z[len(x) :, :, 0].transpose(1, 2).flatten(0, 1)[: len(anchors), :, None, None]
-        routed = self.tree.route(z[: len(x)], prototypes)
-        return routed.distance, routed.patch, routed.log_path_probs
-
-    def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        losses, hits = super().loss(outputs, inputs)
-        return losses + MARGIN_WEIGHT * self._turns.misses(outputs[0], inputs.labels), hits
-
-    def sweep_labels(self, visit: Visit) -> None:
-        """The plain photos with their labels."""
-        for z, labels, _ in maps_of(self._sources, self.tree.features, self.tree.prototypes.device):
-            visit(self.tree.route(z), labels)
-
-    def end_epoch(self, epoch: int) -> None:
-        if epoch + 1 in {round(share * self._schedule.epochs) for share in self._moves}:
-            self._move_to_medoids()
-
-    @torch.no_grad()
-    def _move_to_medoids(self) -> None:
-        """One k-medoids step: each source becomes the patch nearest to the mean of those it now stands for.
-
-        That is the mean of the nearest patches of the photos whose class lies right of the node.
-        """
-        self.settle()
-        device, features = self.anchors.device, self.tree.features
-        right, total = classes_right(self.tree).to(device), torch.zeros_like(self.tree.prototypes).flatten(1)
-        count = total.new_zeros(len(total), 1)
-        for z, labels, _ in maps_of(self._sources, features, device):
-            belongs = right[:, labels].T.float()  # B N
-            patch = nearest_patches(z, self.tree.prototypes).patch
-            winners = z.flatten(2).gather(2, patch[:, None].expand(-1, z.shape[1], -1))  # B D N
-            total += torch.einsum("bdn,bn->nd", winners, belongs)
-            count += belongs.sum(dim=0)[:, None]
-        self.tree.prototypes.copy_((total / count.clamp_min(1))[:, :, None, None])
-        (nearest,) = find_nearest(self.tree, maps_of(self._sources, features, device), right)
-        found = torch.isfinite(nearest.distance) & first_of_each(nearest).to(device)
-        values = self._sources.inputs(nearest.place[found].tolist()).values.to(device)
-        rows = torch.arange(len(values), device=device)
-        self.anchors[found] = values.flatten(2)[rows, :, nearest.patch[found]][:, :, None, None]
-
-    @torch.no_grad()
-    def settle(self) -> None:
-        """The prototypes as the finished head sees their sources."""
-        self.eval()
-        self.tree.prototypes.copy_(self.tree.features.from_map(self.anchors))
-
-
-@dataclass(frozen=True)
-class Turns:
-    """Which way the photos of each class should turn at each node."""
-
-    right: Bool[Tensor, "K N"]
-    left: Bool[Tensor, "K N"]
-
-    @classmethod
-    def of(cls, tree: ProtoTree) -> "Turns":
-        """Towards the leaf in which a class has the majority; no way at all for a class that has none."""
-        right, below = classes_right(tree), reachable_classes(tree).cpu()
-        return cls(right.T, (below & ~right).T)
-
-    def misses(self, distance: Float[Tensor, "B N"], labels: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """How far each photo's decisions are from `NEAR` or `FAR`, summed; nothing for those that are there.
-
-        The soft targets alone leave similarities at the share of photos that turn right, far below one half.
-        """
-        right, left = (side.to(distance.device)[labels] for side in (self.right, self.left))
-        return (right * relu(distance - NEAR) + left * relu(FAR - distance)).sum(dim=1)
-
-
-def first_of_each(nearest: Nearest) -> Bool[Tensor, " N"]:
-    """Of the prototypes that would have the same patch, the nearest alone: one picture twice says nothing new."""
-    taken: set[tuple[int, int]] = set()
-    first = torch.zeros(len(nearest.distance), dtype=torch.bool)
-    for node in nearest.distance.argsort(stable=True).tolist():
-        patch = (int(nearest.place[node]), int(nearest.patch[node]))
-        first[node] = patch not in taken
-        taken.add(patch)
-    return first
-
-
-def standardise(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> None:
-    """Sets the channels' mean and spread."""
-    head = wide_head(features)
-    head.mean.copy_(maps.mean(dim=(0, 2, 3))[:, None, None])
-    head.std.copy_(maps.std(dim=(0, 2, 3)).clamp_min(1e-6)[:, None, None])
-
-
-@torch.no_grad()
-def calibrate(features: FeatureExtractor, maps: Float[Tensor, "M C H W"], generator: torch.Generator) -> None:
-    """Centres the sigmoid's input and scales it until the median nearest distance is `MEDIAN_DISTANCE`.
-
-    At the published initialisation it is 2.6, so that nearly everything goes left and right branches starve.
-    """
-    head = wide_head(features.eval())
-    logits = head(maps)
-    centre = logits.mean(dim=(0, 2, 3), keepdim=True)
-    points = logits.flatten(2).transpose(1, 2).flatten(0, 1)
-    picked = points[torch.randint(len(points), (100,), generator=generator)][:, :, None, None]
-    low, high = 1e-3, 20.0
-    for _ in range(25):
-        gain = math.sqrt(low * high)
-        z, prototypes = (torch.sigmoid(gain * (y - centre)) for y in (logits, picked))
-        is_far = nearest_patches(z, prototypes).distance.median() >= MEDIAN_DISTANCE
-        low, high = (low, gain) if is_far else (gain, high)
-    assert head.last.bias is not None
-    head.last.weight.mul_(gain)
-    head.last.bias.sub_(centre.flatten()).mul_(gain)
-
-
-@torch.no_grad()
-def grow(
-    features: FeatureExtractor, maps: Float[Tensor, "M C H W"], labels: Int[Tensor, " M"], generator: torch.Generator
-) -> Start:
-    """The tree that training starts from."""
-    z = torch.cat([features.eval().from_map(part) for part in maps.split(64)])
-    n_classes, n_patches = int(labels.max()) + 1, z.shape[2] * z.shape[3]
-    n_candidates = max(N_CANDIDATES, CANDIDATES_A_CLASS * n_classes)
-    photo = torch.randint(len(z), (n_candidates,), generator=generator)
-    patch = torch.randint(n_patches, (n_candidates,), generator=generator)
-    candidates = z.flatten(2)[photo, :, patch][:, :, None, None]
-    distance = torch.cat([nearest_patches(part, candidates).distance for part in z.split(64)])
-    pooled = z.amax(dim=(2, 3))
-    means = torch.stack([pooled[labels == k].mean(dim=0) for k in range(n_classes)])
-    planter = _Planter(distance, labels, labels[photo])
-    planter.grow(hierarchy(means.double().numpy()))
-    topology, nodes, leaf_ids = Topology.from_children(planter.left, planter.right)
-    chosen = torch.tensor(planter.chosen)[nodes]
-    anchors = maps.flatten(2)[photo[chosen], :, patch[chosen]][:, :, None, None]
-    return Start(topology, torch.tensor(planter.leaf_class)[leaf_ids], anchors)
-
-
-def given(tree: ProtoTree, sources: CachedBatches, root: Path) -> Start:
-    """A tree whose prototypes are patches already: the head learns on, and they stay those patches.
-
-    Only the patch of a photo that is nearest to a prototype learns from it, so the head learns to tell what is like the
-    chosen patch, not what happens to be beside it.
-    """
-    place = {(name_in(root, entry.sample.path), entry.view.name): i for i, entry in enumerate(sources.entries)}
-    anchors = []
-    for node, source in enumerate(tree.sources):
-        if source is None or (source.image, source.view) not in place:
-            found = "is no patch of a photo" if source is None else f"comes from {source.image}, {source.view}"
-            raise DataError(f"expected every prototype to be a patch of a training photo, but number {node} {found}")
-        seen = sources.inputs([place[source.image, source.view]]).values
-        anchors.append(seen[0, :, *source.patch, None, None])
-    return Start(tree.topology, tree.leaf_logits.argmax(dim=1), torch.stack(anchors), is_given=True)
-
-
-def hierarchy(means: Float[ndarray, "K D"]) -> Part:
-    """Groups of alike classes, and groups of groups where else the way to a class would be long.
-
-    As few levels as `MEAN_PATH` allows: a prototype then stands for few classes that are alike.
-    """
-    everything = list(range(len(means)))
-    levels = 2
-    while (found := _nest(means, everything, levels)) and mean_path(found) > MEAN_PATH and 2**levels < len(means):
-        levels += 1
-    return found
-
-
-def mean_path(part: Part) -> float:
-    """Decisions to a class on average, if the parts of a part leave it one by one in any order."""
-    return sum(_depths(part)) / len(_depths(part))
-
-
-def _nest(means: Float[ndarray, "K D"], classes: list[int], levels: int) -> Part:
-    if levels == 1 or len(classes) <= 2:
-        return list(classes)
-    groups = ward_groups(means[classes], round(1.4 * len(classes) ** (1 / levels)))
-    return [_nest(means, [classes[place] for place in group], levels - 1) for group in groups]
-
-
-def _depths(part: Part) -> list[float]:
-    if isinstance(part, int):
-        return [0.0]
-    # The i-th to leave has met i nodes, the last two one and the same.
-    own = (len(part) + 1) / 2 - 1 / len(part)
-    return [own + depth for one in part for depth in _depths(one)]
-
-
-def _classes(part: Part) -> list[int]:
-    return [part] if isinstance(part, int) else [label for one in part for label in _classes(one)]
-
-
-class _Planter:
-    """Splits groups of classes one after the other, each by the candidate that tells it best from the rest."""
-
-    def __init__(
-        self,
-        distance: Float[Tensor, "M candidates"],
-        labels: Int[Tensor, " M"],
-        candidate_class: Int[Tensor, " candidates"],
-    ) -> None:
-        self._distance, self._labels, self._candidate_class = distance, labels, candidate_class
-        self._free = torch.ones(len(candidate_class), dtype=torch.bool)
-        self.left: list[int] = []
-        self.right: list[int] = []
-        self.chosen: list[int] = []
-        self.leaf_class: list[int] = []
-
-    def grow(self, part: Part) -> int:
-        """A subtree for this part; returns its root, or ~leaf."""
-        if isinstance(part, int):
-            self.leaf_class.append(part)
-            return ~(len(self.leaf_class) - 1)
-        if len(part) == 1:
-            return self.grow(part[0])
-        (_, candidate), place = max((self._best(_classes(one), _classes(part)), i) for i, one in enumerate(part))
-        self._free[candidate] = False
-        node = len(self.left)
-        self.chosen.append(candidate)
-        self.left.append(0)
-        self.right.append(0)
-        self.left[node] = self.grow(part[:place] + part[place + 1 :])
-        self.right[node] = self.grow(part[place])
-        return node
-
-    def _best(self, part: list[int], among: list[int]) -> tuple[float, int]:
-        rows = torch.isin(self._labels, torch.tensor(among))
-        own = torch.isin(self._candidate_class, torch.tensor(part))
-        columns = torch.nonzero(self._free & own if (self._free & own).any() else self._free)[:, 0]
-        gain = information_gain(self._distance[rows][:, columns], torch.isin(self._labels[rows], torch.tensor(part)))
-        return float(gain.max()), int(columns[gain.argmax()])
-
-
-def information_gain(
-    distance: Float[Tensor, "photos candidates"], right: Bool[Tensor, " photos"]
-) -> Float[Tensor, " candidates"]:
-    """Of each candidate's question: nearer than halfway between the two sides' means?"""
-    said = distance < (distance[right].mean(dim=0) + distance[~right].mean(dim=0)) / 2
-    p_right, p_said = right.float().mean(), said.float().mean(dim=0)
-    both = (said & right[:, None]).float().mean(dim=0)
-    if_yes, if_no = both / p_said.clamp_min(1e-6), (p_right - both) / (1 - p_said).clamp_min(1e-6)
-    return _entropy(p_right) - p_said * _entropy(if_yes) - (1 - p_said) * _entropy(if_no)
-
-
-def classes_right(tree: ProtoTree) -> Bool[Tensor, "N K"]:
-    """The majority classes of the leaves to the right of each node."""
-    right = torch.zeros(tree.topology.n_nodes, tree.n_classes, dtype=torch.bool)
-    majority = tree.leaf_logits.argmax(dim=1).tolist()
-    for leaf, (path, turns) in enumerate(zip(tree.topology.paths, tree.topology.goes_right, strict=True)):
-        right[path[turns], majority[leaf]] = True
-    return right
-
-
-def some_maps(sources: CachedBatches) -> tuple[Float[Tensor, "M C H W"], Int[Tensor, " M"]]:
-    """Backbone maps and labels of all photos, or of as many of each class as memory is spent on."""
-    seen: Counter[int] = Counter()
-    turn = []  # how many of its class come before it
-    for entry in sources.entries:
-        turn.append(seen[entry.sample.label])
-        seen[entry.sample.label] += 1
-    most = max(int(MAX_NUMBERS / sources.inputs([0]).values.numel()), 2 * len(seen))
-    inputs = sources.inputs(sorted(sorted(range(len(turn)), key=lambda place: turn[place])[:most]))
-    return inputs.values, inputs.labels
-
-
-def some_patches(x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C 1 P"]:
-    """The same random patches of every map of a batch."""
-    n_patches = x.shape[2] * x.shape[3]
-    order = torch.randperm(n_patches, device=x.device)
-    return x.flatten(2)[:, :, order[: max(FEWEST_PATCHES, math.ceil(PATCH_SHARE * n_patches))]][:, :, None]
-
-
-def cutmix(x: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, " B"], Float[Tensor, "B 1"]]:
-    """Random patches replaced by those of another photo; returns the partner and the share of one's own."""
-    partner = torch.randperm(len(x), device=x.device)
-    keep = torch.rand(len(x), 1, *x.shape[2:], device=x.device) < torch.rand(len(x), 1, 1, 1, device=x.device)
-    return torch.where(keep, x, x[partner]), partner, keep.float().mean(dim=(2, 3))
-
-
-def head_epochs(n_entries: int) -> int:
-    """How often the head as a classifier sees everything."""
-    return _epochs(HEAD_VIEWS, n_entries)
-
-
-def tree_epochs(n_entries: int, share: float = 1.0) -> int:
-    """How often the tree sees everything, or for a share of that."""
-    return max(1, round(share * _epochs(TREE_VIEWS, n_entries)))
-
-
-def wide_head(features: FeatureExtractor) -> WideHead:
-    """The head that this recipe needs."""
-    assert isinstance(features.head, WideHead)
-    return features.head
-
-
-def _epochs(n_views: int, n_entries: int) -> int:
-    return min(max(round(n_views / n_entries), EPOCHS[0]), EPOCHS[1])
-
-
-def _entropy(p: Tensor) -> Tensor:
-    p = p.clamp(1e-6, 1 - 1e-6)
-    return -(p * p.log() + (1 - p) * (1 - p).log())
+class Warm(Recipe):
+    """A frozen backbone, a head that first learns as a classifier, and prototypes that stay patches."""
+
+    name: ClassVar[str] = "warm"
+    summary: ClassVar[str] = "for small data and no GPU: a frozen network, a tree that starts from the classes"
+    continues_trees: ClassVar[bool] = True
+
+    views: int = setting(
+        6, "views of each photo to learn from; the first two are those that prototypes come from",
+        touch="Less for less disk and time: 2 is the least.", group=_VIEWS, low=2, high=10_000, often=True,
+    )  # fmt: skip
+    patch_share: float = setting(
+        0.75, "share of a map's patches that a step sees", touch="Rarely: 1 is slower and no better.", group=_VIEWS,
+        low=0.01, high=1,
+    )  # fmt: skip
+    head_epochs: int = setting(
+        0, "epochs of the head as a classifier; 0: as many as it takes to see head_views", touch="Tests, quick looks.",
+        group=_HEAD, low=0, high=1_000_000,
+    )  # fmt: skip
+    head_views: int = setting(
+        38_000, "views that the head sees as a classifier, where head_epochs is 0", touch="The teacher is weak.",
+        group=_HEAD, low=1, high=10**12,
+    )  # fmt: skip
+    head_rate: float = setting(
+        2e-3, "learning rate of the head as a classifier", touch="Rarely.", group=_HEAD, low=0, high=100
+    )
+    head_decay: float = setting(
+        0.05, "weight decay of the head as a classifier", touch="Rarely.", group=_HEAD, low=0, high=100
+    )
+    cutmix: float = setting(
+        0.5, "share of the head's batches in which photos exchange patches", touch="Rarely.", group=_HEAD, low=0, high=1
+    )
+    channel_dropout: float = setting(
+        0.1, "share of channels hidden from the head as a classifier", touch="Rarely.", group=_HEAD, low=0, high=0.99
+    )
+    pooled_dropout: float = setting(
+        0.2, "share of its pooled values hidden", touch="Rarely.", group=_HEAD, low=0, high=0.99
+    )
+    epochs: int = setting(
+        0, "epochs of the tree; 0: as many as it takes to see tree_views", touch="Tests, quick looks.", group=_TREE,
+        low=0, high=1_000_000, often=True,
+    )  # fmt: skip
+    tree_views: int = setting(
+        90_000, "views that the tree sees, where epochs is 0", touch="Many classes: more.", group=_TREE, low=1,
+        high=10**12,
+    )  # fmt: skip
+    rate: float = setting(
+        5e-3, "learning rate of the head under the tree", touch="The loss does not fall.", group=_TREE, low=0, high=100
+    )
+    weight_decay: float = setting(
+        0.01, "weight decay of the head under the tree", touch="Rarely.", group=_TREE, low=0, high=100
+    )
+    mean_path: float = setting(
+        9.0, "questions to a leaf that the hierarchy of the classes may take on average",
+        touch="Shorter paths, of questions about more classes each.", group=_TREE, low=1, high=1e9,
+    )  # fmt: skip
+    median_distance: float = setting(
+        0.7, "of a random patch to the nearest patch of another photo when the tree starts", touch="Rarely.",
+        group=_TREE, low=0.01, high=100,
+    )  # fmt: skip
+    move_sources: tuple[float, ...] = setting(
+        (0.1, 0.2), "shares of the training after which sources move to the middle of what they stand for",
+        touch="Rarely.", group=_TREE, low=0, high=1,
+    )  # fmt: skip
+    margin: float = setting(
+        0.1, "weight of the margin at every decision; more makes single paths better, the vote worse",
+        touch="You follow single paths: 0.3.", group=_TREE, low=0, high=100,
+    )  # fmt: skip
+    near: float = setting(
+        0.5, "distance asked for at right turns to the own class; a similarity of one half is at 0.69", touch="Rarely.",
+        group=_TREE, low=0, high=100,
+    )  # fmt: skip
+    far: float = setting(
+        1.0, "distance asked for at left turns to the own class", touch="Rarely.", group=_TREE, low=0, high=100
+    )
+    continue_share: float = setting(
+        0.25, "share of the training's length where a given tree is continued", touch="Rarely.", group=_TREE, low=0.01,
+        high=1,
+    )  # fmt: skip
+    teacher_weight: float = setting(
+        1.0, "the head's share in the tree's targets; the rest are the labels", touch="Labels count more than looks.",
+        group=_TARGETS, low=0, high=1,
+    )  # fmt: skip
+    temperature: float = setting(
+        2.5, "how much the head's probabilities are softened", touch="1 makes single paths as good as the vote.",
+        group=_TARGETS, low=0.01, high=1000,
+    )  # fmt: skip
+    pretrain_epochs: int = setting(
+        0, "epochs in which the backbone is tuned as a plain classifier before all else",
+        touch="The backbone has no weights, or you have a GPU.", group=_BACKBONE, low=0, high=1_000_000,
+    )  # fmt: skip
+    pretrain_rate: float = setting(
+        2e-4, "learning rate of a backbone that has weights while it is tuned", touch="With pretrain_epochs.",
+        group=_BACKBONE, low=0, high=100,
+    )  # fmt: skip
+
+    def check(self, settings: Common) -> None:
+        if not settings.head_width:
+            raise ConfigError("the recipe 'warm' needs a hidden layer: expected head_width of at least 1, got 0")
+
+    def source_views(self, data: ImageData) -> Callable[[Sample], Sequence[View]]:
+        """The photo, and a closer look at what it is about."""
+        return source_views
+
+    def train(self, workshop: "Workshop", start: "ProtoTree | None" = None) -> "ProtoTree":
+        """The whole recipe: maps, head, tree, leaves."""
+        from prototree.training.anchored import AnchoredObjective
+        from prototree.training.growth import grow, sample_maps, standardise, start_from
+        from prototree.training.leaf_training import refit_leaves
+        from prototree.tree.model import ProtoTree
+
+        backbone = self._backbone(workshop) if start is None else start.features.backbone.unsplit()
+        features = workshop.features(backbone)
+        sources, batches = self._batches(workshop, backbone)
+        maps, labels = sample_maps(sources)
+        standardise(features.to("cpu"), maps)
+        targets = self._targets(workshop, features, batches)
+        if start is None:
+            grown = grow(features, maps, labels, self.mean_path, self.median_distance, workshop.settings.seed)
+            tree = ProtoTree(grown.topology, features, workshop.data.class_names)
+        else:
+            tree, grown = start, start_from(start, sources, workshop.data.root)
+        epochs = self._tree_epochs(len(batches.entries), 1.0 if start is None else self.continue_share)
+        objective = AnchoredObjective(tree, batches, self, epochs, targets, grown, sources)
+        workshop.observer.stage(f"training {tree.topology.n_nodes} prototypes for {epochs} epochs")
+        workshop.train(objective, batches, epochs, "last")
+        objective.update_prototypes()
+        refit_leaves(tree, objective.sweep_labels, n_sweeps=LEAF_SWEEPS)
+        return tree
+
+    def source_batches(self, workshop: "Workshop", tree: "ProtoTree") -> "Batches":
+        backbone = tree.features.backbone.unsplit()
+        dataset = workshop.views(source_views, tree.preprocessing)
+        return workshop.cached(workshop.maps(backbone, dataset))  # all of its maps are there already
+
+    def _backbone(self, workshop: "Workshop") -> "Backbone":
+        from prototree.data.augment import augmentation
+        from prototree.data.loading import ViewDataset
+
+        backbone = workshop.backbone(split=False)
+        if self.pretrain_epochs:
+            preprocessing, seed = backbone.preprocessing, workshop.settings.seed
+            light = augmentation("light", preprocessing)  # new in every epoch
+            photos = ViewDataset(workshop.data.train, source_views, preprocessing, transform=light, seed=seed)
+            workshop.pretrain(backbone, photos, self.pretrain_epochs, self.rate, self.pretrain_rate)
+        return backbone
+
+    def _batches(self, workshop: "Workshop", backbone: "Backbone") -> "tuple[CachedBatches, CachedBatches]":
+        """The views that prototypes come from, in order; and all views, shuffled."""
+        preprocessing = backbone.preprocessing
+        plain = workshop.maps(backbone, workshop.views(source_views, preprocessing))
+        cache = plain
+        if self.views > 2:
+            # The same for every seed, so that runs can share the cache.
+            views = partial(varied_views, count=self.views - 2, seed=0)
+            cache = plain.join(workshop.maps(backbone, workshop.views(views, preprocessing, augment=True)))
+        return workshop.cached(plain), workshop.cached(cache, shuffle=True)
+
+    def _targets(self, workshop: "Workshop", features: "FeatureExtractor", batches: "CachedBatches") -> "SoftTargets":
+        """What the head, trained as a plain classifier, says of every view."""
+        from prototree.training.anchored import HeadObjective
+        from prototree.training.objectives import Cosine, SoftTargets
+
+        epochs = self.head_epochs or _epochs_for(self.head_views, len(batches.entries))
+        head = HeadObjective(features, workshop.data.n_classes, self, Cosine(epochs, batches.n_batches))
+        workshop.observer.stage(f"training the head as a plain classifier for {epochs} epochs")
+        workshop.train(head, batches, epochs, "head")
+        return SoftTargets(head.probs(batches, self.temperature), self.teacher_weight)
+
+    def _tree_epochs(self, n_entries: int, share: float) -> int:
+        return self.epochs or max(1, round(share * _epochs_for(self.tree_views, n_entries)))
+
+
+def _epochs_for(n_views: int, n_entries: int) -> int:
+    return min(max(round(n_views / n_entries), FEWEST_EPOCHS), MOST_EPOCHS)

@@ -1,0 +1,68 @@
+"""The program itself: what it prints to, how it ends, and what several commands share."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from prototree._version import __version__
+from prototree.errors import ProtoTreeError
+from prototree.evaluation.tables import Table
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Neural prototype trees: image classifiers that can be read in full.",
+)
+console, error_console = Console(), Console(stderr=True)
+
+DataArgument = Annotated[str, typer.Argument(help="Image folder, CSV manifest, CUB or Cars folder; or 'birds'.")]
+RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
+DataOption = Annotated[str | None, typer.Option("--data", help="Other data than the run was made with.")]
+
+
+def main() -> None:
+    """Entry point: a known error is one red line, not a traceback."""
+    try:
+        sys.exit(app(standalone_mode=False))  # an exit code, or None
+    except ProtoTreeError as error:
+        message = str(error).replace("[", r"\[")
+        error_console.print(f"[red]error:[/red] {message}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        error_console.print("stopped")
+        sys.exit(130)
+    except Exception as error:
+        if not hasattr(error, "show"):  # click's own usage errors
+            raise
+        error.show()
+        sys.exit(2)
+
+
+def print_table(table: Table) -> None:
+    """A table in the terminal. Names come from outside, so nothing in them is markup."""
+    shown = RichTable(title=Text(table.title))
+    for cell in table.header:
+        shown.add_column(Text(cell))
+    for row in table.rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    console.print(shown)
+
+
+def say(text: str) -> None:
+    """A plain line."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        say(__version__)
+        raise typer.Exit

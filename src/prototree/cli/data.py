@@ -1,0 +1,53 @@
+"""Commands about data: look at a data set, or draw the generated one."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prototree.cli.console import DataArgument, app, say
+
+data_app = typer.Typer(no_args_is_help=True, help="Look at a data set, or make the generated one.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("check")
+def check(
+    path: DataArgument,
+    sheet: Annotated[Path | None, typer.Option(help="Also write a contact sheet to this PNG.")] = None,
+    strict: Annotated[bool, typer.Option(help="Fail on any file that cannot be used.")] = False,
+) -> None:
+    """What a data set holds, and what is wrong with it."""
+    from prototree.data import open_data
+    from prototree.data.check import contact_sheet, render, summarise
+
+    data = open_data(path, strict=strict)
+    say(render(summarise(data)))
+    if sheet is not None:
+        contact_sheet(data, sheet)
+        say(f"contact sheet: {sheet}")
+
+
+@data_app.command("birds")
+def birds(
+    out: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")],
+    species: Annotated[int, typer.Option(help="How many species.")] = 12,
+    train: Annotated[int, typer.Option(help="Training images of each.")] = 60,
+    test: Annotated[int, typer.Option(help="Test images of each.")] = 20,
+    size: Annotated[int, typer.Option(help="Pixels.")] = 128,
+    seed: Annotated[int, typer.Option(help="Another seed, other birds.")] = 0,
+    shortcut: Annotated[bool, typer.Option(help="Plant a bias: one species nearly always beside berries.")] = False,
+) -> None:
+    """Draw the generated birds into a folder in CUB's layout."""
+    from prototree.data.birds.dataset import write_birds
+
+    write_birds(
+        out,
+        n_species=species,
+        train_per_species=train,
+        test_per_species=test,
+        size=size,
+        seed=seed,
+        shortcut=shortcut,
+    )
+    say(f"{species} species, {species * (train + test)} images in {out}")

@@ -1,0 +1,151 @@
+"""Commands that look at runs: ask, explain, report, mistakes, ensemble, serve."""
+
+import importlib.util
+import json
+import webbrowser
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prototree.cli.console import DataOption, RunArgument, app, console, error_console, print_table, say
+from prototree.errors import CheckpointError, MissingExtraError
+from prototree.files import read_json, write_json
+from prototree.progress import Display
+
+
+class Strategy(StrEnum):
+    """The strategies that follow one path."""
+
+    max_path = "max_path"
+    greedy = "greedy"
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write; the folder 'report' of the run if not given.")
+    ] = None,
+    nearest: Annotated[int, typer.Option(help="How many nearest training patches of each prototype to show.")] = 5,
+    occlusion: Annotated[bool, typer.Option(help="Also hide windows all over each photo; takes longer.")] = False,
+    data: DataOption = None,
+) -> None:
+    """The whole tree as pages to look at and to print (§5.2)."""
+    from prototree.explain.decisions import explain_tree, store_pictures
+    from prototree.report import write_report
+    from prototree.run import Run
+
+    folder = Run.open(run)
+    with Display(console) as display:
+        images = folder.data(data) if data else folder.data_if_here()
+        display.stage("looking at every prototype" if images else "the training data is not here; using what is stored")
+        explanation = explain_tree(folder, data=images, nearest=nearest, occlusion=occlusion, tick=display.caching)
+        if images:
+            store_pictures(folder, images)
+    for path in write_report(explanation, out or run / "report"):
+        say(f"written: {path}")
+
+
+@app.command()
+def explain(
+    run: RunArgument,
+    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    strategy: Annotated[Strategy, typer.Option(help="Which path is drawn; the page has both.")] = Strategy.max_path,
+    out: Annotated[Path | None, typer.Option(help="Where to write; 'explained' in the run if not given.")] = None,
+    attribution: Annotated[bool, typer.Option(help="Also what each similarity depends on; takes longer.")] = False,
+    occlusion: Annotated[bool, typer.Option(help="Also hide windows all over the image; takes longer.")] = False,
+    others: Annotated[list[Path] | None, typer.Option("--with", help="Further runs that vote; repeat it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the explanations as JSON, write nothing.")] = False,
+    data: DataOption = None,
+) -> None:
+    """Why the tree decides as it does about images (§5.3)."""
+    from prototree.explain.decisions import explain_decision, local_paths, open_voters
+    from prototree.report import decision_json, write_decision
+
+    paths, voters = local_paths(images), open_voters([run, *(others or [])], data)
+    with Display(error_console) as display:
+        for number, path in enumerate(paths):
+            explanation = explain_decision(voters, path, attribution=attribution, occlusion=occlusion)
+            display.caching(number + 1, len(paths))
+            if as_json:
+                typer.echo(json.dumps(decision_json(explanation)))
+                continue
+            folder = (out or run / "explained") / (f"{number:04d}-{path.stem}" if len(paths) > 1 else path.stem)
+            for written in write_decision(explanation, folder, strategy.value):
+                say(f"written: {written}")
+
+
+@app.command()
+def mistakes(
+    run: RunArgument,
+    photos: Annotated[int, typer.Option(help="How many wrong answers to list, the closest first.")] = 10,
+) -> None:
+    """Which nodes led test photos astray, and which wrong answers were close."""
+    from prototree.evaluation.tables import blame_table, mistake_table
+
+    path = run / "mistakes.json"
+    if not path.exists():
+        raise CheckpointError(f"{run} has no mistakes.json; run first: prototree evaluate {run}")
+    found = read_json(path)
+    print_table(blame_table(found))
+    listed = mistake_table(found, read_json(run / "metrics.json")["classes"])
+    print_table(replace(listed, rows=listed.rows[:photos]))
+    say(f"{len(listed.rows)} wrong answers in all")
+
+
+@app.command()
+def ensemble(
+    runs: Annotated[list[Path], typer.Argument(help="The folders of two or more runs.")],
+    data: DataOption = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers to this JSON file.")] = None,
+) -> None:
+    """Let the trees of several runs vote: the mean of their probabilities."""
+
+    from prototree.evaluation.tables import vote_table
+    from prototree.pipeline.fit import combine
+
+    with Display(console) as display:
+        found = combine(runs, data=data, observer=display).to_json()
+    names = [run.resolve().name for run in runs]
+    short = len(set(names)) == len(names)  # a long path would be cut off in the table
+    print_table(vote_table(found, names if short else [str(run) for run in runs]))
+    if out is not None:
+        write_json(out, {"runs": [str(run) for run in runs], **found})
+
+
+@app.command()
+def serve(
+    run: RunArgument,
+    host: Annotated[str, typer.Option(help="The address to listen at; the default answers this computer alone.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    data: DataOption = None,
+    validation: Annotated[
+        str | None, typer.Option(help="Photos that give feedback while mending; default: every second test photo.")
+    ] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for the history of edits and the feature maps; default: RUN-mend.")
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Also open a browser.")] = False,
+) -> None:
+    """A web app for this computer: explore the tree, try images, mend it by hand."""
+    for package in ("fastapi", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "serve")
+    from prototree.mend.session import open_session
+    from prototree.web import server
+
+    with server.listen(host, port) as listening:
+        with Display(console) as display:
+            display.stage("opening the run; the first time, its photos go through the network once")
+            session = open_session(run, data=data, validation=validation, work=work, tick=display.caching)
+            browser_app = server.open_app(session, host)
+        where = server.address(listening)
+        console.print(f"open [bold]{where}[/bold] in a browser; stop with Ctrl+C", highlight=False)
+        if browser:
+            webbrowser.open(where)
+        server.serve(browser_app, listening)

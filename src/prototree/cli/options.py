@@ -1,0 +1,80 @@
+"""Settings on the command line: `--NAME VALUE` for every one of them, and their help, short and whole."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from prototree.cli.console import app, say
+from prototree.errors import ConfigError
+from prototree.settings import Common, Setting
+from prototree.training.recipes import RECIPES
+
+
+def parsed(arguments: list[str]) -> dict[str, str]:
+    """`--rate 0.01 --seed=8` as settings."""
+    settings, words = {}, list(arguments)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise ConfigError(f"expected a setting such as --seed 8, got {word!r}")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            if not words:
+                raise ConfigError(f"expected a value after {word}")
+            value = words.pop(0)
+        settings[key.replace("-", "_")] = value
+    return settings
+
+
+def all_settings() -> Iterator[tuple[str, Setting]]:
+    """Every setting with the name of its group; those of a recipe are grouped under its name."""
+    yield from ((one.about.group, one) for one in Common.described())
+    for name, recipe in RECIPES.items():
+        yield from ((f"recipe {name}: {one.about.group}", one) for one in recipe.described())
+
+
+def short_help() -> str:
+    """The settings that people touch, a paragraph each, since the help joins the lines of one."""
+    often = [one for _, one in all_settings() if one.about.often]
+    # A setting that two recipes have is told once.
+    lines = {one.option: f"{one.option}: {one.about.meaning} [{one.values}]" for one in often}
+    recipes = "; ".join(f"{name}, {recipe.summary}" for name, recipe in RECIPES.items())
+    head = "Settings, as --NAME VALUE; --help-all lists all of them:"
+    return "\n\n".join([head, f"--recipe: {recipes}", *lines.values()])
+
+
+def whole_help() -> str:
+    """Every setting by group: its values, default, meaning, and when to touch it."""
+    lines, shown = ["Any setting can be given as --NAME VALUE."], ""
+    for group, one in all_settings():
+        if group != shown:
+            lines += ["", group]
+            shown = group
+        default = "''" if one.default == "" else one.default
+        lines.append(f"  {one.option} ({one.values}; default {default})")
+        lines.append(f"      {one.about.meaning}. When to touch it: {one.about.touch}")
+    return "\n".join(lines)
+
+
+def _print_whole_help(wanted: bool) -> None:
+    if wanted:
+        say(whole_help())
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool,
+    typer.Option("--help-all", is_eager=True, callback=_print_whole_help, help="Show all settings and exit."),
+]
+
+
+def command_with_settings() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A command that takes any setting."""
+    return partial(
+        app.command,
+        epilog=short_help(),
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        no_args_is_help=True,
+    )()

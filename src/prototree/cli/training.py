@@ -1,0 +1,145 @@
+"""Commands that make runs, and the stages of runs: train, relearn, reproduce, prune, project, evaluate."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prototree.cli.console import DataArgument, DataOption, RunArgument, app, console, error_console, print_table, say
+from prototree.cli.options import HelpAll, command_with_settings, parsed
+from prototree.config import AUTO_PRESET, preset_names
+from prototree.errors import ConfigError
+from prototree.files import read_json
+from prototree.progress import Display
+
+
+@command_with_settings()
+def train(
+    context: typer.Context,
+    data: DataArgument,
+    out: Annotated[Path, typer.Option(help="Where the run is written.")],
+    preset: Annotated[str, typer.Option(help=f"{', '.join(preset_names())}, or a TOML file.")] = AUTO_PRESET,
+    stages: Annotated[str, typer.Option(help="Which stages to do.")] = "train,prune,project,evaluate",
+    resume: Annotated[bool, typer.Option(help="Continue an interrupted run.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace a run that is there.")] = False,
+    help_all: HelpAll = False,
+) -> None:
+    """From a folder of images to a small, readable tree."""
+    settings = parsed(context.args)
+    from prototree.pipeline.fit import fit
+
+    with _training(out, "the same command and --resume") as display:
+        fit(
+            data,
+            out,
+            preset_name=preset,
+            settings=settings,
+            stages=[stage.strip() for stage in stages.split(",") if stage.strip()],
+            resume=resume,
+            overwrite=overwrite,
+            observer=display,
+        )
+
+
+@command_with_settings()
+def relearn(
+    context: typer.Context,
+    run: RunArgument,
+    out: Annotated[Path, typer.Option(help="Where the new run is written.")],
+    data: DataOption = None,
+    help_all: HelpAll = False,
+) -> None:
+    """Train the network further with a mended tree, its prototypes where they were put (§7)."""
+    settings = parsed(context.args)
+    from prototree.mend.relearning import relearn
+
+    with _training(out, "the same command") as display:
+        relearn(run, out, data=data, settings=settings, observer=display)
+
+
+@command_with_settings()
+def reproduce(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="cub, cars or birds.")],
+    out: Annotated[Path, typer.Option(help="Where runs and tables are written.")],
+    heights: Annotated[str, typer.Option(help="Such as 7,8,9,10,11; by default the one of the paper's tables.")] = "",
+    seeds: Annotated[int, typer.Option(help="Runs of each height; 0: only write the tables.")] = 5,
+    data: Annotated[str | None, typer.Option(help="The folder of the photos.")] = None,
+    help_all: HelpAll = False,
+) -> None:
+    """The paper's tables: train what is missing, and set it beside the published figures."""
+    settings = parsed(context.args)
+    from prototree.pipeline.reproduce import reproduce
+
+    with Display(console) as display:
+        found = reproduce(
+            name, out, heights=_whole_numbers(heights), seeds=seeds, data=data, settings=settings, observer=display
+        )
+    for table in found.tables:
+        print_table(table)
+    say(f"written to {out / 'tables.md'}")
+
+
+@app.command()
+def prune(
+    run: RunArgument,
+    threshold: Annotated[
+        float, typer.Option(help="Leaves whose largest probability is at most this go; 0: 2/K.")
+    ] = 0.0,
+    data: DataOption = None,
+) -> None:
+    """Prune a trained tree again (§5.1)."""
+    _redo(run, data, "prune", {"threshold": threshold} if threshold else {})
+
+
+@app.command()
+def project(
+    run: RunArgument,
+    any_class: Annotated[bool, typer.Option(help="Allow patches of any class (Eq. 6 instead of S1).")] = False,
+    data: DataOption = None,
+) -> None:
+    """Project the pruned tree's prototypes again (Eq. 6)."""
+    _redo(run, data, "project", {"constrain_classes": not any_class})
+
+
+@app.command()
+def evaluate(run: RunArgument, data: DataOption = None) -> None:
+    """Evaluate all stages of a run on its test photos."""
+    from prototree.evaluation.tables import stage_table
+
+    _redo(run, data, "evaluate", {})
+    print_table(stage_table(read_json(run / "metrics.json"), str(run)))
+    say(f"tables in {run / 'results.md'}, plots in {run / 'plots'}")
+
+
+@contextmanager
+def _training(out: Path, continued_with: str) -> Iterator[Display]:
+    """Shows how training goes, and the figures at its end."""
+    from prototree.evaluation.tables import stage_table
+    from prototree.run import Run
+    from prototree.training.engine import Interrupted
+
+    try:
+        with Display(console, out / "tensorboard") as display:
+            yield display
+    except Interrupted:
+        error_console.print(f"stopped; the state is saved. Continue with {continued_with} ({out})")
+        raise typer.Exit(130) from None
+    print_table(stage_table(Run(out).metrics, str(out)))
+    say(f"written to {out}")
+
+
+def _redo(folder: Path, data: str | None, stage: str, settings: dict[str, object]) -> None:
+    from prototree.pipeline.fit import redo
+
+    with Display(console) as display:
+        redo(folder, stage, data=data, settings=settings, observer=display)
+
+
+def _whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ConfigError(f"expected whole numbers such as 7,8,9 for --heights, got {text!r}") from None

@@ -1,0 +1,31 @@
+"""A run's numbers for people: tables in `results.md`, and plots where matplotlib is installed."""
+
+from collections.abc import Sequence
+
+from prototree.evaluation import plots
+from prototree.evaluation.tables import blame_table, class_table, detail_table, mistake_table, stage_table
+from prototree.files import read_json, write_file
+from prototree.run import MISTAKES, Run
+
+
+def write_results(run: Run, stages: Sequence[str]) -> None:
+    """Of the stages that were evaluated, the last one in detail."""
+    metrics, folder = run.metrics, run.folder
+    mistakes = read_json(folder / MISTAKES)
+    tables = [
+        stage_table(metrics, folder.name),
+        detail_table(metrics),
+        class_table(metrics, stages[-1]),
+        blame_table(mistakes),
+        mistake_table(mistakes, metrics["classes"]),
+    ]
+    write_file(folder / "results.md", "\n".join(table.to_markdown() for table in tables).encode())
+    if not plots.available():
+        return
+    (folder / "plots").mkdir(exist_ok=True)
+    for stage in stages:
+        values, title = metrics["stages"][stage], f"{folder.name}, {stage}"
+        leaves = plots.leaf_maxima(values["leaf_maxima"], len(metrics["classes"]), title)
+        write_file(folder / "plots" / f"leaf_maxima_{stage}.png", plots.png(leaves))
+    matrix = plots.confusion(values["confusion"], metrics["classes"], title)
+    write_file(folder / "plots" / "confusion.png", plots.png(matrix))

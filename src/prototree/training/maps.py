@@ -1,0 +1,305 @@
+"""Maps computed once and kept on disk: one cache, for what a frozen network makes of a view and for whole feature maps.
+
+**Frozen trunk cache.** While the trunk is frozen, its output for a view of a photo never changes. `cache_borders` runs
+it once per view into a file of float16 numbers, and from then on only the tail runs. **Feature maps.** `cache_features`
+keeps what a finished tree's network makes of a photo, so that a changed prototype is compared in moments.
+
+A file is named after everything that went into it (weights, preprocessing, augmentation, photos), so that a stale one
+is never used, and gets that name only when it is complete.
+
+Notation used for tensor shapes: V variants of a view, M views of photos, D prototype depth, H W feature map, P patches.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from prototree.data.loading import Entry, ViewDataset, make_loader
+from prototree.errors import DataError, TrainError
+from prototree.files import read_json, write_json
+from prototree.network.backbone import Backbone
+from prototree.network.folding import folded
+from prototree.training import distributed
+from prototree.tree.model import ProtoTree
+from prototree.tree.patches import NearestPatches, extract_patches, nearest_patches
+
+_VERSION = 1
+_ROWS = 256  # maps compared at a time, so that memory does not grow with the data
+_KINDS = {".f16": np.float16, ".f32": np.float32}
+
+Tick = Callable[[int, int], None]
+"""Called with how many of how many items are done."""
+
+Forbidden = Mapping[int, Bool[Tensor, " P"]]
+"""Patches that may not be found, by the row of their map."""
+
+MapBatch = tuple[Float[Tensor, "_ D H W"], Int[Tensor, " _"], Int[Tensor, " _"]]
+"""Feature maps, labels, and the place of each in the data."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A batch before the part of the network that still runs: photos, or borders of the frozen trunk."""
+
+    values: Tensor
+    labels: Int[Tensor, " B"]
+    entries: Int[Tensor, " B"]
+
+
+@dataclass(frozen=True)
+class MapCache:
+    """A map for every entry of a data set, as augmented in each of V epochs; perhaps in several files."""
+
+    files: tuple[np.ndarray, ...]  # each V × entries × map; one after the other
+    entries: Sequence[Entry]
+    unreadable: frozenset[int]
+
+    def join(self, other: "MapCache") -> "MapCache":
+        """The entries of both."""
+        unreadable = self.unreadable | {len(self.entries) + index for index in other.unreadable}
+        return MapCache(self.files + other.files, (*self.entries, *other.entries), unreadable)
+
+    def read(self, indices: Sequence[int], epoch: int) -> Inputs:
+        usable = [index for index in indices if index not in self.unreadable]
+        rows = np.empty((len(usable), *self.files[0].shape[2:]), dtype=np.float32)
+        start = 0
+        for file in self.files:
+            here = [place for place, index in enumerate(usable) if start <= index < start + file.shape[1]]
+            rows[here] = file[epoch % len(file), [usable[place] - start for place in here]]
+            start += file.shape[1]
+        values = torch.from_numpy(rows)
+        labels = torch.tensor([self.entries[index].sample.label for index in usable], dtype=torch.long)
+        return Inputs(values, labels, torch.tensor(usable, dtype=torch.long))
+
+
+@dataclass(frozen=True)
+class StoredMaps:
+    """The feature map of each view that could be read, with the entry it belongs to."""
+
+    cache: MapCache
+
+    @cached_property
+    def _places(self) -> list[int]:
+        return [place for place in range(len(self.cache.entries)) if place not in self.cache.unreadable]
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(self.cache.entries[place] for place in self._places)
+
+    @cached_property
+    def labels(self) -> Int[Tensor, " M"]:
+        return torch.tensor([entry.sample.label for entry in self.entries], dtype=torch.long)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def maps(self, chosen: Sequence[int]) -> Float[Tensor, "M D H W"]:
+        """Some of the maps."""
+        return self.cache.read([self._places[row] for row in chosen], 0).values
+
+    def batches(self, chosen: Sequence[int] | None = None) -> Iterator[MapBatch]:
+        """The maps, all or some, with their labels and rows."""
+        wanted = list(range(len(self)) if chosen is None else chosen)
+        for start in range(0, len(wanted), _ROWS):
+            index = wanted[start : start + _ROWS]
+            yield self.maps(index), self.labels[index], torch.tensor(index)
+
+    @torch.no_grad()
+    def nearest(self, prototypes: Float[Tensor, "n D H1 W1"], forbidden: Forbidden | None = None) -> NearestPatches:
+        """Eq. 1 for each view and prototype: a view all of whose patches are forbidden is infinitely far."""
+        found = [nearest_patches(maps, prototypes) for maps, _, _ in self.batches()]
+        distance = torch.cat([batch.distance for batch in found])
+        patch = torch.cat([batch.patch for batch in found])
+        for row, mask in (forbidden or {}).items():
+            patches = extract_patches(self.maps([row]), (prototypes.shape[2], prototypes.shape[3]))[0]
+            apart = torch.linalg.vector_norm(patches[:, None] - prototypes.flatten(1), dim=2)  # P n
+            distance[row], patch[row] = apart.masked_fill(mask[:, None], torch.inf).min(dim=0)
+        return NearestPatches(distance, patch)
+
+
+def cache_size(backbone: Backbone, n_entries: int, variants: int) -> int:
+    """Bytes that the cache of the frozen trunk will take on disk."""
+    return n_entries * variants * int(np.prod(_border_shape(backbone))) * 2
+
+
+def cache_borders(
+    backbone: Backbone,
+    dataset: ViewDataset,
+    folder: Path,
+    *,
+    variants: int = 1,
+    workers: int = 0,
+    tick: Tick | None = None,
+) -> MapCache:
+    """The trunk's output for every entry, from disk if it is there, else computed now."""
+    if variants < 1:
+        raise TrainError(f"expected at least one cached view of each photo, got {variants}")
+    path = folder / f"{_border_name(backbone, dataset, variants)}.f16"
+    shape = (variants, len(dataset), *_border_shape(backbone))
+    if not _is_complete(path, shape):
+        trunk = folded(backbone)
+
+        def encode(images: Tensor) -> Tensor:
+            return trunk.trunk(images.contiguous(memory_format=torch.channels_last)).half()
+
+        _Job(dataset, path, shape, encode, workers, tick).run(next(backbone.parameters()).device)
+    return _opened(path, shape, dataset)
+
+
+def cache_features(tree: ProtoTree, dataset: ViewDataset, folder: Path, tick: Tick | None = None) -> StoredMaps:
+    """The feature map of every view under the tree's own network, from disk if it is there, else computed now."""
+    path = folder / f"{_feature_name(tree, dataset)}.f32"
+    shape = (1, len(dataset), tree.features.depth, *tree.features.backbone.map_size)
+    if not _is_complete(path, shape):
+        tree.features.eval()
+        _Job(dataset, path, shape, lambda images: tree.features(images).float(), 0, tick).run(tree.prototypes.device)
+    return StoredMaps(_opened(path, shape, dataset))
+
+
+def link_caches(caches: Sequence[Path], folder: Path) -> None:
+    """Lends a run the maps of others; a cache's name says what it holds, so that only a fitting one is used."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for pattern in ("*.f16", "*.json"):  # the description last: a cache without one is not used
+        for file in (file for cache in caches for file in sorted(cache.glob(pattern))):
+            with contextlib.suppress(OSError):  # it is there already, or on another disk
+                os.link(file, folder / file.name)
+
+
+def _description(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def _is_complete(path: Path, shape: tuple[int, ...]) -> bool:
+    size = int(np.prod(shape)) * np.dtype(_KINDS[path.suffix]).itemsize
+    return _description(path).exists() and path.exists() and path.stat().st_size == size
+
+
+def _opened(path: Path, shape: tuple[int, ...], dataset: ViewDataset) -> MapCache:
+    rows = np.memmap(path, dtype=_KINDS[path.suffix], mode="r", shape=shape)
+    return MapCache((rows,), dataset.entries, frozenset(read_json(_description(path))["unreadable"]))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Maps to be computed into a file."""
+
+    dataset: ViewDataset
+    path: Path
+    shape: tuple[int, ...]  # V × entries × map
+    encode: Callable[[Tensor], Tensor]
+    workers: int
+    tick: Tick | None
+
+    @property
+    def _row_bytes(self) -> int:
+        return int(np.prod(self.shape[2:])) * np.dtype(_KINDS[self.path.suffix]).itemsize
+
+    def run(self, device: torch.device) -> None:
+        """All processes fill their rows of one file; the first gives it its name at the end."""
+        temporary = self.path.with_suffix(".partial")
+        if distributed.is_first():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _reserve(temporary, self.shape[0] * self.shape[1] * self._row_bytes)
+        distributed.wait_for_all()
+        try:
+            seen = self._fill(temporary, device)
+            distributed.wait_for_all()
+            if distributed.is_first():
+                os.replace(temporary, self.path)
+                unreadable = sorted(set(range(len(self.dataset))) - seen)
+                write_json(_description(self.path), {"version": _VERSION, "unreadable": unreadable})
+        except BaseException:
+            if distributed.is_first():
+                temporary.unlink(missing_ok=True)
+            raise
+        distributed.wait_for_all()
+
+    @torch.inference_mode()
+    def _fill(self, path: Path, device: torch.device) -> set[int]:
+        """Writes this process's rows; returns the entries that could be read, of all processes."""
+        loader = make_loader(self.dataset, 32, shard=distributed.shard(), workers=self.workers)
+        seen, done = set[int](), 0
+        with open(path, "r+b") as file:
+            for variant in range(self.shape[0]):
+                for batch in loader.epoch(variant):
+                    if len(batch.labels):
+                        maps = self.encode(batch.images.to(device)).contiguous().cpu().numpy()
+                        for index, one in zip(batch.entries.tolist(), maps, strict=True):
+                            place = (variant * self.shape[1] + index) * self._row_bytes
+                            os.pwrite(file.fileno(), one.tobytes(), place)
+                    seen.update(batch.entries.tolist())
+                    done += len(batch.labels)
+                    if self.tick:
+                        self.tick(done, self.shape[0] * self.shape[1] // distributed.shard().world_size)
+            os.fsync(file.fileno())
+        parts = distributed.gather(torch.tensor(sorted(seen), dtype=torch.long))
+        if not any(len(part) for part in parts):
+            raise DataError("expected at least one readable photo to cache, got none")
+        return {int(index) for part in parts for index in part}
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Takes the disk space before the hours are spent, so that a full disk is known at once."""
+    free = shutil.disk_usage(path.parent).free
+    try:
+        if free < size:
+            raise OSError(28, "No space left on device")
+        with open(path, "wb") as file:
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(file.fileno(), 0, max(size, 1))
+            file.truncate(size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise TrainError(
+            f"the cache of maps needs {size / 1e9:.2f} GB in {path.parent}, {free / 1e9:.2f} GB are free "
+            f"({error.strerror}); free some, cache fewer views, or train without a cache"
+        ) from error
+
+
+def _border_shape(backbone: Backbone) -> tuple[int, ...]:
+    size, was_training = backbone.preprocessing.size, backbone.training
+    with torch.inference_mode():
+        device = next(backbone.parameters()).device
+        shape = backbone.eval().trunk(torch.zeros(1, 3, size, size, device=device)).shape[1:]
+    backbone.train(was_training)
+    return tuple(shape)
+
+
+def _border_name(backbone: Backbone, dataset: ViewDataset, variants: int) -> str:
+    digest = hashlib.sha256(f"{_VERSION} {backbone.name} {backbone.level} {variants} {dataset.seed}".encode())
+    digest.update(repr((dataset.preprocessing, dataset.transform)).encode())
+    for name, tensor in backbone.trunk_state().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    for entry in dataset.entries:
+        digest.update(repr((_file_stamp(entry.sample.path), entry.view)).encode())
+    return digest.hexdigest()[:32]
+
+
+def _file_stamp(path: Path) -> tuple[Any, ...]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return (str(path),)
+    return str(path), stat.st_size, stat.st_mtime_ns
+
+
+def _feature_name(tree: ProtoTree, dataset: ViewDataset) -> str:
+    digest = hashlib.sha256(f"{_VERSION} features {tree.features.backbone.level} {dataset.preprocessing}".encode())
+    for name, tensor in tree.features.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    for entry in dataset.entries:
+        digest.update(repr((_file_stamp(entry.sample.path), entry.view)).encode())
+    return digest.hexdigest()[:32]

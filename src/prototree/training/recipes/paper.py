@@ -1,0 +1,188 @@
+"""The paper's recipe (§4, Algorithm 1, Tables S2 and S3), to the letter."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from prototree.data.samples import ImageData, Sample
+from prototree.data.views import View, projection_views, training_views
+from prototree.errors import ConfigError
+from prototree.settings import setting
+from prototree.training.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from prototree.data.loading import ViewDataset
+    from prototree.network.preprocessing import Preprocessing
+    from prototree.training.batches import Batches
+    from prototree.training.objectives import Schedule, SoftTargets
+    from prototree.training.workshop import Workshop
+    from prototree.tree.model import ProtoTree
+
+_TREE, _RATES, _LEAVES, _TEACHER, _SPEED = "tree", "rates", "leaves", "teacher", "speed"
+
+
+@dataclass(frozen=True)
+class Paper(Recipe):
+    """A full tree, everything learned by gradients but the leaves."""
+
+    name: ClassVar[str] = "paper"
+    summary: ClassVar[str] = "the published algorithm: a full tree of some height, prototypes learned by gradients"
+
+    height: int = setting(
+        0,
+        "edges from the root to the leaves; 0: one more than it takes for a leaf a class",
+        touch="The tree misses classes (higher) or takes long (lower).",
+        group=_TREE,
+        low=0,
+        high=20,
+        often=True,
+    )
+    prototype_height: int = setting(
+        1, "rows of a prototype, in cells of the map", touch="You study larger patches.", group=_TREE, low=1, high=256
+    )
+    prototype_width: int = setting(
+        1, "columns of a prototype", touch="You study larger patches.", group=_TREE, low=1, high=256
+    )
+    epochs: int = setting(
+        30, "times that all photos are seen", touch="Accuracy still rises at the end.", group=_RATES, low=1,
+        high=1_000_000, often=True,
+    )  # fmt: skip
+    freeze_epochs: int = setting(
+        30, "epochs in which the backbone, but for its last block, stays as it is", touch="You have a GPU: less.",
+        group=_RATES, low=0, high=1_000_000,
+    )  # fmt: skip
+    train_tail: bool = setting(
+        True, "the backbone's last block learns from the start", touch="Photos are few, or time is.", group=_RATES
+    )
+    lr_prototypes: float = setting(
+        1e-3, "learning rate of the prototypes", touch="The loss does not fall.", group=_RATES, low=0, high=100
+    )
+    lr_tail: float = setting(
+        1e-3, "of the 1×1 convolution and the backbone's last block", touch="The loss does not fall.", group=_RATES,
+        low=0, high=100,
+    )  # fmt: skip
+    lr_trunk: float = setting(
+        1e-5, "of the rest of the backbone once it is free", touch="Another backbone, or another kind of photos.",
+        group=_RATES, low=0, high=100,
+    )  # fmt: skip
+    weight_decay: float = setting(
+        0.0, "on the 1×1 convolution only", touch="Training photos are told apart far better than test photos.",
+        group=_RATES, low=0, high=100,
+    )  # fmt: skip
+    milestones: tuple[int, ...] = setting(
+        (), "epochs after which all rates are multiplied with gamma", touch="You change epochs.", group=_RATES,
+        low=0, high=1_000_000,
+    )  # fmt: skip
+    gamma: float = setting(
+        0.5, "what the rates are multiplied with at each milestone", touch="Rarely.", group=_RATES, low=0, high=1
+    )
+    pretrain_epochs: int = setting(
+        0, "epochs of the backbone as a plain classifier before the tree", touch="The backbone has no weights.",
+        group=_RATES, low=0, high=1_000_000,
+    )  # fmt: skip
+    leaves: Literal["interleaved", "two_pass", "gradient"] = setting(
+        "interleaved", "how leaves learn: Algorithm 1, Eq. 5 over all photos first, or by gradients",
+        touch="You compare the three.", group=_LEAVES,
+    )  # fmt: skip
+    teacher: str = setting(
+        "", "who gives soft labels: runs (a,b), or a classifier of timm (resnet50=file); empty: nobody",
+        touch="You have a better model of the same classes.", group=_TEACHER,
+    )  # fmt: skip
+    teacher_weight: float = setting(
+        0.7, "the teacher's share in the targets", touch="With a teacher.", group=_TEACHER, low=0, high=1
+    )
+    temperature: float = setting(
+        2.0, "how much the teacher's probabilities are softened", touch="With a teacher.", group=_TEACHER, low=0.01,
+        high=1000,
+    )  # fmt: skip
+    cache_views: int = setting(
+        0, "variants of each photo whose maps are computed once while the backbone is frozen; 0: no cache",
+        touch="You have no GPU: 3 or more, for some gigabytes of disk.", group=_SPEED, low=0, high=10_000,
+    )  # fmt: skip
+    compile: bool = setting(
+        False, "run the backbone through torch.compile", touch="Long runs on a GPU.", group=_SPEED, free=True
+    )
+
+    def derived(self, data: ImageData) -> Self:
+        return replace(self, height=self.height or default_height(data.n_classes))
+
+    def source_views(self, data: ImageData) -> Callable[[Sample], Sequence[View]]:
+        """For CUB the bird's box, else the whole photo."""
+        return partial(projection_views, kind=data.kind)
+
+    def train(self, workshop: "Workshop", start: "ProtoTree | None" = None) -> "ProtoTree":
+        """Algorithm 1 up to line 14."""
+        from prototree.training.leaf_training import LEAF_TRAINERS
+        from prototree.training.objectives import TreeObjective
+        from prototree.tree.model import ProtoTree
+        from prototree.tree.topology import Topology
+
+        if start is not None:
+            raise ConfigError("the recipe 'paper' starts its own tree: its prototypes move while they learn")
+        backbone = workshop.backbone(split=self.train_tail)
+        if self.pretrain_epochs:
+            photos = self._photos(workshop, backbone.preprocessing)
+            workshop.pretrain(backbone, photos, self.pretrain_epochs, self.lr_tail, self.lr_trunk)
+        features = workshop.features(backbone)
+        size = (self.prototype_height, self.prototype_width)
+        tree = ProtoTree(Topology.full(self.height), features, workshop.data.class_names, size)
+        if self.compile:
+            backbone.compile()
+        batches = self._batches(workshop, tree)
+        targets = self._soft_targets(workshop)
+        objective = TreeObjective(tree, batches, self._schedule(), LEAF_TRAINERS[self.leaves](), targets)
+        workshop.observer.stage(f"training {tree.topology.n_nodes} prototypes for {self.epochs} epochs")
+        workshop.train(objective, batches, self.epochs, "last")
+        return tree
+
+    def source_batches(self, workshop: "Workshop", tree: "ProtoTree") -> "Batches":
+        return workshop.photos(workshop.views(self.source_views(workshop.data), tree.preprocessing))
+
+    def _photos(self, workshop: "Workshop", preprocessing: "Preprocessing") -> "ViewDataset":
+        """Every training view, augmented."""
+        views = partial(training_views, kind=workshop.data.kind)
+        return workshop.views(views, preprocessing, augment=True, seed=workshop.settings.seed)
+
+    def _batches(self, workshop: "Workshop", tree: "ProtoTree") -> "Batches":
+        """Photos through the whole network; while the trunk is frozen, its cached maps where there are to be any."""
+        from prototree.training.batches import PhasedBatches
+
+        dataset = self._photos(workshop, tree.preprocessing)
+        photos = workshop.photos(dataset, shuffle=True)
+        if not self.cache_views or not self.freeze_epochs:
+            return photos
+        maps = workshop.maps(tree.features.backbone, dataset, self.cache_views)
+        return PhasedBatches(workshop.cached(maps, shuffle=True), photos, self.freeze_epochs)
+
+    def _schedule(self) -> "Schedule":
+        from prototree.training.objectives import Schedule
+
+        return Schedule(
+            epochs=self.epochs,
+            freeze_epochs=self.freeze_epochs,
+            lr_prototypes=self.lr_prototypes,
+            lr_tail=self.lr_tail,
+            lr_trunk=self.lr_trunk,
+            weight_decay=self.weight_decay,
+            milestones=self.milestones,
+            gamma=self.gamma,
+        )
+
+    def _soft_targets(self, workshop: "Workshop") -> "SoftTargets | None":
+        from prototree.training.objectives import SoftTargets
+        from prototree.training.teacher import open_teacher, teach
+
+        if not self.teacher:
+            return None
+        data = workshop.data
+        teacher = open_teacher(self.teacher, data.n_classes, workshop.settings.image_size)
+        workshop.observer.stage("asking the teacher")
+        plain = workshop.views(partial(training_views, kind=data.kind), teacher.preprocessing)
+        probs = teach(teacher, plain, self.temperature, workshop.folder / "teacher")
+        return SoftTargets(probs, self.teacher_weight)
+
+
+def default_height(n_classes: int) -> int:
+    """⌈log₂K⌉ + 1: 9 for the paper's 200 classes."""
+    return max(1, (n_classes - 1).bit_length() + 1)

@@ -1,0 +1,121 @@
+"""What every recipe trains with: the data, the network, cached maps, and a loop that loses nothing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from prototree.data.augment import augmentation
+from prototree.data.loading import ViewDataset, derived_seed
+from prototree.data.samples import ImageData, Sample
+from prototree.data.views import View
+from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.preprocessing import Preprocessing
+from prototree.progress import Observer
+from prototree.settings import Common
+from prototree.training.batches import Batches, CachedBatches, PhotoBatches
+from prototree.training.engine import Objective, Options
+from prototree.training.maps import MapCache, cache_borders, cache_size
+from prototree.training.objectives import ClassifierObjective, Cosine, blend_with_start, train
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """One data set, the common settings, a folder to write to, and who listens."""
+
+    folder: Path
+    data: ImageData
+    settings: Common
+    device: torch.device
+    observer: Observer
+    identity: str = ""  # what must be the same for a training to be continued
+
+    def backbone(self, *, split: bool) -> Backbone:
+        """The pretrained network that the settings name."""
+        settings = self.settings
+        weights = None if settings.weights == "none" else settings.weights
+        backbone = Backbone(
+            settings.backbone, weights, image_size=settings.image_size, level=settings.level, split=split
+        )
+        resize = settings.resize or settings.image_size
+        backbone.preprocessing = replace(backbone.preprocessing, resize=resize)
+        return backbone
+
+    def features(self, backbone: Backbone) -> FeatureExtractor:
+        """A fresh head on a backbone."""
+        return FeatureExtractor(backbone, self.settings.depth, self.settings.head_width)
+
+    def pretrain(
+        self, backbone: Backbone, dataset: ViewDataset, epochs: int, rate: float, pretrained_rate: float
+    ) -> None:
+        """The backbone as a plain classifier; one that has weights learns at a rate of its own and keeps half of them."""
+        self.observer.stage(f"training the backbone as a plain classifier for {epochs} epochs")
+        photos = self.photos(dataset, shuffle=True)
+        # What was learned elsewhere is not to be lost.
+        backbone_rate = pretrained_rate if backbone.weights else None
+        before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+        pace = Cosine(epochs, photos.n_batches)
+        objective = ClassifierObjective(backbone, self.data.n_classes, pace, rate, backbone_rate)
+        self.train(objective, photos, epochs, "pretrained")
+        if backbone.weights:
+            blend_with_start(backbone, before)
+
+    def views(
+        self,
+        views: Callable[[Sample], Sequence[View]],
+        preprocessing: Preprocessing,
+        *,
+        augment: bool = False,
+        seed: int = 0,
+    ) -> ViewDataset:
+        """Views of all training photos, plain or augmented as the settings say."""
+        transform = augmentation(self.settings.augment, preprocessing) if augment else None
+        return ViewDataset(self.data.train, views, preprocessing, transform=transform, seed=seed)
+
+    def photos(self, dataset: ViewDataset, *, shuffle: bool = False) -> PhotoBatches:
+        """Photos in batches."""
+        settings = self.settings
+        return PhotoBatches(
+            dataset, settings.batch_size, shuffle=shuffle, workers=settings.workers, strict=settings.strict
+        )
+
+    def cached(self, maps: MapCache, *, shuffle: bool = False) -> CachedBatches:
+        """Cached maps in batches."""
+        return CachedBatches(maps, self.settings.batch_size, shuffle=shuffle, seed=self.settings.seed)
+
+    def maps(self, backbone: Backbone, dataset: ViewDataset, variants: int = 1) -> MapCache:
+        """What the frozen part of the backbone makes of every view: from disk, or computed now."""
+        backbone.to(self.device).freeze(True)
+        gigabytes = cache_size(backbone, len(dataset), variants) / 1e9
+        self.observer.stage(
+            f"running the frozen network once over {len(dataset) * variants} views: {gigabytes:.2f} GB of cache"
+        )
+        return cache_borders(
+            backbone,
+            dataset,
+            self.folder / "cache",
+            variants=variants,
+            workers=self.settings.workers,
+            tick=self.observer.caching,
+        )
+
+    def train(self, objective: Objective, batches: Batches, epochs: int, name: str) -> None:
+        """Trains an objective, from the state in the folder `name` of the run where there is one."""
+        train(objective, batches, epochs, self._options(name), self.observer)
+
+    def _options(self, name: str) -> Options:
+        settings, device = self.settings, self.device
+        half = settings.precision == "bfloat16" or (
+            settings.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
+        )
+        return Options(
+            folder=self.folder / name,
+            identity=self.identity,
+            resume=True,  # the folder was emptied unless the run is to be continued
+            save_minutes=settings.save_minutes,
+            seed=derived_seed("train", settings.seed),
+            autocast=torch.bfloat16 if half else None,
+            channels_last=settings.channels_last,
+            device=device,
+        )
