@@ -52,7 +52,7 @@ def test_a_session_goes_on_where_it_was_left(session: Session, run: Run) -> None
         session.apply(edit)
     session.undo()
     again = open_session(run)
-    assert again.standing.history == session.standing.history
+    assert again.moment.history == session.moment.history
     assert same_tree(again.state.tree, session.state.tree)
     assert same_tree(again.redo().state.tree, session.redo().state.tree)
 

@@ -12,7 +12,7 @@ from prototree.data.loading import Entry
 from prototree.data.samples import Sample
 from prototree.data.views import FULL, View
 from prototree.errors import MendError
-from prototree.mend.bench import N_SWEEPS, Bench, State
+from prototree.mend.bench import N_SWEEPS, Bench, TreeState
 from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.geometry import Box
@@ -126,7 +126,7 @@ def test_a_removed_node_leaves_the_spliced_tree(bench: Bench, node: int, keep: s
 
 
 def test_decisions_are_those_of_the_tree_on_the_maps(bench: Bench) -> None:
-    state: State = bench.start
+    state: TreeState = bench.start
     for edit in (Replace(2, "0.png", "full", (3, 3)), Remove(1, "right"), Replace(4, "3.png", "full", (0, 2))):
         state = bench.apply(state, edit)
     decisions = state.tree.decide(state.tree.route(bench.feedback.maps(range(N_FEEDBACK))))

@@ -92,7 +92,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class TreeState:
     """A tree between two edits, with the distance of every photo to every one of its prototypes."""
 
     tree: ProtoTree
@@ -149,10 +149,10 @@ class Bench:
         return name_in(self.root, sample.path)
 
     @cached_property
-    def start(self) -> State:
+    def start(self) -> TreeState:
         """The tree as it is, before any edit."""
         tree, prototypes = self.tree, self.tree.prototypes.detach()
-        return State(
+        return TreeState(
             tree,
             np.arange(tree.topology.n_nodes),
             np.arange(tree.topology.n_leaves),
@@ -162,7 +162,7 @@ class Bench:
             tuple(sorted((node, text) for node, text in self._notes_before.items())),
         )
 
-    def apply(self, state: State, edit: Edit) -> State:
+    def apply(self, state: TreeState, edit: Edit) -> TreeState:
         """The state after an edit, with its leaves refitted."""
         match edit:
             case Note():
@@ -185,13 +185,13 @@ class Bench:
         across, down = from_photo((x, y), entry.view, photo_size(entry.sample), self.tree.preprocessing)
         return self._cell(entry, *self.tree.grid.nearest(across, down))
 
-    def candidates(self, state: State, node: int, n: int = 12) -> tuple[Candidate, ...]:
+    def candidates(self, state: TreeState, node: int, n: int = 12) -> tuple[Candidate, ...]:
         """The nearest allowed patches to a node's prototype, one a photo, nearest first."""
         index = state.index(node)
         prototype = state.tree.prototypes.detach()[index : index + 1]
         return self._nearest_first(self.training.nearest(prototype, self._forbidden(state.banned)), 0, n)
 
-    def candidates_of(self, state: State, index: int, n: int = 12) -> tuple[Candidate, ...]:
+    def all_candidates(self, state: TreeState, index: int, n: int = 12) -> tuple[Candidate, ...]:
         """The same for a node of the tree as it is, banned patches and all, at no cost."""
         return self._nearest_first(state.training, index, n)
 
@@ -215,11 +215,11 @@ class Bench:
         """The feature map that a patch is in."""
         return self.training.maps([self._row[cell.image, cell.view]])
 
-    def is_banned(self, state: State, cell: Cell) -> bool:
+    def is_banned(self, state: TreeState, cell: Cell) -> bool:
         """Whether a patch may not be a prototype."""
-        return any(ban.image == cell.image and _meet(ban.region, cell.box) for ban in state.banned)
+        return any(ban.image == cell.image and _overlaps(ban.region, cell.box) for ban in state.banned)
 
-    def figures(self, state: State) -> Figures:
+    def figures(self, state: TreeState) -> Figures:
         """The numbers of a state on the photos of the feedback."""
         decisions, labels = state.decisions, self.feedback.labels
         answers: dict[Strategy, Tensor] = {strategy: decisions.labels(strategy) for strategy in STRATEGIES}
@@ -235,7 +235,7 @@ class Bench:
             n_prototypes=state.tree.topology.n_nodes,
         )
 
-    def compare(self, before: State, after: State) -> Comparison:
+    def compare(self, before: TreeState, after: TreeState) -> Comparison:
         """What lies between two states."""
         then, now, labels = before.decisions.labels(), after.decisions.labels(), self.feedback.labels
         changed = torch.nonzero(then != now)[:, 0].tolist()
@@ -271,16 +271,16 @@ class Bench:
             regions = [ban.region for ban in banned if ban.image == image]
             if regions:
                 boxes = [self._cell(self.training.entries[row], *place).box for place in places]
-                masks[row] = torch.tensor([any(_meet(region, box) for region in regions) for box in boxes])
+                masks[row] = torch.tensor([any(_overlaps(region, box) for region in regions) for box in boxes])
         return masks
 
-    def _replaced(self, state: State, edit: Replace) -> State:
+    def _replaced(self, state: TreeState, edit: Replace) -> TreeState:
         cell = self._cell(self.entry(edit.image, edit.view), *edit.patch)
         if self.is_banned(state, cell):
             raise MendError(f"{edit.image} is banned there; choose another patch, or undo the ban")
         return self._with_prototype(state, state.index(edit.node), cell)
 
-    def _with_prototype(self, state: State, index: int, cell: Cell) -> State:
+    def _with_prototype(self, state: TreeState, index: int, cell: Cell) -> TreeState:
         row = self._row[cell.image, cell.view]
         old, entry = state.tree.prototypes.detach(), self.training.entries[row]
         patches = extract_patches(self.training.maps([row]), (old.shape[2], old.shape[3]))[0]
@@ -308,14 +308,14 @@ class Bench:
             disturbed=state.disturbed | {int(state.leaves[leaf]) for leaf in leaves_below(tree.topology, index)},
         )
 
-    def _banned(self, state: State, edit: Ban) -> State:
+    def _banned(self, state: TreeState, edit: Ban) -> TreeState:
         """Prototypes that come from there are projected anew (Eq. 6, S1), on what is still allowed."""
         if not any(image == edit.image for image, _ in self._row):
             raise MendError(f"expected a training photo, got {edit.image!r}; there is none of that name")
         state = replace(state, banned=(*state.banned, edit))
         forbidden = self._forbidden(state.banned)
         for index, source in enumerate(state.tree.sources):
-            if source is None or source.image != edit.image or not _meet(edit.region, source.box):
+            if source is None or source.image != edit.image or not _overlaps(edit.region, source.box):
                 continue
             nearest = self.training.nearest(state.tree.prototypes.detach()[index : index + 1], forbidden)
             distance = nearest.distance[:, 0].masked_fill(~self._is_source, torch.inf)
@@ -331,7 +331,7 @@ class Bench:
             state = self._with_prototype(state, index, self._cell(self.training.entries[row], *place))
         return state
 
-    def _removed(self, state: State, edit: Remove) -> State:
+    def _removed(self, state: TreeState, edit: Remove) -> TreeState:
         index, topology = state.index(edit.node), state.tree.topology
         if topology.n_nodes == 1:
             raise MendError("expected at least one node to be left; a tree that is a single leaf decides nothing")
@@ -352,7 +352,7 @@ class Bench:
         )
 
     @torch.no_grad()
-    def _refitted(self, state: State) -> State:
+    def _refitted(self, state: TreeState) -> TreeState:
         """Leaves whose photos are others now start from nothing, the rest from where training left them."""
         tree = _copied(state.tree)
         is_disturbed = torch.tensor([leaf in state.disturbed for leaf in state.leaves.tolist()])
@@ -420,7 +420,7 @@ def leaves_below(topology: Topology, node: int) -> set[int]:
     return {leaf for leaf, path in enumerate(topology.paths) if node in path}
 
 
-def _meet(region: Region | None, box: Region) -> bool:
+def _overlaps(region: Region | None, box: Region) -> bool:
     """Whether a box lies in a banned region, be it in part."""
     if region is None:
         return True

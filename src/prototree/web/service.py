@@ -17,10 +17,10 @@ from prototree.explain.decisions import PrototypePictures, explain_image
 from prototree.explain.pictures import open_photo
 from prototree.explain.records import TreeExplanation
 from prototree.files import read_json
-from prototree.mend.bench import Figures, State
+from prototree.mend.bench import Figures, TreeState
 from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
 from prototree.mend.relearning import learns_on
-from prototree.mend.session import MENDING, Session, Standing
+from prototree.mend.session import MENDING, Moment, Session
 from prototree.web import shapes
 from prototree.web.gallery import PICTURE_SIDE, Gallery
 from prototree.web.learning import Learner
@@ -82,10 +82,10 @@ class Service:
         return self._node(state, index)
 
     def candidates(self, index: int, count: int) -> shapes.CandidatesShape:
-        standing = self.session.standing
-        found = self.session.bench.candidates(standing.state, self._original(standing.state, index), count)
+        moment = self.session.moment
+        found = self.session.bench.candidates(moment.state, self._original(moment.state, index), count)
         patches = [self.gallery.patch(candidate.cell, candidate.similarity) for candidate in found]
-        return shapes.CandidatesShape(node=index, revision=standing.history.revision, candidates=patches)
+        return shapes.CandidatesShape(node=index, revision=moment.history.revision, candidates=patches)
 
     # ---- trying images
 
@@ -122,14 +122,14 @@ class Service:
 
     # ---- mending
 
-    def mending(self, standing: Standing | None = None) -> shapes.MendingShape:
-        standing = standing or self.session.standing
+    def mending(self, moment: Moment | None = None) -> shapes.MendingShape:
+        moment = moment or self.session.moment
         bench = self.session.bench
-        comparison = bench.compare(standing.previous, standing.state)
-        done, undone = standing.history.done, standing.history.undone
+        comparison = bench.compare(moment.previous, moment.state)
+        done, undone = moment.history.done, moment.history.undone
         words = sentences(bench.tree.topology, (*done, *reversed(undone)))
         return shapes.MendingShape(
-            revision=standing.history.revision,
+            revision=moment.history.revision,
             done=words[: len(done)],
             undone=words[len(done) :],
             original=_figures(bench.figures(bench.start)),
@@ -144,14 +144,14 @@ class Service:
                 )
                 for changed in comparison.changed[:MAX_CHANGED]
             ],
-            nodes=list(range(standing.state.tree.topology.n_nodes)),
+            nodes=list(range(moment.state.tree.topology.n_nodes)),
             feedback=self.session.feedback_name,
         )
 
     def edit(self, question: shapes.EditQuestion) -> shapes.MendingShape:
-        standing = self.session.standing
-        standing.history.expect(question.revision)
-        edit = self._as_edit(standing.state, question.edit)
+        moment = self.session.moment
+        moment.history.expect(question.revision)
+        edit = self._as_edit(moment.state, question.edit)
         return self.mending(self.session.apply(edit, question.revision))
 
     def undo(self, revision: int) -> shapes.MendingShape:
@@ -169,12 +169,12 @@ class Service:
 
     # ---- inside
 
-    def _original(self, state: State, index: int) -> int:
+    def _original(self, state: TreeState, index: int) -> int:
         if not 0 <= index < len(state.nodes):
             raise NotFoundError(f"expected a prototype from 0 to {len(state.nodes) - 1}, got {index}")
         return int(state.nodes[index])
 
-    def _as_edit(self, state: State, edit: Any) -> Edit:
+    def _as_edit(self, state: TreeState, edit: Any) -> Edit:
         match edit:
             case shapes.ReplaceEdit():
                 node, image = self._original(state, edit.node), self.gallery.name(edit.photo)
@@ -190,7 +190,7 @@ class Service:
             case _:
                 return Note(self._original(state, edit.node), edit.text.strip())
 
-    def _node(self, state: State, index: int) -> shapes.NodeShape:
+    def _node(self, state: TreeState, index: int) -> shapes.NodeShape:
         topology, source = state.tree.topology, state.tree.sources[index]
         cell = self.gallery.own_cell(state, index)
         below, left, right = self._below(state), int(topology.left[index]), int(topology.right[index])
@@ -205,7 +205,7 @@ class Service:
             distance=source.distance if source is not None else 0.0,
         )
 
-    def _classes_below(self, state: State) -> dict[int, tuple[int, ...]]:
+    def _classes_below(self, state: TreeState) -> dict[int, tuple[int, ...]]:
         """The classes that are decided below each node (or leaf, as `~leaf`), in the order of the leaves."""
         topology = state.tree.topology
         best = state.tree.leaf_logits.argmax(dim=1).tolist()
@@ -216,11 +216,11 @@ class Service:
         return below
 
     def _decided(self, image: Image.Image, name: str, label: int | None) -> shapes.DecisionShape:
-        standing = self.session.standing
-        state = standing.state
+        moment = self.session.moment
+        state = moment.state
         notes = {state.index(node): text for node, text in state.notes}
         explained = explain_image(state.tree, image, self._crops(state), name=name, label=label, notes=notes)
-        result = result_of(explained, secrets.token_urlsafe(9), standing.history.revision)
+        result = result_of(explained, secrets.token_urlsafe(9), moment.history.revision)
         self.results.add(result)
         return result.decision
 
