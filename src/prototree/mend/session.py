@@ -47,7 +47,7 @@ _KEPT_STATES = 16  # for undoing at once; older ones are computed again
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a session stands: read it once to see one moment, whatever others do meanwhile."""
+    """A session between two changes: read it once, and all of it belongs together, whatever others do meanwhile."""
 
     history: History
     state: TreeState
@@ -90,7 +90,7 @@ class Session:
         return self.bench.figures(self.state)
 
     def apply(self, edit: Edit, revision: int | None = None) -> Moment:
-        """Makes an edit."""
+        """Makes an edit; where others mend too, name the revision that its node's number belongs to."""
         return self._change(lambda history: history.add(edit), revision)
 
     def undo(self, revision: int | None = None) -> Moment:
@@ -171,12 +171,11 @@ class Session:
         trees = {"before": self.bench.start.tree, "after": tree}
         metrics = evaluate_all(trees, judged_on.batches())
         comparison = self.compare()
-        place = {int(node): index for index, node in enumerate(moment.state.nodes)}
-        write_json(folder / NOTES, {str(place[node]): text for node, text in moment.state.notes})
+        write_json(folder / NOTES, {str(node): text for node, text in sorted(moment.state.notes.items())})
         sets = [self.bench.feedback] if self.held_back is None else [self.bench.feedback, self.held_back]
         write_json(folder / "mistakes.json", _mistakes(self.bench, tree, sets))
         mending = {
-            "version": 1,
+            "version": 2,
             "from": self.run.folder.resolve().name,
             "edits": [edits.to_json(edit) for edit in moment.history.done],
             "banned": [edits.to_json(ban) for ban in moment.state.banned],

@@ -26,7 +26,7 @@ from prototree.web.gallery import PICTURE_SIDE, Gallery
 from prototree.web.learning import Learner
 from prototree.web.results import NotFoundError, Results, result_of
 from prototree.web.tree_view import TreeView
-from prototree.web.words import sentences
+from prototree.web.words import sentence
 
 MAX_CHANGED = 200  # photos listed as answered differently
 
@@ -74,18 +74,19 @@ class Service:
 
     def nodes(self) -> list[shapes.NodeShape]:
         state = self.session.state
-        return [self._node(state, index) for index in range(state.tree.topology.n_nodes)]
+        return [self._node(state, node) for node in range(state.tree.topology.n_nodes)]
 
-    def node(self, index: int) -> shapes.NodeShape:
+    def node(self, node: int) -> shapes.NodeShape:
         state = self.session.state
-        self._original(state, index)
-        return self._node(state, index)
+        _expect_node(state, node)
+        return self._node(state, node)
 
-    def candidates(self, index: int, count: int) -> shapes.CandidatesShape:
+    def candidates(self, node: int, count: int) -> shapes.CandidatesShape:
         moment = self.session.moment
-        found = self.session.bench.candidates(moment.state, self._original(moment.state, index), count)
+        _expect_node(moment.state, node)
+        found = self.session.bench.candidates(moment.state, node, count)
         patches = [self.gallery.patch(candidate.cell, candidate.similarity) for candidate in found]
-        return shapes.CandidatesShape(node=index, revision=moment.history.revision, candidates=patches)
+        return shapes.CandidatesShape(node=node, revision=moment.history.revision, candidates=patches)
 
     # ---- trying images
 
@@ -127,11 +128,10 @@ class Service:
         bench = self.session.bench
         comparison = bench.compare(moment.previous, moment.state)
         done, undone = moment.history.done, moment.history.undone
-        words = sentences(bench.tree.topology, (*done, *reversed(undone)))
         return shapes.MendingShape(
             revision=moment.history.revision,
-            done=words[: len(done)],
-            undone=words[len(done) :],
+            done=list(map(sentence, done)),
+            undone=list(map(sentence, reversed(undone))),
             original=_figures(bench.figures(bench.start)),
             before=_figures(comparison.before),
             now=_figures(comparison.after),
@@ -151,8 +151,9 @@ class Service:
     def edit(self, question: shapes.EditQuestion) -> shapes.MendingShape:
         moment = self.session.moment
         moment.history.expect(question.revision)
-        edit = self._as_edit(moment.state, question.edit)
-        return self.mending(self.session.apply(edit, question.revision))
+        if not isinstance(question.edit, shapes.BanEdit):
+            _expect_node(moment.state, question.edit.node)
+        return self.mending(self.session.apply(self._as_edit(question.edit), question.revision))
 
     def undo(self, revision: int) -> shapes.MendingShape:
         return self.mending(self.session.undo(revision))
@@ -169,36 +170,31 @@ class Service:
 
     # ---- inside
 
-    def _original(self, state: TreeState, index: int) -> int:
-        if not 0 <= index < len(state.nodes):
-            raise NotFoundError(f"expected a prototype from 0 to {len(state.nodes) - 1}, got {index}")
-        return int(state.nodes[index])
-
-    def _as_edit(self, state: TreeState, edit: Any) -> Edit:
+    def _as_edit(self, edit: Any) -> Edit:
         match edit:
             case shapes.ReplaceEdit():
-                node, image = self._original(state, edit.node), self.gallery.name(edit.photo)
+                image = self.gallery.name(edit.photo)
                 if edit.patch is not None:
-                    return Replace(node, image, edit.view, (edit.patch[0], edit.patch[1]))
+                    return Replace(edit.node, image, edit.view, (edit.patch[0], edit.patch[1]))
                 if edit.region is None:
                     raise MendError("expected a region of the photo or a patch of a view, got neither")
-                return self.session.bench.locate(image, _region(edit.region), edit.view).replaces(node)
+                return self.session.bench.locate(image, _region(edit.region), edit.view).replaces(edit.node)
             case shapes.BanEdit():
                 return Ban(self.gallery.name(edit.photo), _region(edit.region) if edit.region is not None else None)
             case shapes.RemoveEdit():
-                return Remove(self._original(state, edit.node), edit.keep)
+                return Remove(edit.node, edit.keep)
             case _:
-                return Note(self._original(state, edit.node), edit.text.strip())
+                return Note(edit.node, edit.text.strip())
 
-    def _node(self, state: TreeState, index: int) -> shapes.NodeShape:
-        topology, source = state.tree.topology, state.tree.sources[index]
-        cell = self.gallery.own_cell(state, index)
-        below, left, right = self._below(state), int(topology.left[index]), int(topology.right[index])
+    def _node(self, state: TreeState, node: int) -> shapes.NodeShape:
+        topology, source = state.tree.topology, state.tree.sources[node]
+        cell = self.gallery.own_cell(state, node)
+        below, left, right = self._below(state), int(topology.left[node]), int(topology.right[node])
         return shapes.NodeShape(
-            node=index,
+            node=node,
             left=left,
             right=right,
-            note=dict(state.notes).get(int(state.nodes[index]), ""),
+            note=state.notes.get(node, ""),
             classes_left=[self.classes[label] for label in below[left]],
             classes_right=[self.classes[label] for label in below[right]],
             source=self.gallery.patch(cell, 1.0) if cell is not None else None,
@@ -218,11 +214,17 @@ class Service:
     def _decided(self, image: Image.Image, name: str, label: int | None) -> shapes.DecisionShape:
         moment = self.session.moment
         state = moment.state
-        notes = {state.index(node): text for node, text in state.notes}
-        explained = explain_image(state.tree, image, self._crops(state), name=name, label=label, notes=notes)
+        explained = explain_image(state.tree, image, self._crops(state), name=name, label=label, notes=state.notes)
         result = result_of(explained, secrets.token_urlsafe(9), moment.history.revision)
         self.results.add(result)
         return result.decision
+
+
+def _expect_node(state: TreeState, node: int) -> None:
+    try:
+        state.expect(node)
+    except MendError as error:
+        raise NotFoundError(str(error)) from error
 
 
 def _decoded(content: bytes) -> Image.Image:

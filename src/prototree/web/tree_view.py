@@ -33,9 +33,8 @@ class TreeView:
         """The explanation, and the data of its page."""
         bench, tree = self._bench, state.tree
         urls: dict[str, str] = {}
-        notes = {state.index(node): text for node, text in state.notes}
         rights = self._right_shares(state)
-        prototypes = tuple(self._prototype(state, node, notes, rights[node], urls) for node in range(len(state.nodes)))
+        prototypes = tuple(self._prototype(state, node, right, urls) for node, right in enumerate(rights))
         explanation = TreeExplanation(
             title=self._title,
             class_names=tree.class_names,
@@ -59,7 +58,7 @@ class TreeView:
         return [tuple(row) for row in (sums / counts[:, None]).T.tolist()]
 
     def _prototype(
-        self, state: TreeState, node: int, notes: dict[int, str], right: tuple[float, ...], urls: dict[str, str]
+        self, state: TreeState, node: int, right: tuple[float, ...], urls: dict[str, str]
     ) -> PrototypeExplanation:
         bench, source = self._bench, state.tree.sources[node]
         found = bench.all_candidates(state, node, _NEAREST + 1)
@@ -85,7 +84,7 @@ class TreeView:
             nearest=tuple(map(self._neighbour, nearest)),
             right_share=right,
             causes=(),
-            note=notes.get(node, ""),
+            note=state.notes.get(node, ""),
         )
 
     def _neighbour(self, candidate: Candidate) -> Match:
