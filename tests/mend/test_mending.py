@@ -41,20 +41,45 @@ def test_undo_and_redo_give_back_the_very_same_trees(session: Session) -> None:
         trees.append(session.apply(edit).state.tree)
     for tree in trees[-2::-1]:
         assert same_tree(session.undo().state.tree, tree)
-    assert session.state.notes == ()
+    assert session.state.notes == {}
     for tree in trees[1:]:
         assert same_tree(session.redo().state.tree, tree)
     assert session.revision == 12
 
 
 def test_a_session_goes_on_where_it_was_left(session: Session, run: Run) -> None:
-    for edit in (an_edit(session), Remove(0, "left"), Note(1, "red")):
+    for edit in (an_edit(session), Remove(0, "left"), Note(0, "red")):
         session.apply(edit)
     session.undo()
     again = open_session(run)
-    assert again.standing.history == session.standing.history
+    assert again.moment.history == session.moment.history
     assert same_tree(again.state.tree, session.state.tree)
     assert same_tree(again.redo().state.tree, session.redo().state.tree)
+
+
+def test_edits_after_a_removal_mean_the_nodes_as_they_are_then(session: Session, run: Run) -> None:
+    session.apply(Note(2, "last of three"))
+    session.apply(Remove(1, "left"))
+    assert session.state.notes == {1: "last of three"}
+    chosen = session.bench.candidates(session.state, 1)[3].cell
+    session.apply(chosen.replaces(1))
+    tree = session.apply(Note(1, "blue")).state.tree
+    assert torch.equal(tree.prototypes[0], run.tree().prototypes[0])
+    source = tree.sources[1]
+    assert source is not None
+    assert (source.image, source.view, source.patch) == (chosen.image, chosen.view, chosen.patch)
+    with pytest.raises(MendError, match="from 0 to 1, got 2"):
+        session.apply(Note(2, "gone"))
+    for _ in range(3):
+        session.undo()
+    assert session.state.notes == {2: "last of three"}
+    assert torch.equal(session.state.tree.prototypes, run.tree().prototypes)
+    for _ in range(2):
+        session.redo()
+    again = open_session(run)
+    assert again.state.notes == {1: "last of three"}
+    assert same_tree(again.redo().state.tree, tree)
+    assert json.loads((again.save().folder / "notes.json").read_text()) == {"1": "blue"}
 
 
 def test_undoing_farther_than_is_remembered_computes_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +111,7 @@ def test_a_saved_run_is_the_mended_tree_and_can_be_used_as_a_run(session: Sessio
     assert saved.folder == run.folder.with_name("run-mended-1")
     assert same_tree(saved.tree(), session.state.tree)
     assert content_of(run.folder) == before, "the original was changed"
-    place = session.state.index(1)
-    assert json.loads((saved.folder / "notes.json").read_text()) == {str(place): "red “square” <b>"}
+    assert json.loads((saved.folder / "notes.json").read_text()) == {"0": "red “square” <b>"}
     mending = json.loads((saved.folder / "mending.json").read_text())
     assert mending["from"] == "run"
     assert len(mending["edits"]) == 4

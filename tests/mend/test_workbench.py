@@ -12,7 +12,7 @@ from prototree.data.loading import Entry
 from prototree.data.samples import Sample
 from prototree.data.views import FULL, View
 from prototree.errors import MendError
-from prototree.mend.bench import N_SWEEPS, Bench, State
+from prototree.mend.bench import N_SWEEPS, Bench, TreeState
 from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.geometry import Box
@@ -49,6 +49,14 @@ def make_bench(backbone: Backbone, *, two_views: bool = False, size: tuple[int, 
 @pytest.fixture
 def bench(tiny_backbone: Backbone) -> Bench:
     return make_bench(tiny_backbone)
+
+
+def first_numbers(bench: Bench, state: TreeState) -> tuple[list[int], list[int]]:
+    """The numbers that nodes and leaves had before any edit, by the photos of their prototypes and the ways there."""
+    nodes = [bench.tree.sources.index(source) for source in state.tree.sources]
+    old = {leaf: set(way) for leaf, way in oracle.routes(bench.tree.topology).items()}
+    ways = [{(nodes[n], right) for n, right in way} for _, way in sorted(oracle.routes(state.tree.topology).items())]
+    return nodes, [next(leaf for leaf, way in old.items() if here <= way) for here in ways]
 
 
 def predictions(tree: ProtoTree, maps: torch.Tensor) -> torch.Tensor:
@@ -107,27 +115,27 @@ def test_leaves_are_refitted_as_the_equations_say(bench: Bench) -> None:
 )
 def test_a_removed_node_leaves_the_spliced_tree(bench: Bench, node: int, keep: str, kept: list[int]) -> None:
     state = bench.apply(bench.start, Remove(node, keep))  # type: ignore[arg-type]
-    assert sorted(state.nodes.tolist()) == sorted(kept)
-    assert torch.equal(state.tree.prototypes, bench.tree.prototypes[state.nodes])
-    assert state.tree.sources == tuple(bench.tree.sources[i] for i in state.nodes)
+    nodes, leaves = first_numbers(bench, state)
+    assert nodes == kept
+    assert torch.equal(state.tree.prototypes, bench.tree.prototypes[kept])
     maps = bench.feedback.maps(range(N_FEEDBACK))
     torch.testing.assert_close(state.decisions.soft.double(), predictions(state.tree, maps), rtol=1e-3, atol=1e-5)
-    start = bench.tree.leaf_logits[state.leaves].clone()
+    start = bench.tree.leaf_logits[leaves].clone()
     below = [leaf for leaf, way in oracle.routes(bench.tree.topology).items() if node in [step[0] for step in way]]
-    start[[leaf in below for leaf in state.leaves.tolist()]] = 0
+    start[[leaf in below for leaf in leaves]] = 0
     weight = bench.tree.leaf_logits.sum().item() / N_TRAIN
     expected = refitted(state.tree, bench.training.maps(range(N_TRAIN)), start, weight)
     torch.testing.assert_close(state.tree.leaf_logits.double(), expected, rtol=1e-3, atol=1e-4)
     # Every way through the new tree is a way through the old one without the removed question.
     old, new = oracle.routes(bench.tree.topology), oracle.routes(state.tree.topology)
     for leaf, way in new.items():
-        before = [step for step in old[int(state.leaves[leaf])] if step[0] != node]
-        assert [(int(state.nodes[n]), right) for n, right in way] == before
+        before = [step for step in old[leaves[leaf]] if step[0] != node]
+        assert [(kept[n], right) for n, right in way] == before
 
 
 def test_decisions_are_those_of_the_tree_on_the_maps(bench: Bench) -> None:
-    state: State = bench.start
-    for edit in (Replace(2, "0.png", "full", (3, 3)), Remove(1, "right"), Replace(4, "3.png", "full", (0, 2))):
+    state: TreeState = bench.start
+    for edit in (Replace(2, "0.png", "full", (3, 3)), Remove(1, "right"), Replace(1, "3.png", "full", (0, 2))):
         state = bench.apply(state, edit)
     decisions = state.tree.decide(state.tree.route(bench.feedback.maps(range(N_FEEDBACK))))
     torch.testing.assert_close(state.decisions.soft, decisions.soft)
@@ -154,7 +162,7 @@ def test_an_edit_changes_neither_the_state_nor_the_tree_before(bench: Bench) -> 
     assert all(torch.equal(tensor, before[name]) for name, tensor in bench.tree.state_dict().items())
     assert torch.equal(first.tree.prototypes, prototypes)
     assert torch.equal(first.training.distance, distance)
-    assert first.notes == () == first.banned
+    assert (first.notes, first.banned) == ({}, ())
 
 
 @pytest.mark.parametrize("constrain", [True, False])
@@ -225,10 +233,21 @@ def test_notes_follow_their_node_and_go_with_it(bench: Bench) -> None:
     state = bench.start
     for edit in (Note(6, "long beak"), Note(3, "tail"), Remove(1, "right")):
         state = bench.apply(state, edit)
-    assert dict(state.notes) == {6: "long beak"}
-    assert dict(bench.apply(state, Note(6, "")).notes) == {}
-    with pytest.raises(MendError, match="removed"):
-        bench.apply(state, Note(3, "gone"))
+    assert state.notes == {4: "long beak"}
+    assert bench.apply(state, Note(4, "")).notes == {}
+    with pytest.raises(MendError, match="from 0 to 4, got 6"):
+        bench.apply(state, Note(6, "gone"))
+
+
+def test_leaves_of_several_edits_begin_anew_where_their_photos_are_others(bench: Bench) -> None:
+    state = bench.start
+    for edit in (Remove(1, "right"), Replace(3, "7.png", "full", (2, 1))):  # what were nodes 1 and 5 at first
+        state = bench.apply(state, edit)
+    start = bench.tree.leaf_logits[[2, 3, 4, 5, 6, 7]].clone()
+    start[:4] = 0
+    weight = bench.tree.leaf_logits.sum().item() / N_TRAIN
+    expected = refitted(state.tree, bench.training.maps(range(N_TRAIN)), start, weight)
+    torch.testing.assert_close(state.tree.leaf_logits.double(), expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -251,8 +270,8 @@ def test_impossible_edits_are_refused(bench: Bench, edit: Edit) -> None:
 
 def test_the_last_node_stays(bench: Bench) -> None:
     state = bench.start
-    for edit in (Remove(0, "left"), Remove(1, "left")):
+    for edit in (Remove(0, "left"), Remove(0, "left")):
         state = bench.apply(state, edit)
-    assert state.nodes.tolist() == [3]
+    assert state.tree.sources == (bench.tree.sources[3],)
     with pytest.raises(MendError, match="single leaf"):
-        bench.apply(state, Remove(3, "left"))
+        bench.apply(state, Remove(0, "left"))

@@ -281,6 +281,22 @@ def test_mending_undoing_and_saving_over_the_api(client: "httpx.Client", run: Ru
     assert content_of(run.folder) == before, "the original was changed"
 
 
+def test_numbers_are_those_of_the_tree_at_the_time(client: "httpx.Client") -> None:
+    last = client.get("/api/nodes/2").json()
+    assert edit(client, edit="remove", node=1, keep="left").status_code == 200
+    assert client.get("/api/nodes/1").json()["source"] == last["source"]
+    assert edit(client, edit="note", node=1, text="moved up").json()["done"][-2:] == [
+        "Removed prototype 1, keeping what was below “absent”",
+        "Prototype 1 is called “moved up”",
+    ]
+    assert client.get("/api/nodes/1").json()["note"] == "moved up"
+    gone = edit(client, edit="note", node=2, text="gone")
+    assert (gone.status_code, gone.json()["detail"]) == (404, "expected a prototype from 0 to 1, got 2")
+    for _ in range(2):
+        client.post("/api/mending/undo", json={"revision": revision(client)})
+    assert client.get("/api/nodes/2").json() == last
+
+
 def test_a_dragged_region_becomes_the_patch_that_the_grid_says(client: "httpx.Client") -> None:
     photo = client.get("/api/photos/training/4").json()
     grid = photo["grid"]

@@ -2,6 +2,7 @@
 
 The network stays as it is, so the feature maps of all photos are computed once. An edit changes the distances to one
 prototype, then the leaves are fitted anew without gradients (Eq. 5). States are never changed; an edit makes a new one.
+A node's number is always its place in the tree of the state at hand.
 
 Notation used for tensor shapes: M photos, N nodes, L leaves, K classes, P patches of a map.
 """
@@ -10,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -92,24 +92,21 @@ class Comparison:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class TreeState:
     """A tree between two edits, with the distance of every photo to every one of its prototypes."""
 
     tree: ProtoTree
-    nodes: Int[ndarray, " N"]  # their numbers in the tree that mending began with
-    leaves: Int[ndarray, " L"]
     training: NearestPatches
     feedback: NearestPatches
-    banned: tuple[Ban, ...] = ()
-    notes: tuple[tuple[int, str], ...] = ()  # by original number
-    disturbed: frozenset[int] = frozenset()  # leaves, by original number, whose photos are others now
+    leaf_start: Float[Tensor, "L K"]  # what refitting begins with: as trained, or 0 where the photos are others now
+    banned: tuple[Ban, ...]
+    notes: Mapping[int, str]
 
-    def index(self, node: int) -> int:
-        """Where a node of the original tree is now."""
-        found = np.nonzero(self.nodes == node)[0]
-        if not len(found):
-            raise MendError(f"expected one of the nodes {_some(self.nodes.tolist())}, got {node}; it has been removed")
-        return int(found[0])
+    def expect(self, node: int) -> None:
+        """Refuses a number that no node has."""
+        n_nodes = self.tree.topology.n_nodes
+        if node not in range(n_nodes):
+            raise MendError(f"expected a prototype from 0 to {n_nodes - 1}, got {node}")
 
     @cached_property
     def decisions(self) -> Decisions:
@@ -149,27 +146,26 @@ class Bench:
         return name_in(self.root, sample.path)
 
     @cached_property
-    def start(self) -> State:
+    def start(self) -> TreeState:
         """The tree as it is, before any edit."""
         tree, prototypes = self.tree, self.tree.prototypes.detach()
-        return State(
+        return TreeState(
             tree,
-            np.arange(tree.topology.n_nodes),
-            np.arange(tree.topology.n_leaves),
             self.training.nearest(prototypes),
             self.feedback.nearest(prototypes),
+            tree.leaf_logits.detach(),
             self._banned_before,
-            tuple(sorted((node, text) for node, text in self._notes_before.items())),
+            self._notes_before,
         )
 
-    def apply(self, state: State, edit: Edit) -> State:
+    def apply(self, state: TreeState, edit: Edit) -> TreeState:
         """The state after an edit, with its leaves refitted."""
+        if not isinstance(edit, Ban):
+            state.expect(edit.node)
         match edit:
             case Note():
-                state.index(edit.node)
-                others = tuple(note for note in state.notes if note[0] != edit.node)
-                own = ((edit.node, edit.text),) if edit.text else ()
-                return replace(state, notes=tuple(sorted(others + own)))
+                notes = {**state.notes, edit.node: edit.text}
+                return replace(state, notes={node: text for node, text in notes.items() if text})
             case Replace():
                 return self._refitted(self._replaced(state, edit))
             case Ban():
@@ -185,15 +181,15 @@ class Bench:
         across, down = from_photo((x, y), entry.view, photo_size(entry.sample), self.tree.preprocessing)
         return self._cell(entry, *self.tree.grid.nearest(across, down))
 
-    def candidates(self, state: State, node: int, n: int = 12) -> tuple[Candidate, ...]:
+    def candidates(self, state: TreeState, node: int, n: int = 12) -> tuple[Candidate, ...]:
         """The nearest allowed patches to a node's prototype, one a photo, nearest first."""
-        index = state.index(node)
-        prototype = state.tree.prototypes.detach()[index : index + 1]
+        state.expect(node)
+        prototype = state.tree.prototypes.detach()[node : node + 1]
         return self._nearest_first(self.training.nearest(prototype, self._forbidden(state.banned)), 0, n)
 
-    def candidates_of(self, state: State, index: int, n: int = 12) -> tuple[Candidate, ...]:
-        """The same for a node of the tree as it is, banned patches and all, at no cost."""
-        return self._nearest_first(state.training, index, n)
+    def all_candidates(self, state: TreeState, node: int, n: int = 12) -> tuple[Candidate, ...]:
+        """The same, banned patches and all, at no cost: the state knows their distances."""
+        return self._nearest_first(state.training, node, n)
 
     def _nearest_first(self, nearest: NearestPatches, column: int, n: int) -> tuple[Candidate, ...]:
         distance = nearest.distance[:, column].masked_fill(~self._is_source, torch.inf)
@@ -215,11 +211,11 @@ class Bench:
         """The feature map that a patch is in."""
         return self.training.maps([self._row[cell.image, cell.view]])
 
-    def is_banned(self, state: State, cell: Cell) -> bool:
+    def is_banned(self, state: TreeState, cell: Cell) -> bool:
         """Whether a patch may not be a prototype."""
-        return any(ban.image == cell.image and _meet(ban.region, cell.box) for ban in state.banned)
+        return any(ban.image == cell.image and _overlaps(ban.region, cell.box) for ban in state.banned)
 
-    def figures(self, state: State) -> Figures:
+    def figures(self, state: TreeState) -> Figures:
         """The numbers of a state on the photos of the feedback."""
         decisions, labels = state.decisions, self.feedback.labels
         answers: dict[Strategy, Tensor] = {strategy: decisions.labels(strategy) for strategy in STRATEGIES}
@@ -235,7 +231,7 @@ class Bench:
             n_prototypes=state.tree.topology.n_nodes,
         )
 
-    def compare(self, before: State, after: State) -> Comparison:
+    def compare(self, before: TreeState, after: TreeState) -> Comparison:
         """What lies between two states."""
         then, now, labels = before.decisions.labels(), after.decisions.labels(), self.feedback.labels
         changed = torch.nonzero(then != now)[:, 0].tolist()
@@ -271,23 +267,23 @@ class Bench:
             regions = [ban.region for ban in banned if ban.image == image]
             if regions:
                 boxes = [self._cell(self.training.entries[row], *place).box for place in places]
-                masks[row] = torch.tensor([any(_meet(region, box) for region in regions) for box in boxes])
+                masks[row] = torch.tensor([any(_overlaps(region, box) for region in regions) for box in boxes])
         return masks
 
-    def _replaced(self, state: State, edit: Replace) -> State:
+    def _replaced(self, state: TreeState, edit: Replace) -> TreeState:
         cell = self._cell(self.entry(edit.image, edit.view), *edit.patch)
         if self.is_banned(state, cell):
             raise MendError(f"{edit.image} is banned there; choose another patch, or undo the ban")
-        return self._with_prototype(state, state.index(edit.node), cell)
+        return self._with_prototype(state, edit.node, cell)
 
-    def _with_prototype(self, state: State, index: int, cell: Cell) -> State:
+    def _with_prototype(self, state: TreeState, node: int, cell: Cell) -> TreeState:
         row = self._row[cell.image, cell.view]
         old, entry = state.tree.prototypes.detach(), self.training.entries[row]
         patches = extract_patches(self.training.maps([row]), (old.shape[2], old.shape[3]))[0]
         # Patches are flattened as prototypes are: depth, then height, then width.
-        prototype = patches[self.tree.grid.number(*cell.patch)].view_as(old[index])
+        prototype = patches[self.tree.grid.number(*cell.patch)].view_as(old[node])
         tree = _copied(state.tree)
-        tree.prototypes.data[index] = prototype
+        tree.prototypes.data[node] = prototype
         region = entry.view.region
         source = PrototypeSource(
             image=cell.image,
@@ -295,69 +291,64 @@ class Bench:
             view=cell.view,
             patch=cell.patch,
             box=cell.box,
-            distance=float(torch.linalg.vector_norm(prototype - old[index])),
+            distance=float(torch.linalg.vector_norm(prototype - old[node])),
             region=region.edges if region is not None else None,
             flip=entry.view.flip,
         )
-        tree.sources = (*tree.sources[:index], source, *tree.sources[index + 1 :])
+        tree.sources = (*tree.sources[:node], source, *tree.sources[node + 1 :])
         return replace(
             state,
             tree=tree,
-            training=_with_column(state.training, index, self.training.nearest(prototype[None])),
-            feedback=_with_column(state.feedback, index, self.feedback.nearest(prototype[None])),
-            disturbed=state.disturbed | {int(state.leaves[leaf]) for leaf in leaves_below(tree.topology, index)},
+            training=_with_column(state.training, node, self.training.nearest(prototype[None])),
+            feedback=_with_column(state.feedback, node, self.feedback.nearest(prototype[None])),
+            leaf_start=_emptied(state.leaf_start, tree.topology, node),
         )
 
-    def _banned(self, state: State, edit: Ban) -> State:
+    def _banned(self, state: TreeState, edit: Ban) -> TreeState:
         """Prototypes that come from there are projected anew (Eq. 6, S1), on what is still allowed."""
         if not any(image == edit.image for image, _ in self._row):
             raise MendError(f"expected a training photo, got {edit.image!r}; there is none of that name")
         state = replace(state, banned=(*state.banned, edit))
         forbidden = self._forbidden(state.banned)
-        for index, source in enumerate(state.tree.sources):
-            if source is None or source.image != edit.image or not _meet(edit.region, source.box):
+        for node, source in enumerate(state.tree.sources):
+            if source is None or source.image != edit.image or not _overlaps(edit.region, source.box):
                 continue
-            nearest = self.training.nearest(state.tree.prototypes.detach()[index : index + 1], forbidden)
+            nearest = self.training.nearest(state.tree.prototypes.detach()[node : node + 1], forbidden)
             distance = nearest.distance[:, 0].masked_fill(~self._is_source, torch.inf)
             if self._constrain:
-                other_class = ~reachable_classes(state.tree)[index, self.training.labels]
+                other_class = ~reachable_classes(state.tree)[node, self.training.labels]
                 constrained = distance.masked_fill(other_class, torch.inf)
                 # As in projection: where no patch of these classes is left, any class will do.
                 distance = constrained if torch.isfinite(constrained).any() else distance
             row = int(distance.argmin())
             if not torch.isfinite(distance[row]):
-                raise MendError(f"no patch would be left for node {state.nodes[index]}; undo some bans first")
+                raise MendError(f"no patch would be left for prototype {node}; undo some bans first")
             place = self.tree.grid.place(int(nearest.patch[row, 0]))
-            state = self._with_prototype(state, index, self._cell(self.training.entries[row], *place))
+            state = self._with_prototype(state, node, self._cell(self.training.entries[row], *place))
         return state
 
-    def _removed(self, state: State, edit: Remove) -> State:
-        index, topology = state.index(edit.node), state.tree.topology
+    def _removed(self, state: TreeState, edit: Remove) -> TreeState:
+        topology = state.tree.topology
         if topology.n_nodes == 1:
             raise MendError("expected at least one node to be left; a tree that is a single leaf decides nothing")
-        kept = int((topology.left if edit.keep == "left" else topology.right)[index])
-        smaller, nodes, leaf_ids = spliced(topology, index, edit.keep)
+        kept = int((topology.left if edit.keep == "left" else topology.right)[edit.node])
+        smaller, nodes, leaf_ids = _spliced(topology, edit.node, kept)
         if smaller.n_nodes == 0:
             raise MendError("expected at least one node to be left; keep the other side")
-        disturbed = {~kept} if kept < 0 else leaves_below(topology, kept)
         return replace(
             state,
             tree=state.tree.with_topology(smaller, nodes, leaf_ids),
-            nodes=state.nodes[nodes],
-            leaves=state.leaves[leaf_ids],
             training=NearestPatches(state.training.distance[:, nodes], state.training.patch[:, nodes]),
             feedback=NearestPatches(state.feedback.distance[:, nodes], state.feedback.patch[:, nodes]),
-            notes=tuple(note for note in state.notes if note[0] in state.nodes[nodes]),
-            disturbed=state.disturbed | {int(state.leaves[leaf]) for leaf in disturbed},
+            leaf_start=_emptied(state.leaf_start, topology, kept)[leaf_ids],
+            notes={new: state.notes[old] for new, old in enumerate(nodes.tolist()) if old in state.notes},
         )
 
     @torch.no_grad()
-    def _refitted(self, state: State) -> State:
+    def _refitted(self, state: TreeState) -> TreeState:
         """Leaves whose photos are others now start from nothing, the rest from where training left them."""
         tree = _copied(state.tree)
-        is_disturbed = torch.tensor([leaf in state.disturbed for leaf in state.leaves.tolist()])
-        start = self.tree.leaf_logits.detach()[state.leaves].masked_fill(is_disturbed[:, None], 0.0)
-        tree.leaf_logits.data = start
+        tree.leaf_logits.data = state.leaf_start.clone()
         whole = NearestPatches(state.training.distance[self._whole], state.training.patch[self._whole])
         routed, labels = _routed(tree, whole), self.training.labels[self._whole]
         for _ in range(N_SWEEPS):
@@ -366,11 +357,8 @@ class Bench:
         return replace(state, tree=tree)
 
 
-def spliced(
-    topology: Topology, node: int, keep: Literal["left", "right"]
-) -> tuple[Topology, Int[ndarray, " n"], Int[ndarray, " m"]]:
-    """The tree without a node and one of its subtrees, with the old number of each node and leaf."""
-    kept = int((topology.left if keep == "left" else topology.right)[node])
+def _spliced(topology: Topology, node: int, kept: int) -> tuple[Topology, Int[ndarray, " n"], Int[ndarray, " m"]]:
+    """The tree with one child of a node in its place, with the old number of each node and leaf."""
     left, right = topology.left.tolist(), topology.right.tolist()
     for side in (left, right):
         side[:] = [kept if child == node else child for child in side]
@@ -415,12 +403,13 @@ def _with_column(nearest: NearestPatches, index: int, column: NearestPatches) ->
     return NearestPatches(distance, patch)
 
 
-def leaves_below(topology: Topology, node: int) -> set[int]:
-    """The leaves that a node decides about."""
-    return {leaf for leaf, path in enumerate(topology.paths) if node in path}
+def _emptied(leaf_start: Float[Tensor, "L K"], topology: Topology, node: int) -> Float[Tensor, "L K"]:
+    """With nothing in the leaves below a node, or in one leaf, given as `~leaf`."""
+    is_below = np.arange(topology.n_leaves) == ~node if node < 0 else (topology.paths == node).any(axis=1)
+    return leaf_start.masked_fill(torch.from_numpy(is_below)[:, None], 0.0)
 
 
-def _meet(region: Region | None, box: Region) -> bool:
+def _overlaps(region: Region | None, box: Region) -> bool:
     """Whether a box lies in a banned region, be it in part."""
     if region is None:
         return True
@@ -432,7 +421,3 @@ def _meet(region: Region | None, box: Region) -> bool:
 
 def _share(hits: Bool[Tensor, " M"]) -> float:
     return int(hits.sum()) / len(hits)
-
-
-def _some(values: Sequence[Any], shown: int = 12) -> str:
-    return ", ".join(map(str, values[:shown])) + (", …" if len(values) > shown else "")

@@ -1,7 +1,7 @@
 """What can be changed in a tree by hand, as plain data, and the history of it.
 
-Nodes are named by their number in the tree that mending began with, so that an edit means the same whatever was
-removed before or after it.
+A node's number is its place in the tree that the edit is made on: after the edits before it, as people see it then.
+Edits are always made in order from the first one, so that says which node is meant.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from prototree.errors import CheckpointError, ConflictError, MendError
 from prototree.files import read_json, write_json
 
-_VERSION = 1
+_VERSION = 2  # in version 1 nodes had the numbers of the tree before the first edit
 MAX_NOTE = 200
 MAX_EDITS = 10_000
 
@@ -133,14 +133,21 @@ def read_history(path: Path, origin: str) -> History:
     if not path.exists():
         return History(origin)
     content = read_json(path)
-    if content.get("version") != _VERSION:
-        raise CheckpointError(f"{path} has format version {content.get('version')!r}, this program reads {_VERSION}")
+    version = content.get("version")
+    if version not in (1, _VERSION):
+        raise CheckpointError(f"{path} has format version {version!r}, this program reads 1 and {_VERSION}")
     if content.get("origin") != origin:
         raise CheckpointError(
             f"{path} is the history of another tree; the run was made anew since. Delete it, or choose another folder"
         )
     try:
         done, undone = (tuple(map(from_json, content[key])) for key in ("done", "undone"))
-        return History(origin, done, undone, int(content["revision"]))
+        history = History(origin, done, undone, int(content["revision"]))
     except (KeyError, TypeError, ValueError, MendError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); restore it from a copy") from error
+    if version == 1 and any(isinstance(edit, Remove) for edit in done + undone):  # without, numbers mean the same
+        raise CheckpointError(
+            f"{path} was written by an earlier version of prototree, in which prototypes had other numbers after one "
+            "was removed; save it as a run with that version, or delete the file"
+        )
+    return history

@@ -32,7 +32,7 @@ from prototree.evaluation.metrics import evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
 from prototree.files import read_json, write_file, write_json
 from prototree.mend import edits
-from prototree.mend.bench import Bench, Comparison, Figures, State, photo_set, training_set
+from prototree.mend.bench import Bench, Comparison, Figures, TreeState, photo_set, training_set
 from prototree.mend.edits import Ban, Edit, History, read_history
 from prototree.run import NOTES, Run
 from prototree.training.maps import StoredMaps, Tick, cache_features
@@ -45,12 +45,12 @@ _KEPT_STATES = 16  # for undoing at once; older ones are computed again
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a session stands: read it once to see one moment, whatever others do meanwhile."""
+class Moment:
+    """A session between two changes: read it once, and all of it belongs together, whatever others do meanwhile."""
 
     history: History
-    state: State
-    previous: State  # before the last edit, undo or redo
+    state: TreeState
+    previous: TreeState  # before the last edit, undo or redo
 
 
 class Session:
@@ -69,34 +69,34 @@ class Session:
         self.run, self.data, self.bench, self.held_back = run, data, bench, held_back
         self.work, self.feedback_name, self.source = work, feedback_name, source  # source: what the data was opened by
         self._lock = threading.RLock()
-        self._states: OrderedDict[tuple[Edit, ...], State] = OrderedDict()
+        self._states: OrderedDict[tuple[Edit, ...], TreeState] = OrderedDict()
         history = read_history(work / HISTORY, _origin(bench.tree))
         state = self._state_of(history.done)
-        self.standing = Standing(history, state, state)
+        self.moment = Moment(history, state, state)
 
     @property
     def revision(self) -> int:
         """Grows with every change; a change that names another one is refused."""
-        return self.standing.history.revision
+        return self.moment.history.revision
 
     @property
-    def state(self) -> State:
-        return self.standing.state
+    def state(self) -> TreeState:
+        return self.moment.state
 
     @property
     def figures(self) -> Figures:
         """The tree as it is, on the photos for feedback."""
         return self.bench.figures(self.state)
 
-    def apply(self, edit: Edit, revision: int | None = None) -> Standing:
-        """Makes an edit."""
+    def apply(self, edit: Edit, revision: int | None = None) -> Moment:
+        """Makes an edit; where others mend too, name the revision that its node's number belongs to."""
         return self._change(lambda history: history.add(edit), revision)
 
-    def undo(self, revision: int | None = None) -> Standing:
+    def undo(self, revision: int | None = None) -> Moment:
         """Takes the last edit back."""
         return self._change(History.undo, revision)
 
-    def redo(self, revision: int | None = None) -> Standing:
+    def redo(self, revision: int | None = None) -> Moment:
         """Makes the edit again that was undone last."""
         return self._change(History.redo, revision)
 
@@ -114,8 +114,8 @@ class Session:
         It appears when it is complete: a kill leaves either nothing or all of it.
         """
         with self._lock:
-            standing = self.standing
-            standing.history.expect(revision)
+            moment = self.moment
+            moment.history.expect(revision)
             folder = Path(out) if out is not None else self.free_name("mended")
             if folder.exists():
                 raise MendError(f"expected a new folder to save to, but {folder} exists; choose another name")
@@ -124,7 +124,7 @@ class Session:
             shutil.rmtree(temporary, ignore_errors=True)
             try:
                 temporary.mkdir()
-                self._write(temporary, standing)
+                self._write(temporary, moment)
                 os.rename(temporary, folder)
             except OSError as error:
                 raise MendError(f"{folder} could not be written ({error.strerror}); nothing was saved") from error
@@ -133,17 +133,17 @@ class Session:
             files.sync_folder(folder.parent)
             return Run(folder)
 
-    def _change(self, step: Callable[[History], History], revision: int | None) -> Standing:
+    def _change(self, step: Callable[[History], History], revision: int | None) -> Moment:
         with self._lock:
-            before = self.standing
+            before = self.moment
             before.history.expect(revision)
             history = step(before.history)
             state = self._state_of(history.done)  # fails for an edit that cannot be made, before anything is written
             history.write(self.work / HISTORY)
-            self.standing = Standing(history, state, before.state)
-            return self.standing
+            self.moment = Moment(history, state, before.state)
+            return self.moment
 
-    def _state_of(self, done: tuple[Edit, ...]) -> State:
+    def _state_of(self, done: tuple[Edit, ...]) -> TreeState:
         """The state after some edits, from the longest beginning of them that is still known."""
         known = next((n for n in range(len(done), 0, -1) if done[:n] in self._states), 0)
         state = self._states[done[:known]] if known else self.bench.start
@@ -160,8 +160,8 @@ class Session:
         names = (folder.with_name(f"{folder.name}-{kind}-{number}") for number in range(1, 10_000))
         return next(name for name in names if not name.exists())
 
-    def _write(self, folder: Path, standing: Standing) -> None:
-        tree, config = standing.state.tree, self.run.folder / "config.toml"
+    def _write(self, folder: Path, moment: Moment) -> None:
+        tree, config = moment.state.tree, self.run.folder / "config.toml"
         if config.exists():
             write_file(folder / config.name, config.read_bytes())
         (folder / PROJECTED).mkdir()
@@ -170,15 +170,14 @@ class Session:
         trees = {"before": self.bench.start.tree, "after": tree}
         metrics = evaluate_all(trees, judged_on.batches())
         comparison = self.compare()
-        place = {int(node): index for index, node in enumerate(standing.state.nodes)}
-        write_json(folder / NOTES, {str(place[node]): text for node, text in standing.state.notes})
+        write_json(folder / NOTES, {str(node): text for node, text in sorted(moment.state.notes.items())})
         sets = [self.bench.feedback] if self.held_back is None else [self.bench.feedback, self.held_back]
         write_json(folder / "mistakes.json", _mistakes(self.bench, tree, sets))
         mending = {
-            "version": 1,
+            "version": 2,
             "from": self.run.folder.resolve().name,
-            "edits": [edits.to_json(edit) for edit in standing.history.done],
-            "banned": [edits.to_json(ban) for ban in standing.state.banned],
+            "edits": [edits.to_json(edit) for edit in moment.history.done],
+            "banned": [edits.to_json(ban) for ban in moment.state.banned],
             "feedback": {
                 "photos": self.feedback_name,
                 "before": asdict(comparison.before),

@@ -7,7 +7,7 @@ from prototree.data.samples import ImageData, Sample
 from prototree.data.views import photo_size
 from prototree.errors import MendError
 from prototree.explain.pictures import cut_out, open_photo, reduced
-from prototree.mend.bench import Bench, Cell, State
+from prototree.mend.bench import Bench, Cell, TreeState
 from prototree.network.geometry import Box
 from prototree.web import shapes
 from prototree.web.results import NotFoundError, webp
@@ -96,7 +96,7 @@ class Gallery:
         """A training photo's name, as in the sources of prototypes."""
         return self._bench.name(self.sample("training", index))
 
-    def own_cell(self, state: State, index: int) -> Cell | None:
+    def own_cell(self, state: TreeState, index: int) -> Cell | None:
         """The patch that a prototype is, where its photo is among the training photos."""
         source = state.tree.sources[index]
         if source is None or not self._bench.has(source.image, source.view):

@@ -17,16 +17,16 @@ from prototree.explain.decisions import PrototypePictures, explain_image
 from prototree.explain.pictures import open_photo
 from prototree.explain.records import TreeExplanation
 from prototree.files import read_json
-from prototree.mend.bench import Figures, State
+from prototree.mend.bench import Figures, TreeState
 from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
 from prototree.mend.relearning import learns_on
-from prototree.mend.session import MENDING, Session, Standing
+from prototree.mend.session import MENDING, Moment, Session
 from prototree.web import shapes
 from prototree.web.gallery import PICTURE_SIDE, Gallery
 from prototree.web.learning import Learner
 from prototree.web.results import NotFoundError, Results, result_of
 from prototree.web.tree_view import TreeView
-from prototree.web.words import sentences
+from prototree.web.words import sentence
 
 MAX_CHANGED = 200  # photos listed as answered differently
 
@@ -74,18 +74,19 @@ class Service:
 
     def nodes(self) -> list[shapes.NodeShape]:
         state = self.session.state
-        return [self._node(state, index) for index in range(state.tree.topology.n_nodes)]
+        return [self._node(state, node) for node in range(state.tree.topology.n_nodes)]
 
-    def node(self, index: int) -> shapes.NodeShape:
+    def node(self, node: int) -> shapes.NodeShape:
         state = self.session.state
-        self._original(state, index)
-        return self._node(state, index)
+        _expect_node(state, node)
+        return self._node(state, node)
 
-    def candidates(self, index: int, count: int) -> shapes.CandidatesShape:
-        standing = self.session.standing
-        found = self.session.bench.candidates(standing.state, self._original(standing.state, index), count)
+    def candidates(self, node: int, count: int) -> shapes.CandidatesShape:
+        moment = self.session.moment
+        _expect_node(moment.state, node)
+        found = self.session.bench.candidates(moment.state, node, count)
         patches = [self.gallery.patch(candidate.cell, candidate.similarity) for candidate in found]
-        return shapes.CandidatesShape(node=index, revision=standing.history.revision, candidates=patches)
+        return shapes.CandidatesShape(node=node, revision=moment.history.revision, candidates=patches)
 
     # ---- trying images
 
@@ -122,16 +123,15 @@ class Service:
 
     # ---- mending
 
-    def mending(self, standing: Standing | None = None) -> shapes.MendingShape:
-        standing = standing or self.session.standing
+    def mending(self, moment: Moment | None = None) -> shapes.MendingShape:
+        moment = moment or self.session.moment
         bench = self.session.bench
-        comparison = bench.compare(standing.previous, standing.state)
-        done, undone = standing.history.done, standing.history.undone
-        words = sentences(bench.tree.topology, (*done, *reversed(undone)))
+        comparison = bench.compare(moment.previous, moment.state)
+        done, undone = moment.history.done, moment.history.undone
         return shapes.MendingShape(
-            revision=standing.history.revision,
-            done=words[: len(done)],
-            undone=words[len(done) :],
+            revision=moment.history.revision,
+            done=list(map(sentence, done)),
+            undone=list(map(sentence, reversed(undone))),
             original=_figures(bench.figures(bench.start)),
             before=_figures(comparison.before),
             now=_figures(comparison.after),
@@ -144,15 +144,16 @@ class Service:
                 )
                 for changed in comparison.changed[:MAX_CHANGED]
             ],
-            nodes=list(range(standing.state.tree.topology.n_nodes)),
+            nodes=list(range(moment.state.tree.topology.n_nodes)),
             feedback=self.session.feedback_name,
         )
 
     def edit(self, question: shapes.EditQuestion) -> shapes.MendingShape:
-        standing = self.session.standing
-        standing.history.expect(question.revision)
-        edit = self._as_edit(standing.state, question.edit)
-        return self.mending(self.session.apply(edit, question.revision))
+        moment = self.session.moment
+        moment.history.expect(question.revision)
+        if not isinstance(question.edit, shapes.BanEdit):
+            _expect_node(moment.state, question.edit.node)
+        return self.mending(self.session.apply(self._as_edit(question.edit), question.revision))
 
     def undo(self, revision: int) -> shapes.MendingShape:
         return self.mending(self.session.undo(revision))
@@ -169,43 +170,38 @@ class Service:
 
     # ---- inside
 
-    def _original(self, state: State, index: int) -> int:
-        if not 0 <= index < len(state.nodes):
-            raise NotFoundError(f"expected a prototype from 0 to {len(state.nodes) - 1}, got {index}")
-        return int(state.nodes[index])
-
-    def _as_edit(self, state: State, edit: Any) -> Edit:
+    def _as_edit(self, edit: Any) -> Edit:
         match edit:
             case shapes.ReplaceEdit():
-                node, image = self._original(state, edit.node), self.gallery.name(edit.photo)
+                image = self.gallery.name(edit.photo)
                 if edit.patch is not None:
-                    return Replace(node, image, edit.view, (edit.patch[0], edit.patch[1]))
+                    return Replace(edit.node, image, edit.view, (edit.patch[0], edit.patch[1]))
                 if edit.region is None:
                     raise MendError("expected a region of the photo or a patch of a view, got neither")
-                return self.session.bench.locate(image, _region(edit.region), edit.view).replaces(node)
+                return self.session.bench.locate(image, _region(edit.region), edit.view).replaces(edit.node)
             case shapes.BanEdit():
                 return Ban(self.gallery.name(edit.photo), _region(edit.region) if edit.region is not None else None)
             case shapes.RemoveEdit():
-                return Remove(self._original(state, edit.node), edit.keep)
+                return Remove(edit.node, edit.keep)
             case _:
-                return Note(self._original(state, edit.node), edit.text.strip())
+                return Note(edit.node, edit.text.strip())
 
-    def _node(self, state: State, index: int) -> shapes.NodeShape:
-        topology, source = state.tree.topology, state.tree.sources[index]
-        cell = self.gallery.own_cell(state, index)
-        below, left, right = self._below(state), int(topology.left[index]), int(topology.right[index])
+    def _node(self, state: TreeState, node: int) -> shapes.NodeShape:
+        topology, source = state.tree.topology, state.tree.sources[node]
+        cell = self.gallery.own_cell(state, node)
+        below, left, right = self._below(state), int(topology.left[node]), int(topology.right[node])
         return shapes.NodeShape(
-            node=index,
+            node=node,
             left=left,
             right=right,
-            note=dict(state.notes).get(int(state.nodes[index]), ""),
+            note=state.notes.get(node, ""),
             classes_left=[self.classes[label] for label in below[left]],
             classes_right=[self.classes[label] for label in below[right]],
             source=self.gallery.patch(cell, 1.0) if cell is not None else None,
             distance=source.distance if source is not None else 0.0,
         )
 
-    def _classes_below(self, state: State) -> dict[int, tuple[int, ...]]:
+    def _classes_below(self, state: TreeState) -> dict[int, tuple[int, ...]]:
         """The classes that are decided below each node (or leaf, as `~leaf`), in the order of the leaves."""
         topology = state.tree.topology
         best = state.tree.leaf_logits.argmax(dim=1).tolist()
@@ -216,13 +212,19 @@ class Service:
         return below
 
     def _decided(self, image: Image.Image, name: str, label: int | None) -> shapes.DecisionShape:
-        standing = self.session.standing
-        state = standing.state
-        notes = {state.index(node): text for node, text in state.notes}
-        explained = explain_image(state.tree, image, self._crops(state), name=name, label=label, notes=notes)
-        result = result_of(explained, secrets.token_urlsafe(9), standing.history.revision)
+        moment = self.session.moment
+        state = moment.state
+        explained = explain_image(state.tree, image, self._crops(state), name=name, label=label, notes=state.notes)
+        result = result_of(explained, secrets.token_urlsafe(9), moment.history.revision)
         self.results.add(result)
         return result.decision
+
+
+def _expect_node(state: TreeState, node: int) -> None:
+    try:
+        state.expect(node)
+    except MendError as error:
+        raise NotFoundError(str(error)) from error
 
 
 def _decoded(content: bytes) -> Image.Image:

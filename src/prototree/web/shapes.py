@@ -90,7 +90,7 @@ class Patch(Shape):
 
 
 class NodeShape(Shape):
-    """A node of the tree as it is. Numbers are those of the tree that mending began with; `~leaf` is a leaf."""
+    """A node of the tree as it is, by its place in it; `~leaf` is a leaf."""
 
     node: int
     left: int

@@ -8,7 +8,7 @@ import torch
 from prototree.data.views import FULL, photo_size
 from prototree.explain.heat import Frame
 from prototree.explain.records import Match, Picture, PrototypeExplanation, TreeExplanation, Where
-from prototree.mend.bench import Bench, Candidate, State
+from prototree.mend.bench import Bench, Candidate, TreeState
 from prototree.network.geometry import Box
 from prototree.report.pages import tree_data
 from prototree.report.pictures import data_url
@@ -29,13 +29,12 @@ class TreeView:
     def __init__(self, title: str, bench: Bench, gallery: Gallery) -> None:
         self._title, self._bench, self._gallery = title, bench, gallery
 
-    def of(self, state: State) -> tuple[TreeExplanation, dict[str, Any]]:
+    def of(self, state: TreeState) -> tuple[TreeExplanation, dict[str, Any]]:
         """The explanation, and the data of its page."""
         bench, tree = self._bench, state.tree
         urls: dict[str, str] = {}
-        notes = {state.index(node): text for node, text in state.notes}
         rights = self._right_shares(state)
-        prototypes = tuple(self._prototype(state, node, notes, rights[node], urls) for node in range(len(state.nodes)))
+        prototypes = tuple(self._prototype(state, node, right, urls) for node, right in enumerate(rights))
         explanation = TreeExplanation(
             title=self._title,
             class_names=tree.class_names,
@@ -48,7 +47,7 @@ class TreeView:
         # The page fetches its pictures one by one when they come into view; here stand only their addresses.
         return explanation, tree_data(explanation, lambda name, picture: urls.get(name) or data_url(name, picture))
 
-    def _right_shares(self, state: State) -> list[tuple[float, ...]]:
+    def _right_shares(self, state: TreeState) -> list[tuple[float, ...]]:
         whole = torch.tensor([entry.view == FULL for entry in self._bench.training.entries])
         present = (similarity(state.training.distance[whole]) > 0.5).double()
         labels = self._bench.training.labels[whole]
@@ -59,10 +58,10 @@ class TreeView:
         return [tuple(row) for row in (sums / counts[:, None]).T.tolist()]
 
     def _prototype(
-        self, state: State, node: int, notes: dict[int, str], right: tuple[float, ...], urls: dict[str, str]
+        self, state: TreeState, node: int, right: tuple[float, ...], urls: dict[str, str]
     ) -> PrototypeExplanation:
         bench, source = self._bench, state.tree.sources[node]
-        found = bench.candidates_of(state, node, _NEAREST + 1)
+        found = bench.all_candidates(state, node, _NEAREST + 1)
         own = self._gallery.own_cell(state, node)
         nearest = [candidate for candidate in found if own is None or candidate.cell.image != own.image][:_NEAREST]
         own = own or nearest[0].cell
@@ -85,7 +84,7 @@ class TreeView:
             nearest=tuple(map(self._neighbour, nearest)),
             right_share=right,
             causes=(),
-            note=notes.get(node, ""),
+            note=state.notes.get(node, ""),
         )
 
     def _neighbour(self, candidate: Candidate) -> Match:
