@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from prototree.config import KEYS
+from prototree.config import preset
 from prototree.data import open_data
-from prototree.training.recipes import warm
+from prototree.training.recipes.warm import Warm
 from tiny_training import write_squares
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "ablation.py"
@@ -20,7 +20,7 @@ QUICK = {
     "depth": 8,
     "head_width": 8,
     "batch_size": 8,
-    "cache_views": 3,
+    "views": 3,
     "head_epochs": 1,
     "epochs": 1,
     "workers": 0,
@@ -40,8 +40,8 @@ def ablation() -> ModuleType:
 def test_every_row_changes_something_that_exists(ablation: ModuleType) -> None:
     for name, changes in ablation.ROWS.items():
         for key, value in changes.items():
-            assert hasattr(warm, key) if key.isupper() else key in KEYS, name
-            assert value != getattr(warm, key, None), name
+            config = preset("auto")
+            assert config.changed({key: value}) != config, name
 
 
 def test_every_fifth_photo_of_each_class_is_held_out_and_no_test_photo_is_used(
@@ -59,11 +59,10 @@ def test_every_fifth_photo_of_each_class_is_held_out_and_no_test_photo_is_used(
 def test_rows_share_the_cache_and_finished_runs_stay(
     ablation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ablation, "ROWS", {"the recipe": QUICK, "no margin": {**QUICK, "MARGIN_WEIGHT": 0.0}})
+    monkeypatch.setattr(ablation, "ROWS", {"the recipe": QUICK, "no margin": {**QUICK, "margin": 0.0}})
     data = ablation.held_out(open_data(write_squares(tmp_path / "data", train=5)), 0)
-    weight = warm.MARGIN_WEIGHT
     runs = [ablation.one_run(data, tmp_path / "out", name, 0, 0) for name in ablation.ROWS]
-    assert weight == warm.MARGIN_WEIGHT
+    assert [run.config.recipe.margin for run in runs] == [Warm.margin, 0.0]
     caches = [sorted(path.stat().st_ino for path in (run.folder / "cache").iterdir()) for run in runs]
     assert caches[0] == caches[1]
     row = ablation.table_row("no margin", runs)

@@ -48,7 +48,7 @@ TINY_WARM = {
     "depth": 16,
     "head_width": 16,
     "batch_size": 8,
-    "cache_views": 3,
+    "views": 3,
     "pretrain_epochs": 4,
     "head_epochs": 20,
     "epochs": 25,

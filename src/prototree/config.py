@@ -72,31 +72,30 @@ def preset(name: str) -> Config:
         return Config().changed(tomllib.loads(text))
     if not Path(name).is_file():
         raise ConfigError(f"no preset {name!r}; expected {', '.join(preset_names())}, or the path of a TOML file")
-    return Config().changed(_values_in(Path(name)))
+    return Config().changed(_values_in(Path(name))[1])
 
 
 def read_config(path: Path) -> Config:
     """The `config.toml` of a run, also of one that an earlier version wrote."""
-    values = _values_in(path)
-    if values.get("version", 1) == 1 and "recipe" in values:
-        values = _from_first_version(values)
-    return Config().changed(values)
+    version, values = _values_in(path)
+    return Config().changed(_from_first_version(values) if version == 1 else values)
 
 
-def _values_in(path: Path) -> dict[str, Any]:
+def _values_in(path: Path) -> tuple[int, dict[str, Any]]:
+    """The version of a file and what it says; one that does not name its version is of the first."""
     try:
         values = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML ({error})") from error
-    version = values.get("version", 1)
+    version = values.pop("version", 1)
     if not isinstance(version, int) or version > VERSION:
         raise ConfigError(f"{path} has version {version!r}, this program reads up to {VERSION}; update prototree")
-    return {key: value for key, value in values.items() if key != "version" or version != VERSION}
+    return version, values
 
 
 def _from_first_version(values: Mapping[str, Any]) -> dict[str, Any]:
     """All settings stood flatly there, also those that the recipe ignored."""
-    recipe = _recipe_named(values["recipe"])
+    recipe = _recipe_named(values.get("recipe", Paper.name))
     renamed = {_OLDER_WARM.get(key, key): value for key, value in values.items()} if recipe.name == "warm" else values
     known = {*Common.names(), *recipe.names(), "recipe"}
     return {key: value for key, value in renamed.items() if key in known}

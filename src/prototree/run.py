@@ -45,7 +45,9 @@ class Run:
 
     @property
     def config(self) -> Config:
-        return read_config(self.folder / CONFIG)
+        """What it was made with; the defaults where the folder does not say."""
+        path = self.folder / CONFIG
+        return read_config(path) if path.exists() else Config()
 
     @property
     def metrics(self) -> dict[str, Any]:

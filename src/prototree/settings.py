@@ -9,7 +9,7 @@ import difflib
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, TypeVar
 
 from prototree.errors import ConfigError
 
@@ -21,8 +21,8 @@ class About:
     meaning: str
     touch: str
     group: str
-    low: float | None
-    high: float | None
+    low: int | float | None
+    high: int | float | None
     often: bool  # shown by the short help
     free: bool  # says how a run is done, not what comes out of it: a run may be continued with another value
 
@@ -58,13 +58,16 @@ def setting(
     *,
     touch: str = "",
     group: str = "",
-    low: float | None = None,
-    high: float | None = None,
+    low: int | float | None = None,
+    high: int | float | None = None,
     often: bool = False,
     free: bool = False,
 ) -> Any:
     """A field of a class of settings."""
     return dataclasses.field(default=default, metadata={"about": About(meaning, touch, group, low, high, often, free)})
+
+
+Own = TypeVar("Own", bound="Settings")
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Settings:
         """The names of its settings."""
         return tuple(one.key for one in cls.described())
 
-    def changed(self, values: Mapping[str, Any]) -> Self:
+    def changed(self: Own, values: Mapping[str, Any]) -> Own:
         """The same with other values; text is read as what the setting needs."""
         kinds = {one.key: one.kind for one in self.described()}
         if unknown := [key for key in values if key not in kinds]:
@@ -121,7 +124,6 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"unknown key {key!r}; {hint}")
 
 
-Precision = Literal["auto", "float32", "bfloat16"]
 _NETWORK, _DATA, _LEARNING, _AFTER, _MACHINE = "network", "data", "learning", "after training", "this machine"
 
 
@@ -248,7 +250,7 @@ class Common(Settings):
         often=True,
         free=True,
     )
-    precision: Precision = setting(
+    precision: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
         "bfloat16 on GPUs that have it (auto), everywhere, or never",
         touch="You need every digit on a GPU.",

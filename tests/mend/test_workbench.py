@@ -16,7 +16,7 @@ from prototree.mend.bench import N_SWEEPS, Bench, TreeState
 from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.geometry import Box
-from prototree.training.maps import StoredMaps
+from prototree.training.maps import MapCache, StoredMaps
 from prototree.tree.model import ProtoTree, PrototypeSource
 from prototree.tree.topology import Topology
 
@@ -26,7 +26,8 @@ INNER = View("box", Box(20.0, 0.0, 84.0, 64.0))
 
 
 def stored(seed: int, entries: list[Entry]) -> StoredMaps:
-    return StoredMaps(random_maps(seed, len(entries), 4, 4, 4, dtype=torch.float32).numpy(), tuple(entries))
+    maps = random_maps(seed, len(entries), 4, 4, 4, dtype=torch.float32)
+    return StoredMaps(MapCache((maps.numpy()[None],), tuple(entries), frozenset()))
 
 
 def photos(n: int, *views: View) -> list[Entry]:
@@ -43,7 +44,8 @@ def make_bench(backbone: Backbone, *, two_views: bool = False, size: tuple[int, 
     tree.sources = tuple(
         PrototypeSource(f"{n}.png", n % K, "full", (0, 0), (0.0, 0.0, 32.0, 16.0), 0.0) for n in range(7)
     )
-    return Bench(tree, ROOT, training, stored(2, photos(N_FEEDBACK, FULL)))
+    source = INNER if two_views else FULL
+    return Bench(tree, ROOT, training, stored(2, photos(N_FEEDBACK, FULL)), lambda _: (source,))
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,7 +9,7 @@ from prototree.data.loading import Entry, ViewDataset
 from prototree.data.samples import Sample
 from prototree.data.views import FULL, evaluation_views
 from prototree.errors import DataError
-from prototree.training.maps import StoredMaps
+from prototree.training.maps import MapCache, StoredMaps, cache_features
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
 from tiny_training import write_squares
@@ -20,41 +19,41 @@ def test_maps_are_those_of_the_network_and_computed_once(tiny_tree: ProtoTree, t
     data = open_data(write_squares(tmp_path / "squares", train=2, test=1))
     dataset = ViewDataset(data.train, evaluation_views, tiny_tree.preprocessing)
     ticks: list[tuple[int, int]] = []
-    stored = store_maps(tiny_tree, dataset, tmp_path / "maps", lambda *tick: ticks.append(tick))
+    stored = cache_features(tiny_tree, dataset, tmp_path / "maps", lambda *tick: ticks.append(tick))
     assert ticks[-1] == (6, 6)
     with torch.no_grad():
         expected = tiny_tree.features(torch.stack([dataset[i].image for i in range(6)]))
     torch.testing.assert_close(stored.maps(range(6)), expected, rtol=1e-4, atol=1e-5)
     assert stored.labels.tolist() == [sample.label for sample in data.train]
-    again = store_maps(tiny_tree, dataset, tmp_path / "maps", lambda *tick: pytest.fail("computed again"))
-    assert np.array_equal(again.rows, stored.rows)
+    again = cache_features(tiny_tree, dataset, tmp_path / "maps", lambda *tick: pytest.fail("computed again"))
+    assert torch.equal(again.maps(range(6)), stored.maps(range(6)))
 
 
 def test_a_truncated_file_is_computed_again(tiny_tree: ProtoTree, tmp_path: Path) -> None:
     data = open_data(write_squares(tmp_path / "squares", train=2, test=1))
     dataset = ViewDataset(data.test, evaluation_views, tiny_tree.preprocessing)
-    expected = np.array(store_maps(tiny_tree, dataset, tmp_path / "maps").rows)
+    expected = cache_features(tiny_tree, dataset, tmp_path / "maps").maps(range(3))
     (file,) = (tmp_path / "maps").glob("*.f32")
     file.write_bytes(b"half")
-    assert np.array_equal(store_maps(tiny_tree, dataset, tmp_path / "maps").rows, expected)
+    assert torch.equal(cache_features(tiny_tree, dataset, tmp_path / "maps").maps(range(3)), expected)
 
 
 def test_photos_that_cannot_be_read_are_left_out(tiny_tree: ProtoTree, tmp_path: Path) -> None:
     data = open_data(write_squares(tmp_path / "squares", train=2, test=1))
     dataset = ViewDataset(data.test, evaluation_views, tiny_tree.preprocessing)
     data.test[1].path.write_bytes(b"no image")
-    stored = store_maps(tiny_tree, dataset, tmp_path / "maps")
+    stored = cache_features(tiny_tree, dataset, tmp_path / "maps")
     assert [entry.sample_index for entry in stored.entries] == [0, 2]
     for sample in data.test:
         sample.path.unlink()
     with pytest.raises(DataError, match="readable photo"):
-        store_maps(tiny_tree, dataset, tmp_path / "maps")
+        cache_features(tiny_tree, dataset, tmp_path / "maps")
 
 
 def test_forbidden_patches_are_not_found() -> None:
     maps, prototypes = random_maps(0, 5, 3, 2, 4, dtype=torch.float32), random_maps(1, 2, 3, 1, 1, dtype=torch.float32)
     entries = tuple(Entry(i, Sample(Path(f"{i}.png"), 0), FULL) for i in range(5))
-    stored = StoredMaps(maps.numpy(), entries)
+    stored = StoredMaps(MapCache((maps.numpy()[None],), entries, frozenset()))
     free = stored.nearest(prototypes)
     assert torch.equal(free.distance, nearest_patches(maps, prototypes).distance)
     mask = torch.zeros(8, dtype=torch.bool)

@@ -5,7 +5,14 @@ import oracle
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.training.engine import Loop, Options
 from prototree.training.leaf_training import LEAF_TRAINERS
-from prototree.training.objectives import ClassifierObjective, Cosine, Schedule, SoftTargets, TreeObjective, go_back
+from prototree.training.objectives import (
+    ClassifierObjective,
+    Cosine,
+    Schedule,
+    SoftTargets,
+    TreeObjective,
+    blend_with_start,
+)
 from prototree.tree.leaves import class_log_probs, leaf_counts
 from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology
@@ -135,7 +142,7 @@ def test_a_tuned_network_ends_half_way() -> None:
             parameter.add_(1.0)
     backbone.train()(images)  # moves the statistics of batch norm, and counts
     tuned = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    go_back(backbone, before)
+    blend_with_start(backbone, before)
     for name, tensor in backbone.state_dict().items():
         expected = (before[name] + tuned[name]) / 2 if tensor.is_floating_point() else tuned[name]
         torch.testing.assert_close(tensor, expected)

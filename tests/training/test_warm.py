@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from prototree.training.clustering import ward_groups
 from safetensors.torch import save_file
 
 from conftest import random_maps
@@ -15,10 +14,11 @@ from prototree.data.loading import ViewDataset
 from prototree.data.views import source_views
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.pipeline.fit import fit
+from prototree.training import anchored, growth
 from prototree.training.batches import CachedBatches
 from prototree.training.maps import cache_borders
 from prototree.training.projection import Nearest
-from prototree.training.recipes import warm
+from prototree.training.recipes.warm import Warm
 from prototree.tree import checkpoint
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
@@ -38,8 +38,8 @@ def maps(tiny_backbone: Backbone) -> torch.Tensor:
 
 
 def test_standardised_channels_have_mean_zero_and_spread_one(features: FeatureExtractor, maps: torch.Tensor) -> None:
-    warm.standardise(features, maps)
-    head = warm.wide_head(features)
+    growth.standardise(features, maps)
+    head = growth.wide_head(features)
     seen = (maps - head.mean) / head.std
     torch.testing.assert_close(seen.mean(dim=(0, 2, 3)), torch.zeros(maps.shape[1]), atol=1e-4, rtol=0)
     torch.testing.assert_close(seen.std(dim=(0, 2, 3)), torch.ones(maps.shape[1]), atol=1e-3, rtol=0)
@@ -48,18 +48,18 @@ def test_standardised_channels_have_mean_zero_and_spread_one(features: FeatureEx
 def test_calibration_brings_the_median_distance_where_it_should_be(
     features: FeatureExtractor, maps: torch.Tensor
 ) -> None:
-    warm.standardise(features, maps)
-    warm.calibrate(features, maps, torch.Generator().manual_seed(0))
+    growth.standardise(features, maps)
+    growth.calibrate(features, maps, 0.7, torch.Generator().manual_seed(0))
     z = features.from_map(maps).detach()
     points = z.flatten(2).transpose(1, 2).flatten(0, 1)[::3][:, :, None, None]
     median = nearest_patches(z, points).distance.median().item()
-    assert median == pytest.approx(warm.MEDIAN_DISTANCE, abs=0.15)
+    assert median == pytest.approx(0.7, abs=0.15)
 
 
 def test_information_gain_prefers_the_question_that_tells_the_sides_apart() -> None:
     right = torch.tensor([True, True, False, False])
     distance = torch.tensor([[0.1, 0.1, 0.5], [0.2, 0.9, 0.5], [0.9, 0.2, 0.5], [0.8, 0.8, 0.5]])
-    gain = warm.information_gain(distance, right)
+    gain = growth.information_gain(distance, right)
     assert gain.argmax() == 0
     assert gain[0].item() == pytest.approx(np.log(2), abs=1e-4)
     assert gain[2].item() == pytest.approx(0, abs=1e-4)
@@ -69,8 +69,8 @@ def test_the_first_tree_has_one_leaf_a_class_and_real_patches(features: FeatureE
     labels = torch.arange(30) % 6
     for label in range(6):  # each class has a patch of its own
         maps[labels == label, label * 7 : label * 7 + 7, 1, 1] += 40
-    warm.standardise(features, maps)
-    start = warm.grow(features, maps, labels, torch.Generator().manual_seed(0))
+    growth.standardise(features, maps)
+    start = growth.grow(features, maps, labels, mean_path=9.0, median_distance=0.7, seed=0)
     assert sorted(start.leaf_class.tolist()) == list(range(6))
     patches = maps.flatten(2).transpose(1, 2).flatten(0, 1)
     for anchor in start.anchors[:, :, 0, 0]:
@@ -82,19 +82,19 @@ def test_wards_groups_are_the_clusters_that_are_there() -> None:
     random = np.random.default_rng(0)
     centres = 100 * np.eye(4)
     points = np.concatenate([centres[k] + random.normal(size=(3 + k, 4)) for k in range(4)])
-    assert sorted(map(tuple, ward_groups(points, 4))) == [
+    assert sorted(map(tuple, growth.ward_groups(points, 4))) == [
         (0, 1, 2),
         (3, 4, 5, 6),
         (7, 8, 9, 10, 11),
         tuple(range(12, 18)),
     ]
-    assert len(ward_groups(points, 1)) == 1
-    assert len(ward_groups(points, 100)) == 18
+    assert len(growth.ward_groups(points, 1)) == 1
+    assert len(growth.ward_groups(points, 100)) == 18
 
 
 def test_cutmix_mixes_by_patches_and_tells_the_share() -> None:
     x = torch.arange(4.0)[:, None, None, None].expand(4, 2, 3, 3)
-    mixed, partner, own = warm.cutmix(x)
+    mixed, partner, own = anchored.cutmix(x)
     for image in range(4):
         kept = (mixed[image, 0] == x[image, 0]).float().mean()
         assert (mixed[image, 0] == mixed[image, 1]).all(), "patches, not single numbers"
@@ -105,22 +105,22 @@ def test_cutmix_mixes_by_patches_and_tells_the_share() -> None:
 
 @pytest.mark.parametrize(("n_views", "epochs"), [(3, 200), (8988, 10), (1_000_000, 6)])
 def test_small_data_is_seen_more_often(n_views: int, epochs: int) -> None:
-    assert warm.tree_epochs(n_views) == epochs
+    assert Warm()._tree_epochs(n_views, 1.0) == epochs
 
 
 @pytest.mark.parametrize("n_classes", [1, 2, 3, 5, 12, 50, 200, 500])
 def test_the_hierarchy_holds_every_class_once_within_reach(n_classes: int) -> None:
     means = np.random.default_rng(0).normal(size=(n_classes, 6))
-    found = warm.hierarchy(means)
-    assert sorted(warm._classes(found)) == list(range(n_classes))
-    assert warm.mean_path(found) <= max(warm.MEAN_PATH, np.log2(n_classes) + 1.5)
+    found = growth.hierarchy(means, 9.0)
+    assert sorted(growth._classes(found)) == list(range(n_classes))
+    assert growth.mean_path(found) <= max(9.0, np.log2(n_classes) + 1.5)
 
 
 def test_the_mean_path_counts_decisions() -> None:
-    assert warm.mean_path([0, 1]) == 1
-    assert warm.mean_path([0, 1, 2]) == pytest.approx((1 + 2 + 2) / 3)
-    assert warm.mean_path([[0, 1], [2, 3]]) == 2
-    assert warm.mean_path(0) == 0
+    assert growth.mean_path([0, 1]) == 1
+    assert growth.mean_path([0, 1, 2]) == pytest.approx((1 + 2 + 2) / 3)
+    assert growth.mean_path([[0, 1], [2, 3]]) == 2
+    assert growth.mean_path(0) == 0
 
 
 def test_misses_ask_each_turn_for_its_side_and_no_more(tiny_backbone: Backbone) -> None:
@@ -128,17 +128,17 @@ def test_misses_ask_each_turn_for_its_side_and_no_more(tiny_backbone: Backbone) 
     topology, _, leaf_ids = Topology.from_children([1, ~0], [~2, ~1])
     tree = ProtoTree(topology, FeatureExtractor(tiny_backbone, 4), 3)
     tree.leaf_logits.copy_(10 * torch.nn.functional.one_hot(torch.tensor([0, 1, 2])[leaf_ids], 3))
-    turns = warm.Turns.of(tree)
+    turns = anchored.Turns.of(tree)
     satisfied = torch.tensor([[1.0, 1.0], [1.0, 0.5], [0.5, 0.0]])
-    assert turns.misses(satisfied, torch.arange(3)).tolist() == [0, 0, 0]
+    assert turns.misses(satisfied, torch.arange(3), 0.5, 1.0).tolist() == [0, 0, 0]
     wrong = torch.tensor([[0.25, 0.25], [0.25, 0.75], [0.75, 3.0]])
-    assert turns.misses(wrong, torch.arange(3)).tolist() == [1.5, 1.0, 0.25]
+    assert turns.misses(wrong, torch.arange(3), 0.5, 1.0).tolist() == [1.5, 1.0, 0.25]
 
 
 def test_a_patch_is_given_to_one_prototype_alone() -> None:
     place, patch = torch.tensor([4, 4, 4, 7, 4]), torch.tensor([1, 1, 2, 1, 1])
     nearest = Nearest(torch.tensor([0.3, 0.1, 0.5, 0.9, 0.2]), place, patch, torch.zeros(5, 2))
-    assert warm.first_of_each(nearest).tolist() == [False, True, True, True, False]
+    assert anchored.first_of_each(nearest).tolist() == [False, True, True, True, False]
 
 
 def test_choosing_sees_every_class_even_where_memory_is_short(
@@ -148,11 +148,11 @@ def test_choosing_sees_every_class_even_where_memory_is_short(
     dataset = ViewDataset(data.train, source_views, tiny_backbone.preprocessing)
     cache = cache_borders(tiny_backbone.unsplit(), dataset, tmp_path / "cache")
     sources = CachedBatches(cache, 8, shuffle=False)
-    monkeypatch.setattr(warm, "MAX_NUMBERS", 1.0)
-    _, labels = warm.some_maps(sources)
+    monkeypatch.setattr(growth, "MAX_NUMBERS", 1.0)
+    _, labels = growth.sample_maps(sources)
     assert labels.bincount().tolist() == [2, 2, 2]
     monkeypatch.undo()
-    assert len(warm.some_maps(sources)[0]) == len(dataset)
+    assert len(growth.sample_maps(sources)[0]) == len(dataset)
 
 
 def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_two_classes_and_a_photo_of_each_are_enough_to_run(tmp_path: Path, train
     photos = write_squares(tmp_path / "squares", train=train, test=1)
     for split in ("train", "test"):
         shutil.rmtree(photos / split / "blue")
-    settings = TINY_WARM | {"pretrain_epochs": 1, "head_epochs": 2, "epochs": 2, "cache_views": 3}
+    settings = TINY_WARM | {"pretrain_epochs": 1, "head_epochs": 2, "epochs": 2, "views": 3}
     run = fit(photos, tmp_path / "run", settings=settings)
     assert run.metrics["stages"]["projected"]["n_prototypes"] == 1
 
@@ -191,7 +191,7 @@ def test_a_pretrained_backbone_is_tuned_at_its_own_rate(tmp_path: Path) -> None:
     before = Backbone("resnet18", str(weights), image_size=32, level=-3).net.conv1.weight
     moved = []
     for rate in (0.0, 1e-4, 1e-2):
-        run = fit(photos, tmp_path / f"{rate}", settings=settings | {"lr_trunk": rate}, stages=["train"])
+        run = fit(photos, tmp_path / f"{rate}", settings=settings | {"pretrain_rate": rate}, stages=["train"])
         now = run.tree().features.backbone.net.conv1.weight
         tuned = checkpoint.read_state(run.folder / "pretrained", "state.json")[1]["model.backbone.net.conv1.weight"]
         torch.testing.assert_close(now, (before + tuned) / 2, msg="half way back")

@@ -127,6 +127,7 @@ class Bench:
         root: Path,
         training: StoredMaps,
         feedback: StoredMaps,
+        source_views: Views,
         *,
         constrain_classes: bool = True,
         banned: tuple[Ban, ...] = (),
@@ -138,7 +139,7 @@ class Bench:
         self._constrain, self._banned_before, self._notes_before = constrain_classes, banned, notes or {}
         self._row = {(self.name(entry.sample), entry.view.name): row for row, entry in enumerate(training.entries)}
         self._whole = [row for row, entry in enumerate(training.entries) if entry.view == FULL]
-        self._is_source = _first_views(training.entries)
+        self._is_source = _are_sources(training.entries, source_views)
         self._weight = float(tree.leaf_logits.sum()) / len(self._whole)  # how often training counted each photo
 
     def name(self, sample: Sample) -> str:
@@ -193,14 +194,18 @@ class Bench:
 
     def _nearest_first(self, nearest: NearestPatches, column: int, n: int) -> tuple[Candidate, ...]:
         distance = nearest.distance[:, column].masked_fill(~self._is_source, torch.inf)
-        chosen = [row for row in distance.argsort(stable=True)[:n].tolist() if torch.isfinite(distance[row])]
+        nearest_view: dict[int, int] = {}  # of each photo
+        for row in distance.argsort(stable=True).tolist():
+            if len(nearest_view) == n or not torch.isfinite(distance[row]):
+                break
+            nearest_view.setdefault(self.training.entries[row].sample_index, row)
         return tuple(
             Candidate(
                 self._cell(entry := self.training.entries[row], *self.tree.grid.place(int(nearest.patch[row, column]))),
                 entry.sample.label,
                 float(routing.similarity(distance[row])),
             )
-            for row in chosen
+            for row in nearest_view.values()
         )
 
     def cell(self, image: str, view: str, patch: tuple[int, int]) -> Cell:
@@ -380,11 +385,9 @@ def photo_set(samples: Sequence[Sample], tree: ProtoTree) -> ViewDataset:
     return ViewDataset(samples, evaluation_views, tree.preprocessing)
 
 
-def _first_views(entries: Sequence[Entry]) -> Bool[Tensor, " M"]:
-    first: dict[int, int] = {}
-    for row, entry in enumerate(entries):
-        first.setdefault(entry.sample_index, row)
-    return torch.tensor([first[entry.sample_index] == row for row, entry in enumerate(entries)])
+def _are_sources(entries: Sequence[Entry], source_views: Views) -> Bool[Tensor, " M"]:
+    """Which views prototypes may come from; the whole photos among them are there for the leaves, too."""
+    return torch.tensor([entry.view in source_views(entry.sample) for entry in entries])
 
 
 def _routed(tree: ProtoTree, nearest: NearestPatches) -> Routed:

@@ -12,7 +12,6 @@ every second test photo (or from a folder of one's own), and the other half is l
 figure written then is a fair one. The run that mending began with is never changed.
 """
 
-import hashlib
 import os
 import shutil
 import threading
@@ -23,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from prototree import files
-from prototree.config import Config
-from prototree.data import ImageData, open_data
+from prototree.data import ImageData
 from prototree.data.loading import ViewDataset
 from prototree.data.samples import Sample
-from prototree.errors import DataError, MendError
+from prototree.errors import MendError
 from prototree.evaluation.metrics import evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
 from prototree.files import read_json, write_file, write_json
@@ -70,7 +68,7 @@ class Session:
         self.work, self.feedback_name, self.source = work, feedback_name, source  # source: what the data was opened by
         self._lock = threading.RLock()
         self._states: OrderedDict[tuple[Edit, ...], TreeState] = OrderedDict()
-        history = read_history(work / HISTORY, _origin(bench.tree))
+        history = read_history(work / HISTORY, checkpoint.fingerprint(bench.tree))
         state = self._state_of(history.done)
         self.moment = Moment(history, state, state)
 
@@ -214,10 +212,8 @@ def open_session(
     photos all give feedback; without it every second test photo does.
     """
     run = run if isinstance(run, Run) else Run(Path(run))
-    tree = run.tree()
-    source = data or run.source
-    config = run.config if (run.folder / "config.toml").exists() else Config()
-    images = _with_classes(open_data(source, test_share=config.test_share), tree, str(source))
+    tree, config, source = run.tree(), run.config, data or run.source
+    images = run.data(source)
     folder = Path(work) if work is not None else _beside(run.folder)
     if folder.resolve() == run.folder.resolve():
         raise MendError(f"expected a folder for the work other than the run, got {folder}; the run is never changed")
@@ -226,7 +222,7 @@ def open_session(
         feedback, held_back = _halves(images.test)
         name = "every second test photo"
     else:
-        own = _with_classes(open_data(validation), tree, str(validation))
+        own = run.data(validation)
         feedback, held_back = (*own.train, *own.test), images.test
         name = "photos given for validation"
 
@@ -241,6 +237,7 @@ def open_session(
         images.root,
         stored(training_set(images, tree, views)),
         stored(photo_set(feedback, tree)),
+        views,
         constrain_classes=config.constrain_classes,
         banned=tuple(ban for ban in map(edits.from_json, mended.get("banned", ())) if isinstance(ban, Ban)),
         notes={node: text for node, text in run.notes.items() if 0 <= node < tree.topology.n_nodes},
@@ -260,12 +257,6 @@ def _halves(samples: Sequence[Sample]) -> tuple[tuple[Sample, ...], tuple[Sample
     return tuple(halves[0]), tuple(halves[1])
 
 
-def _with_classes(data: ImageData, tree: ProtoTree, source: str) -> ImageData:
-    if data.class_names != tree.class_names:
-        raise DataError(f"expected the classes of the run in {source}, got others; choose the data it was made with")
-    return data
-
-
 def _mistakes(bench: Bench, tree: ProtoTree, sets: Sequence[StoredMaps]) -> dict[str, Any]:
     """As `prototree evaluate` writes them, with the photo's name in place of its place."""
     finder, names = MistakeFinder(tree), list[str]()
@@ -278,14 +269,6 @@ def _mistakes(bench: Bench, tree: ProtoTree, sets: Sequence[StoredMaps]) -> dict
     for mistake in found["images"]:
         mistake["image"] = names[mistake["place"]]
     return found
-
-
-def _origin(tree: ProtoTree) -> str:
-    """What names a tree: the questions it asks, in which order, and its answers."""
-    digest = hashlib.sha256(repr((tree.topology.left.tolist(), tree.topology.right.tolist())).encode())
-    for tensor in (tree.prototypes, tree.leaf_logits):
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:32]
 
 
 def _beside(folder: Path) -> Path:

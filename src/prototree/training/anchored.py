@@ -1,4 +1,4 @@
-"""What the recipe `warm` learns: the head as a plain classifier, then the head under a tree whose prototypes stay patches.
+"""What the recipe `warm` learns: the head as a classifier, then the head under a tree whose prototypes stay patches.
 
 Notation used for tensor shapes: B batch, C channels of the backbone's map, P patches, N nodes, K classes.
 """

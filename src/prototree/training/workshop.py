@@ -49,7 +49,7 @@ class Workshop:
     def pretrain(
         self, backbone: Backbone, dataset: ViewDataset, epochs: int, rate: float, pretrained_rate: float
     ) -> None:
-        """The backbone as a plain classifier; one that has weights learns at a rate of its own and keeps half of them."""
+        """The backbone as a plain classifier; one that has weights learns at a rate of its own, and half way only."""
         self.observer.stage(f"training the backbone as a plain classifier for {epochs} epochs")
         photos = self.photos(dataset, shuffle=True)
         # What was learned elsewhere is not to be lost.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from prototree.data.samples import ImageData, Sample
 from prototree.data.views import View, projection_views, training_views
@@ -104,7 +104,7 @@ class Paper(Recipe):
         False, "run the backbone through torch.compile", touch="Long runs on a GPU.", group=_SPEED, free=True
     )
 
-    def derived(self, data: ImageData) -> Self:
+    def derived(self, data: ImageData) -> "Paper":
         return replace(self, height=self.height or default_height(data.n_classes))
 
     def source_views(self, data: ImageData) -> Callable[[Sample], Sequence[View]]:

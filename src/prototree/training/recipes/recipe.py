@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from prototree.data.samples import ImageData, Sample
 from prototree.data.views import View
@@ -25,7 +25,7 @@ class Recipe(Settings):
     def check(self, settings: Common) -> None:
         """Refuses common settings that the recipe cannot work with."""
 
-    def derived(self, data: ImageData) -> Self:
+    def derived(self, data: ImageData) -> "Recipe":
         """The same with everything filled in that follows from the data."""
         return self
 
