@@ -146,3 +146,15 @@ def test_a_tuned_network_ends_half_way() -> None:
     for name, tensor in backbone.state_dict().items():
         expected = (before[name] + tuned[name]) / 2 if tensor.is_floating_point() else tuned[name]
         torch.testing.assert_close(tensor, expected)
+
+
+def test_the_training_accuracy_is_that_of_the_trees_own_answers(tiny_backbone: Backbone, batches: MapBatches) -> None:
+    # It was once computed from log-probabilities, where a leaf that is sure of one class counts against it.
+    tree = make_tree(tiny_backbone)
+    generator = torch.Generator().manual_seed(3)
+    tree.leaf_logits.data = 6 * torch.rand(8, 3, generator=generator)
+    objective = TreeObjective(tree, batches, Schedule(1)).eval()
+    for inputs in batches.epoch(0):
+        _, hits = objective.loss(objective(inputs.values), inputs)
+        answers = tree.decide(tree.route(tree.features.from_map(inputs.values))).labels("soft")
+        assert hits.tolist() == (answers == inputs.labels).float().tolist()

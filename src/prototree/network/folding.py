@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,15 +39,14 @@ def _pairs(backbone: Backbone, image: Tensor) -> list[tuple[nn.Conv2d, str]]:
     """Each convolution whose output goes to a batch norm and nowhere else, with the name of that batch norm."""
     made_by: dict[int, nn.Conv2d] = {}
     users: dict[int, list[str]] = {}
-    alive: list[Tensor] = []  # keeps ids unique
+    alive: list[Any] = []  # an id is a name only as long as nothing that was seen is freed
 
     def note(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        alive.extend((*inputs, output))
         for tensor in inputs:
             users.setdefault(id(tensor), []).append(name)
-        if isinstance(output, Tensor):
-            alive.append(output)
-            if isinstance(module, nn.Conv2d):
-                made_by[id(output)] = module
+        if isinstance(module, nn.Conv2d):
+            made_by[id(output)] = module
 
     hooks = [
         module.register_forward_hook(lambda m, i, o, name=name: note(name, m, i, o))

@@ -1,0 +1,59 @@
+"""A run of the default recipe takes prototypes from two views of a photo; mending has to know both."""
+
+from pathlib import Path
+
+import pytest
+
+from prototree.explain.decisions import explain_tree
+from prototree.mend.session import Session, open_session
+from prototree.pipeline.fit import fit
+from prototree.run import Run
+from prototree.web.gallery import Gallery
+from tiny_training import TINY_WARM, write_squares
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("views")
+    quick = TINY_WARM | {"pretrain_epochs": 0, "head_epochs": 2, "epochs": 2}
+    for seed in range(10):  # until a prototype comes from the closer view
+        run = fit(write_or_keep(folder / "squares"), folder / f"run-{seed}", settings=quick | {"seed": seed})
+        if "middle" in {source.view for source in run.tree().sources if source is not None}:
+            return run
+    raise AssertionError("expected a prototype from the closer view in one of ten runs")
+
+
+def write_or_keep(folder: Path) -> Path:
+    return folder if folder.exists() else write_squares(folder, train=6, test=2)
+
+
+@pytest.fixture(scope="module")
+def session(run: Run) -> Session:
+    return open_session(run)
+
+
+def test_the_patch_that_is_shown_is_the_prototype(session: Session) -> None:
+    gallery, state = Gallery(session.bench, session.data), session.state
+    for node, source in enumerate(state.tree.sources):
+        assert source is not None
+        cell = gallery.own_cell(state, node)
+        assert cell is not None
+        assert (cell.image, cell.view, cell.patch, cell.box) == (source.image, source.view, source.patch, source.box)
+        nearest = session.bench.candidates(state, node, 1)[0]
+        assert nearest.similarity == pytest.approx(1.0, abs=1e-4), "the prototype is the patch nearest to itself"
+        assert nearest.cell == cell
+
+
+def test_candidates_are_one_a_photo(session: Session) -> None:
+    images = [candidate.cell.image for candidate in session.bench.candidates(session.state, 0, 18)]
+    assert len(images) == len(set(images)) == 18
+
+
+def test_explanations_look_where_prototypes_come_from(run: Run) -> None:
+    tree, explained = run.tree(), explain_tree(run, nearest=3)
+    for prototype, source in zip(explained.prototypes, tree.sources, strict=True):
+        assert source is not None
+        assert prototype.source.similarity == pytest.approx(1.0, abs=1e-3)
+        images = [match.image for match in prototype.nearest]
+        assert len(images) == len(set(images)) == 3
+        assert source.image not in images

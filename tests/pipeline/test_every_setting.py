@@ -1,0 +1,234 @@
+"""No setting is taken and ignored: each one changes what comes out of a run, or how it is done."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prototree.config import Config, preset
+from prototree.data import open_data
+from prototree.errors import DataError
+from prototree.pipeline.fit import fit
+from prototree.settings import Common
+from prototree.training import batches, engine, maps
+from prototree.training.recipes.paper import Paper
+from prototree.training.recipes.warm import Warm
+from tiny_training import TINY, TINY_WARM, write_squares
+
+QUICK = {"pretrain_epochs": 1, "epochs": 2}
+PAPER = TINY | QUICK | {"height": 2, "milestones": (1,)}
+WARM = TINY_WARM | QUICK | {"head_epochs": 2, "move_sources": (0.5,), "weights": "none"}
+
+# Another value for every setting whose effect is another tree.
+COMMON_CHANGES: dict[str, Any] = {
+    "backbone": "resnet10t",
+    "level": -2,
+    "image_size": 48,
+    "resize": 40,
+    "depth": 12,
+    "head_width": 8,
+    "augment": "none",
+    "bootstrap": True,
+    "batch_size": 5,
+    "seed": 1,
+    "precision": "bfloat16",
+}
+PAPER_CHANGES: dict[str, Any] = {
+    "height": 3,
+    "prototype_height": 2,
+    "prototype_width": 2,
+    "epochs": 3,
+    "freeze_epochs": 0,
+    "train_tail": False,
+    "lr_prototypes": 0.1,
+    "lr_tail": 0.1,
+    "lr_trunk": 0.1,
+    "weight_decay": 0.5,
+    "milestones": (),
+    "gamma": 0.1,
+    "pretrain_epochs": 2,
+    "leaves": "two_pass",
+    "cache_views": 1,
+}
+WARM_CHANGES: dict[str, Any] = {
+    "views": 4,
+    "head_epochs": 3,
+    "head_rate": 0.1,
+    "head_decay": 0.9,
+    "cutmix": 1.0,
+    "channel_dropout": 0.5,
+    "pooled_dropout": 0.5,
+    "epochs": 3,
+    "rate": 0.05,
+    "weight_decay": 0.9,
+    "median_distance": 2.0,
+    "move_sources": (),
+    "margin": 2.0,
+    "near": 0.01,
+    "far": 5.0,
+    "teacher_weight": 0.1,
+    "temperature": 9.0,
+    "pretrain_epochs": 2,
+}
+# What is shown another way below.
+ELSEWHERE = {
+    Common: {
+        "weights", "test_share", "strict", "threshold", "constrain_classes", "workers", "channels_last", "save_minutes",
+    },
+    Paper: {"teacher", "teacher_weight", "temperature", "compile"},
+    Warm: {"head_views", "tree_views", "patch_share", "mean_path", "continue_share", "pretrain_rate"},
+}  # fmt: skip
+
+
+def test_no_setting_is_forgotten_here() -> None:
+    for kind, changes in ((Common, COMMON_CHANGES), (Paper, PAPER_CHANGES), (Warm, WARM_CHANGES)):
+        assert set(kind.names()) == set(changes) | ELSEWHERE[kind]
+        assert not set(changes) & ELSEWHERE[kind]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_squares(tmp_path_factory.mktemp("settings") / "squares", train=4, test=1)
+
+
+def tree_after(photos: Path, out: Path, settings: Mapping[str, Any]) -> str:
+    """What names the trained tree: every number of it."""
+    fit(photos, out, settings=settings, stages=["train"])
+    return hashlib.sha256((out / "trained" / "weights.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def plain(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("plain")
+    found = {name: tree_after(photos, folder / name, own) for name, own in (("paper", PAPER), ("warm", WARM))}
+    # Else every comparison below would succeed.
+    assert tree_after(photos, folder / "again", PAPER) == found["paper"]
+    assert tree_after(photos, folder / "once more", WARM) == found["warm"]
+    return found
+
+
+@pytest.mark.parametrize("name", [*COMMON_CHANGES, *PAPER_CHANGES])
+def test_settings_of_the_papers_recipe_change_the_tree(
+    photos: Path, plain: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    changes = {**COMMON_CHANGES, **PAPER_CHANGES}
+    assert tree_after(photos, tmp_path / "run", {**PAPER, name: changes[name]}) != plain["paper"]
+
+
+@pytest.mark.parametrize("name", [*COMMON_CHANGES, *WARM_CHANGES])
+def test_settings_of_the_recipe_warm_change_the_tree(
+    photos: Path, plain: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    changes = {**COMMON_CHANGES, **WARM_CHANGES}
+    assert tree_after(photos, tmp_path / "run", {**WARM, name: changes[name]}) != plain["warm"]
+
+
+def test_settings_that_only_larger_data_or_other_networks_show(photos: Path) -> None:
+    """Where the tiny run cannot show an effect, what the setting decides is asked for directly."""
+    assert Warm(tree_views=9_000)._tree_epochs(90, 1.0) == 100
+    assert Warm(tree_views=9_000, continue_share=0.5)._tree_epochs(90, 0.5) == 50
+    from prototree.training import anchored, growth
+
+    assert anchored.random_patches(torch.zeros(1, 2, 10, 10), Warm(patch_share=0.7).patch_share).shape[-1] == 70
+    means = torch.rand(60, 4, generator=torch.Generator().manual_seed(0)).double().numpy()
+    flat, nested = (growth.hierarchy(means, Warm(mean_path=path).mean_path) for path in (1e9, 7.0))
+    assert growth.mean_path(nested) < growth.mean_path(flat)
+
+
+def test_a_teacher_and_how_far_it_is_followed_change_the_tree(
+    photos: Path, plain: dict[str, str], tmp_path: Path
+) -> None:
+    fit(photos, tmp_path / "teacher", settings=PAPER, stages=["train"])
+    taught = PAPER | {"teacher": str(tmp_path / "teacher")}
+    found = [
+        tree_after(photos, tmp_path / str(number), taught | more)
+        for number, more in enumerate(({}, {"teacher_weight": 0.1}, {"temperature": 9.0}))
+    ]
+    assert len({plain["paper"], *found}) == 4
+
+
+def test_settings_after_training(photos: Path, tmp_path: Path) -> None:
+    run = fit(photos, tmp_path / "run", settings=PAPER | {"threshold": 0.35})
+    assert run.metrics["pruning"]["threshold"] == 0.35
+    free = fit(photos, tmp_path / "free", settings=PAPER | {"constrain_classes": False})
+    assert (run.folder / "projected_any_class").exists()
+    assert not (free.folder / "projected_any_class").exists()
+
+
+def test_settings_of_the_data(tmp_path: Path) -> None:
+    folder = tmp_path / "all"
+    for place in (write_squares(tmp_path / "squares", train=10, test=1) / "train").iterdir():
+        (folder / place.name).parent.mkdir(exist_ok=True)
+        place.rename(folder / place.name)
+    for share in (0.2, 0.5):
+        run = fit(folder, tmp_path / f"{share}", settings=PAPER | {"test_share": share}, stages=["train"])
+        assert len(open_data(folder, test_share=share).test) == round(30 * share)
+        assert run.config.test_share == share
+    next((folder / "red").iterdir()).write_bytes(b"no image")
+    fit(folder, tmp_path / "lenient", settings=PAPER, stages=["train"])
+    with pytest.raises(DataError):
+        fit(folder, tmp_path / "strict", settings=PAPER | {"strict": True}, stages=["train"])
+
+
+@pytest.mark.parametrize("recipe", [PAPER, WARM])
+def test_settings_of_the_machine(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Any]
+) -> None:
+    seen: dict[str, set[Any]] = {"workers": set(), "options": set()}
+    for room in (batches, maps):
+        real = room.make_loader
+
+        def loader(*args: Any, real: Any = real, **options: Any) -> Any:
+            seen["workers"].add(options.get("workers"))
+            return real(*args, **{**options, "workers": 0})
+
+        monkeypatch.setattr(room, "make_loader", loader)
+    start = engine.Loop.__init__
+
+    def watch(self: Any, objective: Any, batches: Any, n_epochs: int, options: Any, observer: Any = None) -> None:
+        seen["options"].add((options.channels_last, options.save_minutes))
+        start(self, objective, batches, n_epochs, options, observer)
+
+    monkeypatch.setattr(engine.Loop, "__init__", watch)
+    settings = recipe | {"workers": 3, "channels_last": False, "save_minutes": 7.0}
+    fit(photos, tmp_path / "run", settings=settings, stages=["train"])
+    assert seen == {"workers": {3}, "options": {(False, 7.0)}}
+
+
+def test_weights_and_what_tunes_them(photos: Path, tmp_path: Path, plain: dict[str, str]) -> None:
+    from safetensors.torch import save_file
+
+    from prototree.network.backbone import Backbone
+
+    torch.manual_seed(5)
+    state = Backbone("resnet18", None, image_size=32).net.state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "w.safetensors")
+    given = WARM | {"weights": str(tmp_path / "w.safetensors")}
+    found = [
+        tree_after(photos, tmp_path / str(number), given | more)
+        for number, more in enumerate(({}, {"pretrain_rate": 0.05}))
+    ]
+    assert len({plain["warm"], *found}) == 3
+
+
+def test_compiling_is_asked_for(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prototree.network.backbone import Backbone
+
+    asked: list[str] = []
+    monkeypatch.setattr(Backbone, "compile", lambda self: asked.append(self.name))
+    fit(photos, tmp_path / "run", settings=PAPER | {"compile": True}, stages=["train"])
+    assert asked == ["resnet18"]
+
+
+def test_epochs_of_the_head_follow_the_views_it_is_to_see() -> None:
+    from prototree.training.recipes.warm import _epochs_for
+
+    assert _epochs_for(Warm(head_views=600).head_views, 60) == 10
+
+
+def test_presets_only_name_settings_that_exist() -> None:
+    for name in ("auto", "demo", "cub", "cars"):
+        assert isinstance(preset(name), Config)
