@@ -14,12 +14,12 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from prototree._version import __version__
-from prototree.errors import ConflictError, ProtoTreeError
+from prototree.errors import ConflictError, NotAnImageError, ProtoTreeError, TooLargeError
 from prototree.report.pages import asset as report_asset
 from prototree.web import pages, shapes
 from prototree.web.guard import Guard
 from prototree.web.results import NotFoundError
-from prototree.web.service import Service, UnusableError
+from prototree.web.service import Service
 from prototree.web.waiting import BusyError, Queue
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,16 @@ _DESCRIPTIONS = {
     422: "Not possible",
     503: "Too much is waiting; Retry-After says when to come again",
 }
+STATUS: dict[type[Exception], int] = {
+    NotFoundError: 404,
+    ConflictError: 409,
+    TooLargeError: 413,
+    NotAnImageError: 415,
+    ProtoTreeError: 422,  # all others of ours
+    BusyError: 503,
+}
+"""What each kind of error is over HTTP; of an error's kinds the nearest counts."""
+
 _WEBP: Refusals = {200: {"content": {"image/webp": {"schema": {"type": "string", "format": "binary"}}}}}
 
 
@@ -288,9 +298,11 @@ async def _body(request: Request, limit: int) -> bytes:
             async for chunk in request.stream():
                 content += chunk
                 if len(content) > limit:
-                    raise UnusableError(413, f"expected at most {limit >> 20} MiB; send a smaller image")
+                    raise TooLargeError(f"expected at most {limit >> 20} MiB; send a smaller image")
     except TimeoutError as error:
         raise HTTPException(400, "the upload took too long; try again") from error
+    if not content:
+        raise HTTPException(400, "expected an image, got nothing (0 bytes); choose a file that is not empty")
     return bytes(content)
 
 
@@ -311,25 +323,12 @@ def _add_error_answers(app: FastAPI) -> None:
         where = ".".join(str(part) for part in first["loc"])
         return answer(request, 422, f"{where}: {first['msg']}"[:500])
 
-    @app.exception_handler(NotFoundError)
-    async def missing(request: Request, error: NotFoundError) -> Response:
-        return answer(request, 404, str(error))
+    async def refused(status: int, request: Request, error: Exception) -> Response:
+        headers = {"Retry-After": str(error.retry_after)} if isinstance(error, BusyError) else None
+        return answer(request, status, str(error), headers)
 
-    @app.exception_handler(UnusableError)
-    async def unusable(request: Request, error: UnusableError) -> Response:
-        return answer(request, error.status, str(error))
-
-    @app.exception_handler(BusyError)
-    async def busy(request: Request, error: BusyError) -> Response:
-        return answer(request, 503, str(error), {"Retry-After": str(error.retry_after)})
-
-    @app.exception_handler(ConflictError)
-    async def conflict(request: Request, error: ConflictError) -> Response:
-        return answer(request, 409, str(error))
-
-    @app.exception_handler(ProtoTreeError)
-    async def refused(request: Request, error: ProtoTreeError) -> Response:
-        return answer(request, 422, str(error))
+    for kind, status in STATUS.items():
+        app.add_exception_handler(kind, partial(refused, status))
 
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:

@@ -3,9 +3,10 @@
 from functools import lru_cache
 from typing import Literal
 
+from prototree.data.images import Photo
 from prototree.data.samples import ImageData, Sample
 from prototree.data.views import photo_size
-from prototree.errors import MendError
+from prototree.errors import DataError, MendError
 from prototree.explain.pictures import cut_out, open_photo, reduced
 from prototree.mend.bench import Bench, Cell, State
 from prototree.network.geometry import Box
@@ -92,6 +93,13 @@ class Gallery:
             raise NotFoundError(f"expected a {split} photo from 0 to {len(samples) - 1}, got {index}")
         return samples[index]
 
+    def open(self, split: str, index: int) -> Photo:
+        """A photo itself. One that has gone or is damaged is not there: no request could be better."""
+        try:
+            return open_photo(self.sample(split, index).path)
+        except DataError as error:
+            raise NotFoundError(str(error)) from error
+
     def name(self, index: int) -> str:
         """A training photo's name, as in the sources of prototypes."""
         return self._bench.name(self.sample("training", index))
@@ -124,5 +132,5 @@ class Gallery:
         return f"/photos/training/{self._number[cell.image]}/crop/{cell.view}/{cell.patch[0]}/{cell.patch[1]}"
 
     def _draw(self, split: str, index: int, side: int, box: tuple[float, float, float, float] | None) -> bytes:
-        photo = open_photo(self._photos[split][index].path)
+        photo = self.open(split, index)
         return webp(cut_out(photo, Box(*box), side) if box is not None else reduced(photo, side))
