@@ -1,5 +1,5 @@
-"""Reads a photo as upright 8-bit RGB, whatever way it is stored; anything else is a `DataError` that names
-the file.
+"""From file to photo and back. Reads a photo as upright 8-bit RGB, whatever way it is stored; anything else is a
+`DataError` that names the file. Writes small pictures as WebP. No torch here.
 
 Pillow decodes. What it leaves to the caller is done here: the camera's rotation mark, transparency (put on
 white), 16-bit and floating-point greyscale (scaled, where Pillow clips), a limit on pixels that holds before
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import UInt8
+from numpy import ndarray
 from PIL import Image
 
 from prototree.errors import DataError, NotAnImageError, TooLargeError
@@ -102,6 +104,19 @@ def check_header(source: Source) -> Size:
     """Upright width and height from the first bytes of a file; a `DataError` if it is no image or too large."""
     with _opened(source) as (image, _):
         return _upright_size(image)
+
+
+def webp(
+    picture: UInt8[ndarray, "rows columns channels"], *, quality: int = 80, lossless: bool = False, method: int = 4
+) -> bytes:
+    """A picture, of three channels or of four with transparency, as a WebP file.
+
+    A higher `method` (0 to 6) takes longer and gives fewer bytes.
+    """
+    file = io.BytesIO()
+    image = Image.fromarray(np.ascontiguousarray(picture))
+    image.save(file, "WEBP", quality=quality, lossless=lossless, method=method)
+    return file.getvalue()
 
 
 @contextmanager

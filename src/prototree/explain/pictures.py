@@ -1,7 +1,6 @@
 """Small pictures of photos and of what lies in a box of them, and the pictures of the prototypes that a run keeps."""
 
 import dataclasses
-import io
 import json
 import logging
 from functools import lru_cache
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from prototree.data.images import Photo, read_photo
+from prototree.data.images import Photo, read_photo, webp
 from prototree.data.samples import ImageData
 from prototree.errors import CheckpointError, DataError
 from prototree.explain.records import Picture
@@ -26,6 +25,7 @@ THUMB_SIDE = 128  # of one among many
 CROP_SIDE = 128
 _DETAIL = 1024  # a photo's shorter side keeps at least this many pixels before a box is cut out of it
 _GREY = 160
+_QUALITY = 90  # of stored pictures
 _LIST = "prototypes.json"
 _KEPT = 512  # pictures held in memory
 
@@ -128,8 +128,10 @@ def write_pictures(tree: ProtoTree, data: ImageData, folder: Path) -> None:
     for node in range(tree.topology.n_nodes):
         shown = pictures.shown(node)
         crop, photo = _names(node)
-        write_file(folder / crop, _webp(shown.crop, lossless=True))  # a few pixels, of which every one shows
-        write_file(folder / photo, _webp(shown.photo, lossless=False))
+        write_file(
+            folder / crop, webp(shown.crop, quality=_QUALITY, lossless=True)
+        )  # a few pixels, of which every one shows
+        write_file(folder / photo, webp(shown.photo, quality=_QUALITY))
         sizes.append(shown.size)
     content = {"version": 1, "sizes": sizes, "sources": _identity(tree)}
     write_json(folder / _LIST, content)
@@ -145,12 +147,6 @@ def _look(root: Path, source: PrototypeSource) -> Shown:
 
 def _names(node: int) -> tuple[str, str]:
     return f"{node:03d}.webp", f"{node:03d}-photo.webp"
-
-
-def _webp(picture: Picture, *, lossless: bool) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "WEBP", quality=90, lossless=lossless)
-    return buffer.getvalue()
 
 
 def _read_picture(path: Path) -> Picture:

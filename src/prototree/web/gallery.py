@@ -11,7 +11,7 @@ from prototree.explain.pictures import cut_out, open_photo, reduced
 from prototree.mend.bench import Bench, Cell, State
 from prototree.network.geometry import Box
 from prototree.web import shapes
-from prototree.web.results import NotFoundError, webp
+from prototree.web.results import NotFoundError, picture_file
 
 PICTURE_SIDE = 1024  # pixels of the longer side of a whole photo
 _THUMB_SIDE, _CROP_SIDE = 160, 128
@@ -133,4 +133,4 @@ class Gallery:
 
     def _draw(self, split: str, index: int, side: int, box: tuple[float, float, float, float] | None) -> bytes:
         photo = self.open(split, index)
-        return webp(cut_out(photo, Box(*box), side) if box is not None else reduced(photo, side))
+        return picture_file(cut_out(photo, Box(*box), side) if box is not None else reduced(photo, side))
