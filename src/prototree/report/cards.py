@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from prototree.evaluation.tables import percent
 from prototree.explain.records import Picture, Where
 from prototree.report.drawing import (
     ABSENT_INK,
@@ -25,7 +26,7 @@ from prototree.report.drawing import (
 )
 from prototree.report.layout import Layout, arrange
 from prototree.report.pictures import CROP_SIDE, reduced
-from prototree.report.words import ABSENT, PRESENT, Reading, count, percent
+from prototree.report.words import ABSENT, PRESENT, Reading, count
 
 # tree.css has the same sizes.
 SLOT, LEVEL = 116.0, 184.0

@@ -6,6 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from prototree.evaluation.tables import percent
 from prototree.explain.records import DecisionExplanation, Match, PathExplanation, VoteExplanation, Where
 from prototree.report.pages import asset, render
 from prototree.report.pictures import CROP_SIDE, PHOTO_SIDE, data_url, heat_url, reduced
@@ -16,7 +17,6 @@ from prototree.report.words import (
     STRATEGY_NAMES,
     hiding_words,
     likeliest,
-    percent,
     runner_up_words,
 )
 

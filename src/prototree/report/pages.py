@@ -14,6 +14,7 @@ from typing import Any, Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from prototree.evaluation.tables import percent
 from prototree.explain.records import Match, Picture, TreeExplanation, Where
 from prototree.report.cards import LEAF_HEIGHT, LEAF_WIDTH, LEVEL, NODE_HEIGHT, NODE_WIDTH, SLOT
 from prototree.report.layout import arrange
@@ -34,7 +35,6 @@ from prototree.report.words import (
     Reading,
     count,
     hiding_words,
-    percent,
 )
 from prototree.tree.strategies import STRATEGIES
 

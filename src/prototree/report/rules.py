@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from prototree.evaluation.tables import percent
 from prototree.explain.records import Match, TreeExplanation
-from prototree.report.words import Reading, Rule, count, percent, plain
+from prototree.report.words import Reading, Rule, count, plain
 
 
 def rules_text(explanation: TreeExplanation) -> str:

@@ -6,13 +6,14 @@ from typing import Any, Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from prototree.evaluation.tables import percent
 from prototree.explain.records import TreeExplanation
 from prototree.report.pages import script_json, tree_body
+from prototree.report.words import STRATEGY_NAMES
 from prototree.web import shapes
 from prototree.web.service import Service
 
 PictureKind = Literal["picture", "thumb"]
-STRATEGY_NAMES = {"max_path": "Most likely path", "greedy": "Greedy path"}
 
 
 def explore(service: Service, explanation: TreeExplanation, data: dict[str, Any]) -> str:
@@ -79,7 +80,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["percent"] = lambda share: f"{100 * share:.0f} %"
+    environment.filters["percent"] = percent
     environment.filters["few"] = _few
     return environment
 
