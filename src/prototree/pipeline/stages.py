@@ -24,7 +24,7 @@ from prototree.evaluation import plots
 from prototree.evaluation.metrics import Metrics, evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
 from prototree.evaluation.tables import blame_table, class_table, detail_table, mistake_table, stage_table
-from prototree.explain.pictures import write_pictures
+from prototree.explain.prototype_pictures import write_pictures
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.preprocessing import Preprocessing
 from prototree.training import distributed

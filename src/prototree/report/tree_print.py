@@ -8,7 +8,9 @@ from prototree.explain.records import TreeExplanation
 from prototree.files import write_file
 from prototree.report import printing
 from prototree.report.cards import Spot, fitted, subtree
-from prototree.report.drawing import (
+from prototree.report.encoding import faded, reduced
+from prototree.report.layout import arrange, parts
+from prototree.report.marks import (
     ABSENT_INK,
     INK,
     PRESENT_INK,
@@ -24,8 +26,6 @@ from prototree.report.drawing import (
     scaled,
     text_width,
 )
-from prototree.report.layout import arrange, parts
-from prototree.report.pictures import faded, reduced
 from prototree.report.words import STRATEGY_NAMES, Reading, Rule, count
 from prototree.tree.strategies import STRATEGIES
 

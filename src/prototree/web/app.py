@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from prototree._version import __version__
 from prototree.errors import ConflictError, NotAnImageError, ProtoTreeError, TooLargeError
-from prototree.report.pages import asset as report_asset
+from prototree.report.tree_html import asset as report_asset
 from prototree.web import pages, shapes
 from prototree.web.guard import Guard
 from prototree.web.results import NotFoundError

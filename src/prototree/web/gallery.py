@@ -7,7 +7,7 @@ from prototree.data.images import Photo
 from prototree.data.samples import ImageData, Sample
 from prototree.data.views import photo_size
 from prototree.errors import DataError, MendError
-from prototree.explain.pictures import cut_out, open_photo, reduced
+from prototree.explain.prototype_pictures import cut_out, open_photo, reduced
 from prototree.mend.bench import Bench, Cell, State
 from prototree.network.geometry import Box
 from prototree.web import shapes

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from prototree.evaluation.tables import percent
 from prototree.explain.records import TreeExplanation
-from prototree.report.pages import script_json, tree_body
+from prototree.report.tree_html import script_json, tree_body
 from prototree.report.words import STRATEGY_NAMES
 from prototree.web import shapes
 from prototree.web.service import Service

@@ -7,9 +7,9 @@ from typing import Any
 from markupsafe import Markup
 
 from prototree.evaluation.tables import percent
-from prototree.explain.records import DecisionExplanation, Match, PathExplanation, VoteExplanation, Where
-from prototree.report.pages import asset, render
-from prototree.report.pictures import CROP_SIDE, PHOTO_SIDE, data_url, heat_url, reduced
+from prototree.explain.records import DecisionExplanation, Location, Match, PathExplanation, VoteExplanation
+from prototree.report.encoding import CROP_SIDE, PHOTO_SIDE, data_url, heat_url, reduced
+from prototree.report.tree_html import asset, render
 from prototree.report.words import (
     METHOD_LONG,
     METHOD_SHORT,
@@ -143,7 +143,7 @@ def _step(path: PathExplanation, i: int) -> dict[str, Any]:
     }
 
 
-def _where(match: Match, where: Where) -> dict[str, Any]:
+def _where(match: Match, where: Location) -> dict[str, Any]:
     box = where.box.clip(match.size)
     return {"method": where.method, "box": box, "heat": heat_url(where.heat), "words": hiding_words(where.hiding)}
 

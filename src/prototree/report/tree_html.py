@@ -15,10 +15,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from prototree.evaluation.tables import percent
-from prototree.explain.records import Match, Picture, TreeExplanation, Where
+from prototree.explain.records import Location, Match, Picture, TreeExplanation
 from prototree.report.cards import LEAF_HEIGHT, LEAF_WIDTH, LEVEL, NODE_HEIGHT, NODE_WIDTH, SLOT
-from prototree.report.layout import arrange
-from prototree.report.pictures import (
+from prototree.report.encoding import (
     CROP_SIDE,
     HEAT_COLOURS,
     PHOTO_SIDE,
@@ -27,6 +26,7 @@ from prototree.report.pictures import (
     heat_values,
     reduced,
 )
+from prototree.report.layout import arrange
 from prototree.report.words import (
     METHOD_LONG,
     METHOD_SHORT,
@@ -168,7 +168,7 @@ def _match_data(match: Match, name: str, picture_url: PictureUrl) -> dict[str, A
     }
 
 
-def _where_data(where: Where) -> dict[str, Any]:
+def _where_data(where: Location) -> dict[str, Any]:
     return {
         "method": where.method,
         "name": METHOD_SHORT[where.method],
@@ -179,7 +179,7 @@ def _where_data(where: Where) -> dict[str, Any]:
     }
 
 
-def _box(where: Where) -> list[float]:
+def _box(where: Location) -> list[float]:
     box = where.box
     return [round(edge, 1) for edge in (box.left, box.top, box.right, box.bottom)]
 

@@ -1,4 +1,4 @@
-"""Small pictures: reduced, encoded, and with a heat map laid over them."""
+"""Small pictures for pages and print: reduced, with a heat map laid over them, and encoded."""
 
 import base64
 import io
