@@ -8,7 +8,8 @@ from prototree.report.decision_html import decision_body, decision_json, decisio
 from prototree.report.decision_print import decision_drawing, decision_png
 from prototree.report.notebook import NotebookPage, show
 from prototree.report.rules import rules_json, rules_text
-from prototree.report.tree_html import asset, script_json, tree_body, tree_data, tree_page
+from prototree.report.templating import asset, script_json
+from prototree.report.tree_html import tree_body, tree_data, tree_page
 from prototree.report.tree_print import subtree_svg, tree_pdf, tree_svg
 from prototree.report.writing import write_decision, write_report
 

@@ -1,4 +1,7 @@
-"""One decision as a page and as JSON: the way of a photo through one tree, or through several that vote."""
+"""One decision as a page and as JSON: the way of a photo through one tree, or through several that vote.
+
+As with the tree, the page's body has no inline styles or handlers.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +12,7 @@ from markupsafe import Markup
 from prototree.evaluation.tables import percent
 from prototree.explain.records import DecisionExplanation, Location, Match, PathExplanation, VoteExplanation
 from prototree.report.encoding import CROP_SIDE, PHOTO_SIDE, data_url, heat_url, reduced
-from prototree.report.tree_html import asset, render
+from prototree.report.templating import asset, render
 from prototree.report.words import (
     METHOD_LONG,
     METHOD_SHORT,

@@ -32,18 +32,18 @@ class Gallery:
     def count(self, split: str) -> int:
         return len(self._photos[split])
 
-    def photos(self, split: str, label: int | None, start: int, count: int) -> list[shapes.Photo]:
+    def photos(self, split: str, label: int | None, start: int, count: int) -> list[shapes.PhotoShape]:
         """Some photos, all or those of a class."""
         samples = self._photos[split]
         found = [i for i, sample in enumerate(samples) if label is None or sample.label == label]
         return [self.photo(split, index) for index in found[start : start + count]]
 
-    def photo(self, split: str, index: int) -> shapes.Photo:
+    def photo(self, split: str, index: int) -> shapes.PhotoShape:
         """What there is to say of a photo."""
         sample = self.sample(split, index)
         width, height = photo_size(sample)
         where = f"/photos/{split}/{index}"
-        return shapes.Photo(
+        return shapes.PhotoShape(
             split=split,  # type: ignore[arg-type]
             index=index,
             name=self._bench.name(sample),
@@ -54,13 +54,13 @@ class Gallery:
             thumb=f"{where}/thumb",
         )
 
-    def training_photo(self, index: int) -> shapes.PhotoShape:
+    def training_photo(self, index: int) -> shapes.PhotoGridShape:
         """A photo with the grid of patches of its whole view, for dragging a region on it."""
         photo = self.photo("training", index)
         tree, cell = self._bench.tree, self._bench.locate(photo.name, (-1e9, -1e9, -1e9, -1e9))
         cells = tree.grid
         left, top, right, bottom = cell.box
-        grid = shapes.Grid(
+        grid = shapes.GridShape(
             left=left,
             top=top,
             across=(right - left) / cells.width,
@@ -70,7 +70,7 @@ class Gallery:
             patch_rows=cells.height,
             patch_columns=cells.width,
         )
-        return shapes.PhotoShape(**photo.model_dump(), grid=grid)
+        return shapes.PhotoGridShape(**photo.model_dump(), grid=grid)
 
     def picture(self, split: str, index: int, kind: str) -> bytes:
         """A photo as WebP."""
@@ -111,10 +111,10 @@ class Gallery:
             return None
         return Cell(source.image, source.view, source.patch, source.box)
 
-    def patch(self, cell: Cell, similarity: float) -> shapes.Patch:
+    def patch(self, cell: Cell, similarity: float) -> shapes.PatchShape:
         """What there is to say of a patch."""
         index = self._number[cell.image]
-        return shapes.Patch(
+        return shapes.PatchShape(
             photo=self.photo("training", index),
             view=cell.view,
             patch=list(cell.patch),

@@ -3,12 +3,13 @@
 from functools import cache
 from typing import Any, Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from prototree.evaluation.tables import percent
 from prototree.explain.records import TreeExplanation
-from prototree.report.tree_html import script_json, tree_body
+from prototree.report.templating import script_json, templates
+from prototree.report.tree_html import tree_body
 from prototree.report.words import STRATEGY_NAMES
 from prototree.web import shapes
 from prototree.web.service import Service
@@ -73,13 +74,7 @@ def _render(template: str, service: Service, here: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("prototree.web"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates("prototree.web")
     environment.filters["percent"] = percent
     environment.filters["few"] = _few
     return environment

@@ -56,8 +56,8 @@ def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result
     names = explained.class_names
     pictures: dict[str, bytes] = {"photo": picture_file(explained.photo)}
 
-    def share(label: int, probs: Sequence[float]) -> shapes.ClassShare:
-        return shapes.ClassShare(label=label, name=names[label], share=float(probs[label]))
+    def share(label: int, probs: Sequence[float]) -> shapes.ClassShareShape:
+        return shapes.ClassShareShape(label=label, name=names[label], share=float(probs[label]))
 
     ways = []
     for strategy, path in explained.paths.items():
