@@ -166,7 +166,7 @@ def _path_json(path: PathExplanation, names: Sequence[str]) -> dict[str, Any]:
                 "where": [
                     {
                         "method": where.method,
-                        "box": _numbers((where.box.left, where.box.top, where.box.right, where.box.bottom)),
+                        "box": _numbers(where.box.edges),
                         "hiding": where.hiding
                         and {
                             "before": _number(where.hiding.before),

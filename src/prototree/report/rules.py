@@ -70,4 +70,4 @@ def _box(match: Match) -> list[float]:
     if not match.where:
         return []
     box = match.where[0].box
-    return [round(edge, 2) for edge in (box.left, box.top, box.right, box.bottom)]
+    return [round(edge, 2) for edge in box.edges]

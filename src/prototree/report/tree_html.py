@@ -159,8 +159,7 @@ def _where_data(where: Location) -> dict[str, Any]:
 
 
 def _box(where: Location) -> list[float]:
-    box = where.box
-    return [round(edge, 1) for edge in (box.left, box.top, box.right, box.bottom)]
+    return [round(edge, 1) for edge in where.box.edges]
 
 
 def _number(value: float) -> float | None:

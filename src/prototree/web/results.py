@@ -74,7 +74,7 @@ def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result
                     present=step.goes_right,
                     prototype=f"/results/{id_}/prototype-{step.node}",
                     patch=f"/results/{id_}/patch-{step.node}",
-                    box=[box.left, box.top, box.right, box.bottom],
+                    box=list(box.edges),
                 )
             )
         answer = int(np.argmax(path.class_probs))
