@@ -10,6 +10,7 @@ from prototree.explain.records import (
     DecisionExplanation,
     Flip,
     Hiding,
+    Location,
     Match,
     Method,
     PathExplanation,
@@ -19,7 +20,6 @@ from prototree.explain.records import (
     Step,
     TreeExplanation,
     VoteExplanation,
-    Where,
 )
 from prototree.network.geometry import Box
 from prototree.report.words import Reading
@@ -61,7 +61,7 @@ def match(seed: int, n_classes: int, methods: tuple[Method, ...] = ("cell", "att
         side = 60.0 * (1 + 0.5 * i)
         heat = np.random.default_rng(seed + i).random((7, 7)) ** 3
         box = Box(left, top, left + side, top + side).clip(size)
-        found.append(Where(method, box, heat, Hiding(0.98, 0.31, 0.92) if i != 2 else None))
+        found.append(Location(method, box, heat, Hiding(0.98, 0.31, 0.92) if i != 2 else None))
     wide, high = (round(320 * side / max(size)) for side in size)
     return Match(
         image=f"images/class_{seed % n_classes}/photo_{seed}.jpg",

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from prototree.network.preprocessing import Preprocessing
     from prototree.pipeline.fit import combine, fit, redo
     from prototree.pipeline.reproduce import reproduce
-    from prototree.report.files import write_decision, write_report
     from prototree.report.notebook import show
+    from prototree.report.writing import write_decision, write_report
     from prototree.run import Run
     from prototree.training.projection import project
     from prototree.tree.checkpoint import load, save
@@ -73,8 +73,8 @@ _HOMES = {
     "reproduce": "pipeline.reproduce",
     "save": "tree.checkpoint",
     "show": "report.notebook",
-    "write_decision": "report.files",
-    "write_report": "report.files",
+    "write_decision": "report.writing",
+    "write_report": "report.writing",
 }
 
 __all__ = [

@@ -42,7 +42,7 @@ class Config(Common):
         if "recipe" in values and values["recipe"] != recipe.name:
             recipe = _recipe_named(values["recipe"])()
         common, own = _sorted_out(values, recipe)
-        return replace(super().changed(common), recipe=recipe.changed(own))
+        return replace(self, **self.parsed(common), recipe=recipe.changed(own))
 
     def identity(self) -> dict[str, Any]:
         """What decides what comes out of a run; a run is only continued with the same."""

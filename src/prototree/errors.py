@@ -3,6 +3,8 @@
 ProtoTreeError
 ├── ConfigError       a setting that is unknown or out of range
 ├── DataError         images, labels or annotation files that cannot be used
+│   ├── TooLargeError   an image of more pixels or bytes than we take
+│   └── NotAnImageError a file that holds no image, or none of a kind we read
 ├── ShapeError        tensors whose shapes or values do not fit the tree
 ├── WeightsError      a backbone's weight file that is missing, damaged or of another model
 ├── CheckpointError   a saved tree or run that is damaged, newer, or not one
@@ -24,6 +26,14 @@ class ConfigError(ProtoTreeError):
 
 class DataError(ProtoTreeError):
     """Images, labels or annotation files that cannot be used."""
+
+
+class TooLargeError(DataError):
+    """An image of more pixels or bytes than we take."""
+
+
+class NotAnImageError(DataError):
+    """A file that holds no image, or none of a kind we read."""
 
 
 class ShapeError(ProtoTreeError):

@@ -97,10 +97,15 @@ class Settings:
 
     def changed(self: Own, values: Mapping[str, Any]) -> Own:
         """The same with other values; text is read as what the setting needs."""
-        kinds = {one.key: one.kind for one in self.described()}
+        return replace(self, **self.parsed(values))
+
+    @classmethod
+    def parsed(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values as what the settings need; unknown names are refused."""
+        kinds = {one.key: one.kind for one in cls.described()}
         if unknown := [key for key in values if key not in kinds]:
             raise unknown_key(unknown[0], kinds)
-        return replace(self, **{key: _parse(key, kinds[key], value) for key, value in values.items()})
+        return {key: _parse(key, kinds[key], value) for key, value in values.items()}
 
     def values(self) -> dict[str, Any]:
         """By name."""

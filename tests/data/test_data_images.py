@@ -10,8 +10,8 @@ import pytest
 from PIL import Image, ImageFile
 
 from data_files import four_colours, smooth_photo
-from prototree.data.images import MAX_PIXELS, check_header, is_image, read_image, read_photo
-from prototree.errors import DataError
+from prototree.data.images import MAX_PIXELS, check_header, from_pillow, is_image, read_image, read_photo, webp
+from prototree.errors import DataError, NotAnImageError, TooLargeError
 
 ORIENTATION = 0x0112
 
@@ -216,19 +216,19 @@ def test_damaged_files_give_a_picture_or_our_error(form: str) -> None:
 def test_empty_file(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
     for look in (read_image, check_header):
-        with pytest.raises(DataError, match=r"empty\.jpg is empty \(0 bytes\)"):
+        with pytest.raises(NotAnImageError, match=r"empty\.jpg is empty \(0 bytes\)"):
             look(tmp_path / "empty.jpg")
 
 
 def test_text_with_an_image_name(tmp_path: Path) -> None:
     (tmp_path / "notes.jpg").write_text("not a picture")
     for look in (read_image, check_header):
-        with pytest.raises(DataError, match=r"notes\.jpg is not an image we can read \(expected JPEG"):
+        with pytest.raises(NotAnImageError, match=r"notes\.jpg is not an image we can read \(expected JPEG"):
             look(tmp_path / "notes.jpg")
 
 
 def test_other_formats_are_not_tried() -> None:
-    with pytest.raises(DataError, match="not an image we can read"):
+    with pytest.raises(NotAnImageError, match="not an image we can read"):
         read_image(as_bytes(smooth_photo(), "EPS"))
 
 
@@ -251,10 +251,24 @@ def test_small_file_that_claims_a_huge_picture(tmp_path: Path, width: int, heigh
     path = tmp_path / "bomb.png"
     path.write_bytes(png_header(width, height))
     for look in (read_image, check_header):
-        with pytest.raises(DataError) as caught:
+        with pytest.raises(TooLargeError) as caught:
             look(path)
         for part in (str(path), claim, f"{MAX_PIXELS:,}"):
             assert part in str(caught.value)
+
+
+def test_a_picture_in_memory_has_the_same_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prototree.data.images.MAX_PIXELS", 100)
+    with pytest.raises(TooLargeError, match="11 x 10 = 110 pixels"):
+        from_pillow(Image.new("RGB", (11, 10)))
+
+
+def test_whoever_handed_over_bytes_has_no_file_to_remove() -> None:
+    for content in (b"", b"not a picture", as_bytes(smooth_photo(), "PNG")[:80]):
+        with pytest.raises(DataError, match=r"^the image .*; choose another one$"):
+            read_image(content)
+    with pytest.raises(TooLargeError, match=r"; make it smaller$"):
+        read_image(png_header(8001, 8000))
 
 
 def test_pillow_settings_stay_as_they_are() -> None:
@@ -267,3 +281,19 @@ def test_is_image_goes_by_name() -> None:
     assert is_image(Path("a/B.JPEG"))
     assert not is_image(Path("a/._B.jpg"))
     assert not is_image(Path("a/b.txt"))
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_webp_keeps_every_pixel_if_it_must(channels: int) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (9, 14, channels), dtype=np.uint8)
+    picture[..., 3:] = 200  # what cannot be seen at all need not be kept
+    with Image.open(io.BytesIO(webp(picture, lossless=True))) as image:
+        assert image.format == "WEBP"
+        assert np.array_equal(np.asarray(image), picture)
+    mirrored = picture[:, ::-1]  # not contiguous in memory
+    assert webp(mirrored) == webp(mirrored.copy())
+
+
+def test_webp_of_lower_quality_takes_fewer_bytes() -> None:
+    picture = np.asarray(smooth_photo((80, 60)))
+    assert len(webp(picture, quality=20)) < len(webp(picture, quality=95))

@@ -3,7 +3,9 @@
 import csv
 import io
 
-from prototree.evaluation.tables import Table, blame_table, class_table, mistake_table
+import pytest
+
+from prototree.evaluation.tables import Table, blame_table, class_table, mistake_table, percent
 
 AWKWARD = 'Say "hi", | <b>'
 
@@ -16,10 +18,27 @@ def test_markdown_and_csv_keep_every_cell() -> None:
     assert lines[4].count("|") - lines[4].count("\\|") == 3, "a bar in a name is not a new column"
 
 
+@pytest.mark.parametrize(
+    ("share", "digits", "words"),
+    [
+        (0.0, 0, "0 %"),
+        (0.004, 0, "<1 %"),
+        (0.5, 0, "50 %"),
+        (0.997, 0, ">99 %"),
+        (1.0, 0, "100 %"),
+        (0.9834, 1, "98.3 %"),
+        (0.004, 1, "0.4 %"),
+        (0.9996, 1, "100.0 %"),
+    ],
+)
+def test_shares_as_people_write_them(share: float, digits: int, words: str) -> None:
+    assert percent(share, digits) == words
+
+
 def test_the_hardest_class_comes_first_with_what_it_is_taken_for() -> None:
     stage = {"class_accuracy": [1.0, 0.25, None], "confusion": [[4, 0, 0], [1, 1, 2], [0, 0, 0]]}
     table = class_table({"classes": ["crow", "wren", "tit"], "stages": {"pruned": stage}}, "pruned")
-    assert table.rows == (("wren", "25.0%", "4", "tit (2)"), ("crow", "100.0%", "4", "–"))
+    assert table.rows == (("wren", "25.0 %", "4", "tit (2)"), ("crow", "100.0 %", "4", "–"))
 
 
 def test_mistakes_with_the_closest_first() -> None:

@@ -16,7 +16,7 @@ from prototree.explain.attribution import (
     random_boxes,
     similarities,
 )
-from prototree.explain.heat import smallest_box
+from prototree.explain.places import smallest_box
 from prototree.network.preprocessing import Preprocessing
 
 INPUT = Preprocessing(size=32, resize=32)

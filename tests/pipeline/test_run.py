@@ -16,6 +16,7 @@ from PIL import Image
 from prototree.config import preset
 from prototree.data import open_data
 from prototree.errors import ConfigError, DataError
+from prototree.evaluation.tables import percent
 from prototree.pipeline.fit import combine, derived, fit, redo
 from prototree.pipeline.stages import STAGES
 from prototree.run import Run
@@ -82,7 +83,8 @@ def test_results_are_written_for_people(finished: Run) -> None:
     redo(finished.folder, "evaluate")
     text = (finished.folder / "results.md").read_text()
     metrics = finished.metrics["stages"]["projected"]
-    assert f"| projected | {metrics['accuracy']['soft']:.1%} | {metrics['accuracy']['max_path']:.1%} |" in text
+    soft, max_path = (percent(metrics["accuracy"][strategy], 1) for strategy in ("soft", "max_path"))
+    assert f"| projected | {soft} | {max_path} |" in text
     assert all(title in text for title in ("accuracy by class", "nodes that led astray", "wrong answers"))
     wrong = json.loads((finished.folder / "mistakes.json").read_text())["images"]
     assert len(wrong) == round((1 - metrics["accuracy"]["max_path"]) * metrics["n_images"])

@@ -26,8 +26,8 @@ from prototree.report import (
     write_decision,
     write_report,
 )  # fmt: skip
+from prototree.report.encoding import HEAT_COLOURS, heat_values, heated, reduced
 from prototree.report.layout import arrange
-from prototree.report.pictures import HEAT_COLOURS, heat_values, heated, reduced
 from prototree.tree.topology import Topology
 from sample_explanations import AWKWARD_NAMES, decision, match, picture, random_topology, tree, vote
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from prototree.errors import MissingExtraError, ShapeError
 from prototree.report import decision_drawing, decision_png, printing, subtree_svg, tree_pdf, tree_svg
-from prototree.report.drawing import Anchor, Block, Drawing, Label, Photo, text_width, wrapped
+from prototree.report.marks import Anchor, Block, Drawing, Label, PhotoMark, text_width, wrapped
 from prototree.report.tree_print import PAGE_HEIGHT, PAGE_WIDTH, pages
 from prototree.report.words import plain
 from prototree.tree.topology import Topology
@@ -130,7 +130,7 @@ def test_pictures_and_marks_stand_where_they_should(tmp_path: Path, kind: str) -
     photo[20:, :30, 2] = 255  # blue below on the left, black on the right
     block = Block(150.0, 10.0, 40.0, 20.0, fill="#00ff00")
     drawing = Drawing(
-        200.0, 100.0, (Photo(10.0, 20.0, 60.0, 40.0, photo), block, Photo(120.0, 50.0, 60.0, 40.0, photo))
+        200.0, 100.0, (PhotoMark(10.0, 20.0, 60.0, 40.0, photo), block, PhotoMark(120.0, 50.0, 60.0, 40.0, photo))
     )
     if kind == "png":
         page = printing.image(drawing, 1.0)

@@ -2,13 +2,12 @@
 
 import json
 
-import pytest
 from hypothesis import given, settings
 
 from conftest import grow, tree_shapes
 from prototree.explain.records import Flip, Hiding, RunnerUp
 from prototree.report import rules_json, rules_text
-from prototree.report.words import Reading, hiding_words, listed, percent, plain, runner_up_words
+from prototree.report.words import Reading, hiding_words, listed, plain, runner_up_words
 from prototree.tree.topology import Topology
 from sample_explanations import AWKWARD_NAMES, random_topology, tree
 
@@ -53,13 +52,6 @@ def test_what_lies_below_is_said_with_number_and_names() -> None:
     assert reading.below_words(0) == "7 classes: A, B, C and 4 more"
     assert reading.below_words(~2) == "C"
     assert reading.below_words(~7) == "no clear class"
-
-
-@pytest.mark.parametrize(
-    ("share", "words"), [(0.0, "0 %"), (0.004, "<1 %"), (0.5, "50 %"), (0.997, ">99 %"), (1.0, "100 %")]
-)
-def test_percent(share: float, words: str) -> None:
-    assert percent(share) == words
 
 
 def test_sentences() -> None:

@@ -11,13 +11,18 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from PIL import Image
 
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
 pytest.importorskip("fastapi", reason="needs the extra 'serve'")
 httpx = pytest.importorskip("httpx", reason="needs httpx")
+anyio = pytest.importorskip("anyio", reason="needs the extra 'serve'")
 
 from typer.testing import CliRunner  # noqa: E402
 
@@ -25,12 +30,21 @@ from prototree import cli  # noqa: E402
 from prototree.data import open_data  # noqa: E402
 from prototree.data.loading import ViewDataset  # noqa: E402
 from prototree.data.views import evaluation_views  # noqa: E402
-from prototree.errors import ConfigError, MissingExtraError  # noqa: E402
+from prototree.errors import (  # noqa: E402
+    ConfigError,
+    ConflictError,
+    DataError,
+    MissingExtraError,
+    NotAnImageError,
+    TooLargeError,
+)
 from prototree.mend.session import open_session  # noqa: E402
 from prototree.pipeline.stages import Run  # noqa: E402
 from prototree.web import server as web_server  # noqa: E402
 from prototree.web.app import create_app  # noqa: E402
+from prototree.web.results import NotFoundError  # noqa: E402
 from prototree.web.service import Service  # noqa: E402
+from prototree.web.waiting import BusyError  # noqa: E402
 from tiny_mending import content_of, tiny_run  # noqa: E402
 from web_server import Running, serving  # noqa: E402
 
@@ -177,6 +191,55 @@ def test_what_is_no_usable_image_is_refused_and_the_server_lives(
     assert answer.status_code == status
     assert words in answer.json()["detail"]
     assert client.get("/api/health").json()["status"] == "ok"
+
+
+def answers(app: "FastAPI", method: str, path: str, **sent: Any) -> "httpx.Response":
+    """What an app in this process answers."""
+
+    async def ask() -> "httpx.Response":
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            return await client.request(method, path, **sent)
+
+    return anyio.run(ask)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (TooLargeError("many words"), 413),
+        (NotAnImageError("many words"), 415),
+        (DataError("the limit is not what this is about"), 422),
+        (NotFoundError("many words"), 404),
+        (ConflictError("many words"), 409),
+        (BusyError(7), 503),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_the_status_follows_from_the_kind_of_error_whatever_its_words(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+) -> None:
+    def refuse(content: bytes, name: str) -> None:
+        raise error
+
+    service = Service(open_session(run, work=tmp_path / "work"))
+    monkeypatch.setattr(service, "decide", refuse)
+    answer = answers(create_app(service), "POST", "/api/decisions", content=png(), headers=BYTES)
+    assert answer.status_code == status
+    assert answer.json()["detail"] == str(error)
+    assert answer.headers.get("retry-after") == ("7" if status == 503 else None)
+
+
+def test_a_photo_of_the_server_that_is_damaged_is_not_the_fault_of_the_request(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    app = create_app(Service(open_session(run, work=tmp_path / "work")))
+    open_data(run.metrics["source"]).test[0].path.write_text("no longer a photo")
+    for method, path, question in [
+        ("GET", "/photos/feedback/0/thumb", None),
+        ("POST", "/api/decisions/sample", {"split": "feedback", "index": 0}),
+    ]:
+        answer = answers(app, method, path, json=question)
+        assert answer.status_code == 404
+        assert "not an image we can read" in answer.json()["detail"]
 
 
 def test_an_upload_of_unknown_length_is_cut_off(client: "httpx.Client") -> None:
@@ -411,8 +474,6 @@ def test_sixty_four_uploads_at_once_are_all_answered_rightly(server: Running, ru
 
 
 def test_beyond_its_limit_the_queue_asks_to_come_again(run: Run, tmp_path: Path) -> None:
-    import anyio
-
     app = create_app(Service(open_session(run, work=tmp_path / "work")), max_waiting=4, max_waiting_bytes=10_000)
 
     async def many() -> tuple[list["httpx.Response"], "httpx.Response"]:

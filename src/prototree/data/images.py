@@ -1,5 +1,5 @@
-"""Reads a photo as upright 8-bit RGB, whatever way it is stored; anything else is a `DataError` that names
-the file.
+"""From file to photo and back. Reads a photo as upright 8-bit RGB, whatever way it is stored; anything else is a
+`DataError` that names the file. Writes small pictures as WebP. No torch here.
 
 Pillow decodes. What it leaves to the caller is done here: the camera's rotation mark, transparency (put on
 white), 16-bit and floating-point greyscale (scaled, where Pillow clips), a limit on pixels that holds before
@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import UInt8
+from numpy import ndarray
 from PIL import Image
 
-from prototree.errors import DataError
+from prototree.errors import DataError, NotAnImageError, TooLargeError
 from prototree.network.geometry import Size
 
 File = io.BufferedReader | io.BytesIO
@@ -30,6 +32,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 # Naming the formats keeps Pillow from trying its other plugins (some start programs) on files nobody vouches
 # for.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+_UNNAMED = "the image"  # what messages call one that came as bytes or pixels
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -75,7 +78,7 @@ def read_photo(source: Source, *, at_least: int | None = None) -> Photo:
             image.load()
             rgb = _to_rgb(image)
         except Exception as error:  # decoders raise whatever their parser met
-            raise DataError(f"{name} cannot be decoded ({_say(error)}); replace or remove it") from error
+            raise DataError(f"{name} cannot be decoded ({_say(error)}); {_advice(name)}") from error
     if orientation in _UPRIGHT:
         rgb = rgb.transpose(_UPRIGHT[orientation])
     rgb.info = {}  # its rotation mark and transparency have been obeyed; nobody should obey them twice
@@ -85,12 +88,12 @@ def read_photo(source: Source, *, at_least: int | None = None) -> Photo:
 def from_pillow(image: Image.Image) -> Photo:
     """A picture that is already open, as upright RGB within the same limits."""
     if image.width * image.height > MAX_PIXELS:
-        raise _too_large("the image", f"{image.width} x {image.height} = {image.width * image.height:,} pixels")
+        raise _too_large(_UNNAMED, f"{image.width} x {image.height} = {image.width * image.height:,} pixels")
     orientation = _orientation(image)
     try:
         rgb = _to_rgb(image)
     except Exception as error:
-        raise DataError(f"the image cannot be decoded ({_say(error)})") from error
+        raise DataError(f"{_UNNAMED} cannot be decoded ({_say(error)}); {_advice(_UNNAMED)}") from error
     if orientation in _UPRIGHT:
         rgb = rgb.transpose(_UPRIGHT[orientation])
     rgb.info = {}
@@ -101,6 +104,19 @@ def check_header(source: Source) -> Size:
     """Upright width and height from the first bytes of a file; a `DataError` if it is no image or too large."""
     with _opened(source) as (image, _):
         return _upright_size(image)
+
+
+def webp(
+    picture: UInt8[ndarray, "rows columns channels"], *, quality: int = 80, lossless: bool = False, method: int = 4
+) -> bytes:
+    """A picture, of three channels or of four with transparency, as a WebP file.
+
+    A higher `method` (0 to 6) takes longer and gives fewer bytes.
+    """
+    file = io.BytesIO()
+    image = Image.fromarray(np.ascontiguousarray(picture))
+    image.save(file, "WEBP", quality=quality, lossless=lossless, method=method)
+    return file.getvalue()
 
 
 @contextmanager
@@ -114,7 +130,7 @@ def _opened(source: Source) -> Iterator[tuple[Image.Image, str]]:
             raise DataError(f"{name} cannot be opened: {error.strerror or error}") from error
     else:
         file = io.BytesIO(source) if isinstance(source, bytes) else source
-        name = str(getattr(source, "name", "the image"))
+        name = str(getattr(source, "name", _UNNAMED))
     try:
         with _open_image(file, name) as image:
             yield image, name
@@ -132,17 +148,23 @@ def _open_image(file: File, name: str) -> Image.Image:
         raise _too_large(name, f"{int(found[1]):,} pixels" if found else "far more pixels") from error
     except Exception as error:
         if file.seek(0, os.SEEK_END) == 0:
-            raise DataError(f"{name} is empty (0 bytes); replace or remove it") from error
-        raise DataError(
-            f"{name} is not an image we can read (expected JPEG, PNG, WebP, BMP, TIFF or GIF); replace or remove it"
+            raise NotAnImageError(f"{name} is empty (0 bytes); {_advice(name)}") from error
+        raise NotAnImageError(
+            f"{name} is not an image we can read (expected JPEG, PNG, WebP, BMP, TIFF or GIF); {_advice(name)}"
         ) from error
     if image.width * image.height > MAX_PIXELS:
         raise _too_large(name, f"{image.width} x {image.height} = {image.width * image.height:,} pixels")
     return image
 
 
-def _too_large(name: str, claim: str) -> DataError:
-    return DataError(f"{name} claims {claim}, the limit is {MAX_PIXELS:,}; make it smaller or remove it")
+def _too_large(name: str, claim: str) -> TooLargeError:
+    otherwise = "" if name == _UNNAMED else " or remove it"
+    return TooLargeError(f"{name} claims {claim}, the limit is {MAX_PIXELS:,}; make it smaller{otherwise}")
+
+
+def _advice(name: str) -> str:
+    """What to do about an image that cannot be used; who handed over bytes has no file to remove."""
+    return "choose another one" if name == _UNNAMED else "replace or remove it"
 
 
 def _say(error: Exception) -> str:

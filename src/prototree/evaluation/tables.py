@@ -28,6 +28,15 @@ class Table:
         return text.getvalue()
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """A share as people write it, `98.3 %`. Without digits, only none is 0 % and only all is 100 %."""
+    if digits == 0 and 0 < share < 0.01:
+        return "<1 %"
+    if digits == 0 and 0.99 < share < 1:
+        return ">99 %"
+    return f"{100 * share:.{digits}f} %"
+
+
 def stage_table(metrics: Mapping[str, Any], title: str) -> Table:
     """What a run reached, a row for each stage; from the content of metrics.json."""
     rows = []
@@ -36,7 +45,7 @@ def stage_table(metrics: Mapping[str, Any], title: str) -> Table:
         rows.append(
             (
                 stage.replace("_", " "),
-                *(f"{accuracy[strategy]:.1%}" for strategy in ("soft", "max_path", "greedy")),
+                *(percent(accuracy[strategy], 1) for strategy in ("soft", "max_path", "greedy")),
                 str(values["n_prototypes"]),
                 f"{length['mean']:.1f} ± {length['std']:.1f} ({length['min']}–{length['max']})",
             )
@@ -51,7 +60,7 @@ def detail_table(metrics: Mapping[str, Any]) -> Table:
             stage.replace("_", " "),
             f"{values['fidelity']['max_path']:.3f}",
             f"{values['fidelity']['greedy']:.3f}",
-            f"{values['top5']:.1%}",
+            percent(values["top5"], 1),
             f"{values['calibration_error']:.3f}",
         )
         for stage, values in metrics["stages"].items()
@@ -69,7 +78,7 @@ def class_table(metrics: Mapping[str, Any], stage: str) -> Table:
             wrong = [0 if k == label else count for k, count in enumerate(row)]
             most = max(wrong)
             mixed_up = f"{names[wrong.index(most)]} ({most})" if most else "–"
-            rows.append((share, (names[label], f"{share:.1%}", str(sum(row)), mixed_up)))
+            rows.append((share, (names[label], percent(share, 1), str(sum(row)), mixed_up)))
     rows.sort(key=lambda item: item[0])
     header = ("class", "accuracy", "test photos", "most often taken for")
     return Table(f"accuracy by class, {stage} tree, soft", header, tuple(row for _, row in rows))
@@ -115,8 +124,8 @@ def vote_table(metrics: Mapping[str, Any], names: Sequence[str]) -> Table:
     def row(name: str, vote: Mapping[str, Any]) -> tuple[str, ...]:
         return (
             name,
-            *(f"{vote['accuracy'][s]:.1%}" for s in ("soft", "max_path", "greedy")),
-            f"{vote['top5']:.1%}",
+            *(percent(vote["accuracy"][s], 1) for s in ("soft", "max_path", "greedy")),
+            percent(vote["top5"], 1),
             str(vote["n_prototypes"]),
             f"{vote['local_size']['max_path']:.1f}",
         )

@@ -7,13 +7,17 @@ Notation used for tensor shapes: B batch, h w pixels.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, grid_sample, pad
+
+from prototree.explain.attribution import Features, Probes, similarities
+from prototree.explain.records import Cause
+from prototree.network.preprocessing import Preprocessing
 
 Images = Float[Tensor, "B 3 h w"]
 Alteration = Literal["hue", "saturation", "contrast", "texture", "shape"]
@@ -70,6 +74,21 @@ ALTERATIONS: dict[Alteration, Callable[[Images], Images]] = {
     "texture": smooth_texture,
     "shape": bend_shape,
 }
+
+
+def causes(
+    features: Features, probes: Probes, before: Sequence[float], preprocessing: Preprocessing
+) -> list[tuple[Cause, ...]]:
+    """How each probe's similarity changes with each alteration of its image."""
+    mean, std = (probes.images.new_tensor(v).view(1, 3, 1, 1) for v in (preprocessing.mean, preprocessing.std))
+    pixels = (probes.images * std + mean).clamp(0, 1)
+    altered = torch.cat([(alter(pixels) - mean) / std for alter in ALTERATIONS.values()])
+    prototypes = probes.prototypes.repeat(len(ALTERATIONS), 1, 1, 1)
+    found = similarities(features, altered, prototypes).view(len(ALTERATIONS), -1).T.tolist()
+    return [
+        tuple(Cause(name, after - start) for name, after in zip(ALTERATIONS, row, strict=True))
+        for row, start in zip(found, before, strict=True)
+    ]
 
 
 def _luma(images: Images) -> Float[Tensor, "B 1 h w"]:

@@ -96,7 +96,7 @@ def hidden(images: Float[Tensor, "B 3 h w"], boxes: Sequence[Box]) -> Float[Tens
     """Each image with its box, in its pixels, replaced by its mean colour; pixels count whose centre lies inside."""
     height, width = images.shape[2:]
     x, y = (torch.arange(n, device=images.device) + 0.5 for n in (width, height))
-    edges = torch.tensor([(b.left, b.top, b.right, b.bottom) for b in boxes], device=images.device)[:, :, None]
+    edges = torch.tensor([box.edges for box in boxes], device=images.device)[:, :, None]
     columns, rows = (x >= edges[:, 0]) & (x < edges[:, 2]), (y >= edges[:, 1]) & (y < edges[:, 3])
     mask = rows[:, None, :, None] & columns[:, None, None, :]
     return torch.where(mask, images.mean(dim=(2, 3), keepdim=True), images)

@@ -20,12 +20,12 @@ from prototree.data.views import FULL
 from prototree.errors import ConfigError, DataError
 from prototree.explain.attribution import Probes, attribute, occlude
 from prototree.explain.counterfactuals import runner_up
-from prototree.explain.findings import Finding, Place, cell_finding, grid_finding, grids_of, tested
-from prototree.explain.heat import Frame
-from prototree.explain.pictures import PrototypePictures, open_photo, reduced, write_pictures
+from prototree.explain.places import Finding, InputFrame, SeenPhoto, cell_finding, grid_finding, grids_of, tested
+from prototree.explain.prototype_pictures import PrototypePictures, open_photo, reduced, write_pictures
 from prototree.explain.prototypes import explain_prototypes
 from prototree.explain.records import (
     DecisionExplanation,
+    Location,
     Match,
     PathExplanation,
     PrototypeExplanation,
@@ -33,7 +33,6 @@ from prototree.explain.records import (
     Step,
     TreeExplanation,
     VoteExplanation,
-    Where,
 )
 from prototree.network.geometry import Box
 from prototree.network.preprocessing import Preprocessing
@@ -126,7 +125,7 @@ def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None 
 
 def _stored(tree: ProtoTree, node: int, pictures: PrototypePictures, notes: Mapping[int, str]) -> PrototypeExplanation:
     """What is known of a prototype without any data: its pictures and its box, but no heat and no neighbours."""
-    source, shown = tree.sources[node], pictures.shown(node)
+    source, shown = tree.sources[node], pictures.of(node)
     box = Box(*source.box) if source is not None else Box.whole(shown.size)
     heat = np.zeros(shown.photo.shape[:2], dtype=np.float32)
     match = Match(
@@ -136,7 +135,7 @@ def _stored(tree: ProtoTree, node: int, pictures: PrototypePictures, notes: Mapp
         size=shown.size,
         photo=shown.photo,
         crop=shown.crop,
-        where=(Where("cell", box, heat, None),),
+        where=(Location("cell", box, heat, None),),
     )
     distance = source.distance if source is not None else 0.0
     return PrototypeExplanation(node, match, distance, (), (), (), notes.get(node, ""))
@@ -159,8 +158,8 @@ def explain_image(
     depends on and tests every box by hiding it (some 15 passes for each node on the way); `occlusion` takes 49 more.
     """
     tree.eval()
-    seen, place = _open(image, tree.preprocessing, name, label)
-    images = to_input(seen, tree.preprocessing)[None].to(tree.prototypes.device)
+    network_image, seen = _open(image, tree.preprocessing, name, label)
+    images = to_input(network_image, tree.preprocessing)[None].to(tree.prototypes.device)
     with torch.no_grad():
         feature_map = tree.features(images)
         routed = tree.route(feature_map)
@@ -174,7 +173,7 @@ def explain_image(
     if nodes and (attribution or occlusion):
         probes = Probes(images.expand(len(nodes), -1, -1, -1), prototypes, patch)
         findings = _honest(tree, probes, findings, similarity, attribution=attribution, occlusion=occlusion)
-    matches = {node: place.match(tree, similarity[i], findings[i]) for i, node in enumerate(nodes)}
+    matches = {node: seen.match(tree, similarity[i], findings[i]) for i, node in enumerate(nodes)}
     soft, leaf_labels = decisions.soft[0].cpu().numpy(), decisions.leaf_probs.argmax(dim=1).cpu().numpy()
     distance = routed.distance[0].detach().cpu().numpy()
 
@@ -192,9 +191,9 @@ def explain_image(
         return runner_up(distance, tree.topology, leaf_labels, soft, answer, strategy)
 
     return DecisionExplanation(
-        image=place.image,
-        photo=place.picture,
-        size=place.photo.size,
+        image=seen.image,
+        photo=seen.picture,
+        size=seen.photo.size,
         class_names=tree.class_names,
         label=label,
         soft=tuple(soft.tolist()),
@@ -292,7 +291,7 @@ def local_paths(places: Sequence[str | Path], limit: int = MAX_IMAGES) -> list[P
 
 def _open(
     image: str | Path | Image.Image, preprocessing: Preprocessing, name: str | None, label: int | None
-) -> tuple[Image.Image, Place]:
+) -> tuple[Image.Image, SeenPhoto]:
     """The picture for the network, read as for an evaluation, and the photo to make pictures of."""
     if isinstance(image, Image.Image):
         seen = shown = from_pillow(image)
@@ -302,8 +301,8 @@ def _open(
         whole = seen.image.size == seen.size
         shown = seen if whole else open_photo(Path(image))
         name = name or Path(image).name
-    frame = Frame(FULL, shown.size, preprocessing)
-    return seen.image, Place(name, label, frame, shown, reduced(shown, _SIDE))
+    frame = InputFrame(FULL, shown.size, preprocessing)
+    return seen.image, SeenPhoto(name, label, frame, shown, reduced(shown, _SIDE))
 
 
 def _honest(

@@ -17,11 +17,11 @@ from prototree.data.loading import Entry, ViewDataset, Views, derived_seed
 from prototree.data.samples import Sample, name_in
 from prototree.data.views import View, photo_size, projection_views
 from prototree.errors import DataError
+from prototree.explain.alterations import causes
 from prototree.explain.attribution import Probes, attribute, occlude, patch_distances
-from prototree.explain.findings import Finding, Place, causes, cell_finding, grid_finding, grids_of, tested
-from prototree.explain.heat import Frame
 from prototree.explain.matches import Matches, find_matches
-from prototree.explain.pictures import THUMB_SIDE, open_photo, reduced
+from prototree.explain.places import Finding, InputFrame, SeenPhoto, cell_finding, grid_finding, grids_of, tested
+from prototree.explain.prototype_pictures import THUMB_SIDE, open_photo, reduced
 from prototree.explain.records import Cause, Match, PrototypeExplanation
 from prototree.network.backbone import FeatureExtractor
 from prototree.network.folding import folded
@@ -194,11 +194,11 @@ class _Examination:
         matches: dict[tuple[int, int], Match] = {}
         for number, pairs in sorted(wanted.items()):
             sample, view = self._entries[number].sample, self._entries[number].view
-            place = self._place(sample, view, THUMB_SIDE)
+            seen = self._seen_photo(sample, view, THUMB_SIDE)
             for i, rank in pairs:
                 cell = cell_finding(self._tree, int(found.patch[i, rank]), found.maps[i, rank].cpu().numpy())
                 near = float(similarity(found.distance[i, rank]))
-                matches[i, rank] = place.match(self._tree, near, [cell])
+                matches[i, rank] = seen.match(self._tree, near, [cell])
         return [
             tuple(matches[i, r] for r in range(found.place.shape[1]) if (i, r) in matches)
             for i in range(len(found.nodes))
@@ -211,13 +211,13 @@ class _Examination:
         return [grid_finding("occlusion", grids_of(fall)[0], self._tree.preprocessing)]
 
     def _match(self, subject: _Subject, similarity: float, findings: Sequence[Finding]) -> Match:
-        return self._place(subject.sample, subject.view).match(self._tree, similarity, findings)
+        return self._seen_photo(subject.sample, subject.view).match(self._tree, similarity, findings)
 
-    def _place(self, sample: Sample, view: View, side: int | None = None) -> Place:
+    def _seen_photo(self, sample: Sample, view: View, side: int | None = None) -> SeenPhoto:
         photo = open_photo(sample.path)
-        frame = Frame(view, photo_size(sample), self._tree.preprocessing)
+        frame = InputFrame(view, photo_size(sample), self._tree.preprocessing)
         picture = reduced(photo, side) if side else reduced(photo)
-        return Place(self._name(sample.path), sample.label, frame, photo, picture)
+        return SeenPhoto(self._name(sample.path), sample.label, frame, photo, picture)
 
     def _name(self, path: Path) -> str:
         return name_in(self._root, path)

@@ -18,11 +18,6 @@ Heat = Float[ndarray, "_ _"]
 """From 0 to 1, to be stretched over the whole photo; 0 where the network did not look."""
 
 Method = Literal["cell", "attribution", "occlusion"]
-METHOD_NAMES: dict[Method, str] = {
-    "cell": "nearest patch (the paper's box)",
-    "attribution": "what the similarity depends on",
-    "occlusion": "what the similarity loses when hidden",
-}
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class Hiding:
 
 
 @dataclass(frozen=True)
-class Where:
+class Location:
     """One answer to the question where in a photo a prototype was found."""
 
     method: Method
@@ -54,7 +49,7 @@ class Match:
     size: tuple[int, int]  # width and height of the original, upright photo, in which boxes are given
     photo: Picture  # the whole photo, reduced
     crop: Picture  # what lies in the cell's box
-    where: tuple[Where, ...]  # the cell first
+    where: tuple[Location, ...]  # the cell first
 
 
 @dataclass(frozen=True)

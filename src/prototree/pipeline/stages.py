@@ -16,7 +16,7 @@ from prototree.data.samples import name_in
 from prototree.data.views import evaluation_views
 from prototree.evaluation.metrics import Metrics, evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
-from prototree.explain.pictures import write_pictures
+from prototree.explain.prototype_pictures import write_pictures
 from prototree.files import write_json
 from prototree.pipeline.results import write_results
 from prototree.progress import Observer

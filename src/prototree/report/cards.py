@@ -3,8 +3,11 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from prototree.explain.records import Picture, Where
-from prototree.report.drawing import (
+from prototree.evaluation.tables import percent
+from prototree.explain.records import Location, Picture
+from prototree.report.encoding import CROP_SIDE, reduced
+from prototree.report.layout import Layout, arrange
+from prototree.report.marks import (
     ABSENT_INK,
     BOX_INK,
     FAINT,
@@ -17,15 +20,13 @@ from prototree.report.drawing import (
     Drawing,
     Label,
     Mark,
-    Photo,
+    PhotoMark,
     Stroke,
     moved,
     paragraph,
     text_width,
 )
-from prototree.report.layout import Layout, arrange
-from prototree.report.pictures import CROP_SIDE, reduced
-from prototree.report.words import ABSENT, PRESENT, Reading, count, percent
+from prototree.report.words import ABSENT, PRESENT, Reading, count
 
 # tree.css has the same sizes.
 SLOT, LEVEL = 116.0, 184.0
@@ -161,7 +162,7 @@ def distribution(probs: tuple[float, ...], spot: Spot, colour: str) -> list[Mark
 
 
 def photo_with_box(
-    picture: Picture, size: tuple[int, int], where: tuple[Where, ...], spot: Spot, longest: int
+    picture: Picture, size: tuple[int, int], where: tuple[Location, ...], spot: Spot, longest: int
 ) -> list[Mark]:
     """A photo with the boxes found in it, boxes in pixels of the original of this size."""
     photo = fitted(reduced(picture, longest), spot)
@@ -174,12 +175,12 @@ def photo_with_box(
     return marks
 
 
-def fitted(picture: Picture, spot: Spot) -> Photo:
+def fitted(picture: Picture, spot: Spot) -> PhotoMark:
     """The picture as large as the spot allows, in its middle."""
     height, width, _ = picture.shape
     scale = min(spot.width / width, spot.height / height)
     wide, high = width * scale, height * scale
-    return Photo(spot.x + (spot.width - wide) / 2, spot.y + (spot.height - high) / 2, wide, high, picture)
+    return PhotoMark(spot.x + (spot.width - wide) / 2, spot.y + (spot.height - high) / 2, wide, high, picture)
 
 
 def class_name(reading: Reading, label: int | None) -> str:

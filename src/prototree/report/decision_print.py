@@ -5,10 +5,12 @@ from itertools import pairwise
 from PIL import Image
 
 from prototree.errors import ShapeError
+from prototree.evaluation.tables import percent
 from prototree.explain.records import DecisionExplanation, PathExplanation, Step
 from prototree.report import printing
 from prototree.report.cards import Spot, distribution, fitted, photo_with_box
-from prototree.report.drawing import (
+from prototree.report.encoding import CROP_SIDE, PHOTO_SIDE, heated, reduced
+from prototree.report.marks import (
     ABSENT_INK,
     INK,
     PAPER,
@@ -22,8 +24,7 @@ from prototree.report.drawing import (
     Stroke,
     paragraph,
 )
-from prototree.report.pictures import CROP_SIDE, PHOTO_SIDE, heated, reduced
-from prototree.report.words import ABSENT, PRESENT, STRATEGY_NAMES, likeliest, percent
+from prototree.report.words import ABSENT, PRESENT, STRATEGY_NAMES, likeliest
 from prototree.tree.strategies import Strategy
 
 _MARGIN, _GAP = 28.0, 34.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
+class CardPlace:
     """The centre of a card across, and how many turns lie above it."""
 
     x: float
@@ -21,7 +21,7 @@ class Place:
 class Layout:
     """Every place in reading order: a parent before its children, what is left before what is right."""
 
-    places: dict[int, Place]
+    places: dict[int, CardPlace]
     ends: tuple[int, ...]  # leaves, and nodes whose children are not shown; one a slot
 
     @property
@@ -39,7 +39,7 @@ def arrange(left: Sequence[int], right: Sequence[int], *, root: int = 0, closed:
     for id_, _ in reversed(order):
         if id_ not in x:
             x[id_] = (x[left[id_]] + x[right[id_]]) / 2
-    return Layout({id_: Place(x[id_], level) for id_, level in order}, tuple(ends))
+    return Layout({id_: CardPlace(x[id_], level) for id_, level in order}, tuple(ends))
 
 
 def reading_order(

@@ -4,12 +4,12 @@ import html
 from dataclasses import dataclass
 
 from prototree.explain.records import TreeExplanation
-from prototree.report.decisions import Decided, decision_page
-from prototree.report.pages import tree_page
+from prototree.report.decision_html import Decided, decision_page
+from prototree.report.tree_html import tree_page
 
 
 @dataclass(frozen=True)
-class Shown:
+class NotebookPage:
     """A page that a notebook shows in place."""
 
     page: str
@@ -24,8 +24,8 @@ class Shown:
         )
 
 
-def show(explanation: TreeExplanation | Decided) -> Shown:
+def show(explanation: TreeExplanation | Decided) -> NotebookPage:
     """In a notebook, put this last in a cell: the tree or the decision appears below it."""
     if isinstance(explanation, TreeExplanation):
-        return Shown(tree_page(explanation))
-    return Shown(decision_page(explanation), height=820)
+        return NotebookPage(tree_page(explanation))
+    return NotebookPage(decision_page(explanation), height=820)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from prototree.errors import MissingExtraError
 from prototree.explain.records import Picture
-from prototree.report.drawing import Block, Drawing, Label, Mark, Photo, Stroke
+from prototree.report.marks import Block, Drawing, Label, Mark, PhotoMark, Stroke
 from prototree.report.words import plain
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def pdf(drawings: Iterable[Drawing], title: str) -> bytes:
     with _matplotlib():
         from matplotlib.backends.backend_pdf import PdfPages
 
-        file, pictures = io.BytesIO(), Pictures()
+        file, pictures = io.BytesIO(), PdfPictures()
         # No date, so that the same tree gives the same file.
         with PdfPages(file, metadata={"Title": plain(title), "CreationDate": None, "Creator": "prototree"}) as pages:
             for drawing in drawings:
@@ -49,12 +49,12 @@ def image(drawing: Drawing, scale: float = 2.0) -> Image.Image:
     with _matplotlib():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-        canvas: Any = FigureCanvasAgg(_figure(drawing, scale * UNITS_PER_INCH, Pictures()))
+        canvas: Any = FigureCanvasAgg(_figure(drawing, scale * UNITS_PER_INCH, PdfPictures()))
         canvas.draw()
         return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
-class Pictures:
+class PdfPictures:
     """The pictures of a PDF, each once: the renderer stores the same array only the first time."""
 
     def __init__(self) -> None:
@@ -91,23 +91,23 @@ def _matplotlib() -> Iterator[None]:
             quiet.setLevel(level)
 
 
-def _figure(drawing: Drawing, dpi: float, pictures: Pictures) -> "Figure":
+def _figure(drawing: Drawing, dpi: float, pictures: PdfPictures) -> "Figure":
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
     class Marks(Artist):
         def draw(self, renderer: Any) -> None:
-            _Sheet(drawing, renderer, pictures).draw()
+            _Painter(drawing, renderer, pictures).draw()
 
     figure = Figure(figsize=(drawing.width / UNITS_PER_INCH, drawing.height / UNITS_PER_INCH), dpi=dpi)
     figure.add_artist(Marks())
     return figure
 
 
-class _Sheet:
+class _Painter:
     """One drawing on one renderer, which counts in its own dots from the lower left corner."""
 
-    def __init__(self, drawing: Drawing, renderer: Any, pictures: Pictures) -> None:
+    def __init__(self, drawing: Drawing, renderer: Any, pictures: PdfPictures) -> None:
         self.drawing, self.renderer, self.pictures = drawing, renderer, pictures
         self.dots = renderer.points_to_pixels(_POINTS)  # a unit
 
@@ -121,7 +121,7 @@ class _Sheet:
     def _draw_mark(self, mark: Mark) -> None:
         if isinstance(mark, Label):
             self._label(mark)
-        elif isinstance(mark, Photo):
+        elif isinstance(mark, PhotoMark):
             self._photo(mark)
         elif isinstance(mark, Stroke):
             from matplotlib.path import Path
@@ -175,7 +175,7 @@ class _Sheet:
     def _from_top(self, y: float) -> float:
         return self.drawing.height * self.dots - y if self.renderer.flipy() else y
 
-    def _photo(self, mark: Photo) -> None:
+    def _photo(self, mark: PhotoMark) -> None:
         from matplotlib.transforms import Affine2D
 
         left, bottom = self._at(mark.x, mark.y + mark.height)

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from prototree.evaluation.tables import percent
 from prototree.explain.records import Match, TreeExplanation
-from prototree.report.words import Reading, Rule, count, percent, plain
+from prototree.report.words import Reading, Rule, count, plain
 
 
 def rules_text(explanation: TreeExplanation) -> str:
@@ -69,4 +70,4 @@ def _box(match: Match) -> list[float]:
     if not match.where:
         return []
     box = match.where[0].box
-    return [round(edge, 2) for edge in (box.left, box.top, box.right, box.bottom)]
+    return [round(edge, 2) for edge in box.edges]

@@ -3,11 +3,14 @@
 from pathlib import Path
 
 from prototree.errors import ShapeError
+from prototree.evaluation.tables import percent
 from prototree.explain.records import TreeExplanation
 from prototree.files import write_file
 from prototree.report import printing
 from prototree.report.cards import Spot, fitted, subtree
-from prototree.report.drawing import (
+from prototree.report.encoding import faded, reduced
+from prototree.report.layout import arrange, parts
+from prototree.report.marks import (
     ABSENT_INK,
     INK,
     PRESENT_INK,
@@ -23,9 +26,7 @@ from prototree.report.drawing import (
     scaled,
     text_width,
 )
-from prototree.report.layout import arrange, parts
-from prototree.report.pictures import faded, reduced
-from prototree.report.words import STRATEGY_NAMES, Reading, Rule, count, percent
+from prototree.report.words import STRATEGY_NAMES, Reading, Rule, count
 from prototree.tree.strategies import STRATEGIES
 
 PAGE_WIDTH, PAGE_HEIGHT, MARGIN = 1122.5, 793.7, 40.0  # A4 on its side

@@ -25,15 +25,6 @@ STRATEGY_LONG: dict[Strategy, str] = {
 }
 
 
-def percent(share: float) -> str:
-    """A share as people write it."""
-    if 0 < share < 0.01:
-        return "<1 %"
-    if 0.99 < share < 1:
-        return ">99 %"
-    return f"{100 * share:.0f} %"
-
-
 def plain(text: str) -> str:
     """One line without control characters, for files where those would break something."""
     return " ".join("".join(c if unicodedata.category(c) not in ("Cc", "Cs") else " " for c in text).split())

@@ -14,12 +14,12 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from prototree._version import __version__
-from prototree.errors import ConflictError, ProtoTreeError
-from prototree.report.pages import asset as report_asset
+from prototree.errors import ConflictError, NotAnImageError, ProtoTreeError, TooLargeError
+from prototree.report.templating import asset as report_asset
 from prototree.web import pages, shapes
 from prototree.web.guard import Guard
 from prototree.web.results import NotFoundError
-from prototree.web.service import Service, UnusableError
+from prototree.web.service import Service
 from prototree.web.waiting import BusyError, Queue
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _OWN_ASSETS = ("app.css", "pages.css", "app.js", "explore.js", "try.js", "mend.j
 _KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 _PICTURES = {"Cache-Control": "private, max-age=3600"}
 
-Index = Annotated[int, Path(ge=0, le=shapes.MAX_INDEX)]
+PathIndex = Annotated[int, Path(ge=0, le=shapes.MAX_INDEX)]
 Refusals = dict[int | str, dict[str, Any]]
 _DESCRIPTIONS = {
     400: "Not a request for this server, or an empty upload",
@@ -44,11 +44,21 @@ _DESCRIPTIONS = {
     422: "Not possible",
     503: "Too much is waiting; Retry-After says when to come again",
 }
+STATUS: dict[type[Exception], int] = {
+    NotFoundError: 404,
+    ConflictError: 409,
+    TooLargeError: 413,
+    NotAnImageError: 415,
+    ProtoTreeError: 422,  # all others of ours
+    BusyError: 503,
+}
+"""What each kind of error is over HTTP; of an error's kinds the nearest counts."""
+
 _WEBP: Refusals = {200: {"content": {"image/webp": {"schema": {"type": "string", "format": "binary"}}}}}
 
 
 def _refusals(*codes: int) -> Refusals:
-    return {code: {"model": shapes.Problem, "description": _DESCRIPTIONS[code]} for code in (400, 422, *codes)}
+    return {code: {"model": shapes.ProblemShape, "description": _DESCRIPTIONS[code]} for code in (400, 422, *codes)}
 
 
 def create_app(
@@ -97,10 +107,10 @@ async def _in_turn(queue: Queue, work: Callable[[], Any]) -> Any:
 
 def _add_reading(app: FastAPI, service: Service, asking: Queue, mending: Queue) -> None:
     @app.get("/api/health", tags=["server"], responses=_refusals())
-    async def health() -> shapes.Health:
+    async def health() -> shapes.HealthShape:
         """Answers at once, whatever else is waiting."""
         revision = service.session.revision
-        return shapes.Health(status="ok", version=__version__, revision=revision, waiting=asking.n_jobs)
+        return shapes.HealthShape(status="ok", version=__version__, revision=revision, waiting=asking.n_jobs)
 
     @app.get("/api/run", tags=["tree"], responses=_refusals())
     async def run() -> shapes.RunShape:
@@ -113,12 +123,12 @@ def _add_reading(app: FastAPI, service: Service, asking: Queue, mending: Queue) 
         return await _in_turn(mending, service.nodes)  # type: ignore[no-any-return]
 
     @app.get("/api/nodes/{node}", tags=["tree"], responses=_refusals(404, 503))
-    async def node(node: Index) -> shapes.NodeShape:
+    async def node(node: PathIndex) -> shapes.NodeShape:
         """One prototype."""
         return await _in_turn(mending, partial(service.node, node))  # type: ignore[no-any-return]
 
     @app.get("/api/nodes/{node}/candidates", tags=["mend"], responses=_refusals(404, 503))
-    async def candidates(node: Index, count: Annotated[int, Query(ge=1, le=60)] = 12) -> shapes.CandidatesShape:
+    async def candidates(node: PathIndex, count: Annotated[int, Query(ge=1, le=60)] = 12) -> shapes.CandidatesShape:
         """The nearest training patches, one a photo: the cluster that a prototype stands for."""
         return await _in_turn(mending, partial(service.candidates, node, count))  # type: ignore[no-any-return]
 
@@ -128,12 +138,12 @@ def _add_reading(app: FastAPI, service: Service, asking: Queue, mending: Queue) 
         label: Annotated[int | None, Query(ge=0, le=shapes.MAX_INDEX)] = None,
         start: Annotated[int, Query(ge=0, le=shapes.MAX_INDEX)] = 0,
         count: Annotated[int, Query(ge=1, le=200)] = 60,
-    ) -> list[shapes.Photo]:
+    ) -> list[shapes.PhotoShape]:
         """Photos to choose from, all or those of a class."""
         return service.gallery.photos(split, label, start, count)
 
     @app.get("/api/photos/training/{index}", tags=["photos"], responses=_refusals(404))
-    async def photo(index: Index) -> shapes.PhotoShape:
+    async def photo(index: PathIndex) -> shapes.PhotoGridShape:
         """A training photo with the grid of its patches."""
         return service.gallery.training_photo(index)
 
@@ -210,7 +220,7 @@ def _add_mending(app: FastAPI, service: Service, mending: Queue) -> None:
 
 def _add_pictures(app: FastAPI, service: Service, drawing: Queue) -> None:
     @app.get("/photos/{split}/{index}/{kind}", tags=["photos"], responses=_refusals(404, 503) | _WEBP)
-    async def picture(split: shapes.Split, index: Index, kind: pages.PictureKind) -> Response:
+    async def picture(split: shapes.Split, index: PathIndex, kind: pages.PictureKind) -> Response:
         """A photo, reduced, as WebP."""
         content = await _in_turn(drawing, partial(service.gallery.picture, split, index, kind))
         return Response(content, media_type="image/webp", headers=_PICTURES)
@@ -220,7 +230,9 @@ def _add_pictures(app: FastAPI, service: Service, drawing: Queue) -> None:
         tags=["photos"],
         responses=_refusals(404, 503) | _WEBP,
     )
-    async def crop(index: Index, view: Annotated[str, Path(max_length=40)], row: Index, column: Index) -> Response:
+    async def crop(
+        index: PathIndex, view: Annotated[str, Path(max_length=40)], row: PathIndex, column: PathIndex
+    ) -> Response:
         """A patch of a training photo as WebP."""
         content = await _in_turn(drawing, partial(service.gallery.crop, index, view, row, column))
         return Response(content, media_type="image/webp", headers=_PICTURES)
@@ -257,7 +269,7 @@ def _add_pages(app: FastAPI, service: Service, mending: Queue) -> None:
     async def mend() -> str:
         return pages.mend(service, await _in_turn(mending, service.nodes))
 
-    async def mend_node(node: Index) -> str:
+    async def mend_node(node: PathIndex) -> str:
         return pages.mend_node(service, await _in_turn(mending, partial(service.node, node)))
 
     async def describe() -> str:
@@ -288,9 +300,11 @@ async def _body(request: Request, limit: int) -> bytes:
             async for chunk in request.stream():
                 content += chunk
                 if len(content) > limit:
-                    raise UnusableError(413, f"expected at most {limit >> 20} MiB; send a smaller image")
+                    raise TooLargeError(f"expected at most {limit >> 20} MiB; send a smaller image")
     except TimeoutError as error:
         raise HTTPException(400, "the upload took too long; try again") from error
+    if not content:
+        raise HTTPException(400, "expected an image, got nothing (0 bytes); choose a file that is not empty")
     return bytes(content)
 
 
@@ -311,25 +325,12 @@ def _add_error_answers(app: FastAPI) -> None:
         where = ".".join(str(part) for part in first["loc"])
         return answer(request, 422, f"{where}: {first['msg']}"[:500])
 
-    @app.exception_handler(NotFoundError)
-    async def missing(request: Request, error: NotFoundError) -> Response:
-        return answer(request, 404, str(error))
+    async def refused(status: int, request: Request, error: Exception) -> Response:
+        headers = {"Retry-After": str(error.retry_after)} if isinstance(error, BusyError) else None
+        return answer(request, status, str(error), headers)
 
-    @app.exception_handler(UnusableError)
-    async def unusable(request: Request, error: UnusableError) -> Response:
-        return answer(request, error.status, str(error))
-
-    @app.exception_handler(BusyError)
-    async def busy(request: Request, error: BusyError) -> Response:
-        return answer(request, 503, str(error), {"Retry-After": str(error.retry_after)})
-
-    @app.exception_handler(ConflictError)
-    async def conflict(request: Request, error: ConflictError) -> Response:
-        return answer(request, 409, str(error))
-
-    @app.exception_handler(ProtoTreeError)
-    async def refused(request: Request, error: ProtoTreeError) -> Response:
-        return answer(request, 422, str(error))
+    for kind, status in STATUS.items():
+        app.add_exception_handler(kind, partial(refused, status))
 
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:

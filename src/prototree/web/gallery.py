@@ -3,14 +3,15 @@
 from functools import lru_cache
 from typing import Literal
 
+from prototree.data.images import Photo
 from prototree.data.samples import ImageData, Sample
 from prototree.data.views import photo_size
-from prototree.errors import MendError
-from prototree.explain.pictures import cut_out, open_photo, reduced
+from prototree.errors import DataError, MendError
+from prototree.explain.prototype_pictures import cut_out, open_photo, reduced
 from prototree.mend.bench import Bench, Cell, TreeState
 from prototree.network.geometry import Box
 from prototree.web import shapes
-from prototree.web.results import NotFoundError, webp
+from prototree.web.results import NotFoundError, picture_file
 
 PICTURE_SIDE = 1024  # pixels of the longer side of a whole photo
 _THUMB_SIDE, _CROP_SIDE = 160, 128
@@ -31,18 +32,18 @@ class Gallery:
     def count(self, split: str) -> int:
         return len(self._photos[split])
 
-    def photos(self, split: str, label: int | None, start: int, count: int) -> list[shapes.Photo]:
+    def photos(self, split: str, label: int | None, start: int, count: int) -> list[shapes.PhotoShape]:
         """Some photos, all or those of a class."""
         samples = self._photos[split]
         found = [i for i, sample in enumerate(samples) if label is None or sample.label == label]
         return [self.photo(split, index) for index in found[start : start + count]]
 
-    def photo(self, split: str, index: int) -> shapes.Photo:
+    def photo(self, split: str, index: int) -> shapes.PhotoShape:
         """What there is to say of a photo."""
         sample = self.sample(split, index)
         width, height = photo_size(sample)
         where = f"/photos/{split}/{index}"
-        return shapes.Photo(
+        return shapes.PhotoShape(
             split=split,  # type: ignore[arg-type]
             index=index,
             name=self._bench.name(sample),
@@ -53,13 +54,13 @@ class Gallery:
             thumb=f"{where}/thumb",
         )
 
-    def training_photo(self, index: int) -> shapes.PhotoShape:
+    def training_photo(self, index: int) -> shapes.PhotoGridShape:
         """A photo with the grid of patches of its whole view, for dragging a region on it."""
         photo = self.photo("training", index)
         tree, cell = self._bench.tree, self._bench.locate(photo.name, (-1e9, -1e9, -1e9, -1e9))
         cells = tree.grid
         left, top, right, bottom = cell.box
-        grid = shapes.Grid(
+        grid = shapes.GridShape(
             left=left,
             top=top,
             across=(right - left) / cells.width,
@@ -69,7 +70,7 @@ class Gallery:
             patch_rows=cells.height,
             patch_columns=cells.width,
         )
-        return shapes.PhotoShape(**photo.model_dump(), grid=grid)
+        return shapes.PhotoGridShape(**photo.model_dump(), grid=grid)
 
     def picture(self, split: str, index: int, kind: str) -> bytes:
         """A photo as WebP."""
@@ -92,6 +93,13 @@ class Gallery:
             raise NotFoundError(f"expected a {split} photo from 0 to {len(samples) - 1}, got {index}")
         return samples[index]
 
+    def open(self, split: str, index: int) -> Photo:
+        """A photo itself. One that has gone or is damaged is not there: no request could be better."""
+        try:
+            return open_photo(self.sample(split, index).path)
+        except DataError as error:
+            raise NotFoundError(str(error)) from error
+
     def name(self, index: int) -> str:
         """A training photo's name, as in the sources of prototypes."""
         return self._bench.name(self.sample("training", index))
@@ -103,10 +111,10 @@ class Gallery:
             return None
         return Cell(source.image, source.view, source.patch, source.box)
 
-    def patch(self, cell: Cell, similarity: float) -> shapes.Patch:
+    def patch(self, cell: Cell, similarity: float) -> shapes.PatchShape:
         """What there is to say of a patch."""
         index = self._number[cell.image]
-        return shapes.Patch(
+        return shapes.PatchShape(
             photo=self.photo("training", index),
             view=cell.view,
             patch=list(cell.patch),
@@ -124,5 +132,5 @@ class Gallery:
         return f"/photos/training/{self._number[cell.image]}/crop/{cell.view}/{cell.patch[0]}/{cell.patch[1]}"
 
     def _draw(self, split: str, index: int, side: int, box: tuple[float, float, float, float] | None) -> bytes:
-        photo = open_photo(self._photos[split][index].path)
-        return webp(cut_out(photo, Box(*box), side) if box is not None else reduced(photo, side))
+        photo = self.open(split, index)
+        return picture_file(cut_out(photo, Box(*box), side) if box is not None else reduced(photo, side))

@@ -3,16 +3,18 @@
 from functools import cache
 from typing import Any, Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
+from prototree.evaluation.tables import percent
 from prototree.explain.records import TreeExplanation
-from prototree.report.pages import script_json, tree_body
+from prototree.report.templating import script_json, templates
+from prototree.report.tree_html import tree_body
+from prototree.report.words import STRATEGY_NAMES
 from prototree.web import shapes
 from prototree.web.service import Service
 
 PictureKind = Literal["picture", "thumb"]
-STRATEGY_NAMES = {"max_path": "Most likely path", "greedy": "Greedy path"}
 
 
 def explore(service: Service, explanation: TreeExplanation, data: dict[str, Any]) -> str:
@@ -72,14 +74,8 @@ def _render(template: str, service: Service, here: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("prototree.web"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["percent"] = lambda share: f"{100 * share:.0f} %"
+    environment = templates("prototree.web")
+    environment.filters["percent"] = percent
     environment.filters["few"] = _few
     return environment
 

@@ -1,14 +1,13 @@
 """Decisions about images that were tried, as the API tells them, kept for a while with their pictures."""
 
-import io
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
-from PIL import Image
 
+from prototree.data.images import webp
 from prototree.explain.records import DecisionExplanation, Picture
 from prototree.web import shapes
 
@@ -55,17 +54,17 @@ class Results:
 def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result:
     """A decision for the API, with its pictures as WebP."""
     names = explained.class_names
-    pictures: dict[str, bytes] = {"photo": webp(explained.photo)}
+    pictures: dict[str, bytes] = {"photo": picture_file(explained.photo)}
 
-    def share(label: int, probs: Sequence[float]) -> shapes.ClassShare:
-        return shapes.ClassShare(label=label, name=names[label], share=float(probs[label]))
+    def share(label: int, probs: Sequence[float]) -> shapes.ClassShareShape:
+        return shapes.ClassShareShape(label=label, name=names[label], share=float(probs[label]))
 
     ways = []
     for strategy, path in explained.paths.items():
         steps = []
         for step in path.steps:
-            pictures[f"prototype-{step.node}"] = webp(step.prototype)
-            pictures[f"patch-{step.node}"] = webp(step.match.crop)
+            pictures[f"prototype-{step.node}"] = picture_file(step.prototype)
+            pictures[f"patch-{step.node}"] = picture_file(step.match.crop)
             box = step.match.where[0].box
             steps.append(
                 shapes.StepShape(
@@ -75,7 +74,7 @@ def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result
                     present=step.goes_right,
                     prototype=f"/results/{id_}/prototype-{step.node}",
                     patch=f"/results/{id_}/patch-{step.node}",
-                    box=[box.left, box.top, box.right, box.bottom],
+                    box=list(box.edges),
                 )
             )
         answer = int(np.argmax(path.class_probs))
@@ -110,8 +109,6 @@ def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result
     return Result(decision, pictures)
 
 
-def webp(picture: Picture) -> bytes:
-    """A picture as a file."""
-    file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(picture)).save(file, "WEBP", quality=82, method=2)
-    return file.getvalue()
+def picture_file(picture: Picture) -> bytes:
+    """A picture as a WebP file, made quickly: somebody waits for it."""
+    return webp(picture, quality=82, method=2)

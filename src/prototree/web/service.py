@@ -11,10 +11,9 @@ from typing import Any
 
 from PIL import Image
 
-from prototree.data.images import check_header, read_photo
-from prototree.errors import DataError, MendError
+from prototree.data.images import read_photo
+from prototree.errors import MendError
 from prototree.explain.decisions import PrototypePictures, explain_image
-from prototree.explain.pictures import open_photo
 from prototree.explain.records import TreeExplanation
 from prototree.files import read_json
 from prototree.mend.bench import Figures, TreeState
@@ -22,21 +21,13 @@ from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
 from prototree.mend.relearning import learns_on
 from prototree.mend.session import MENDING, Moment, Session
 from prototree.web import shapes
+from prototree.web.edit_words import sentence
 from prototree.web.gallery import PICTURE_SIDE, Gallery
 from prototree.web.learning import Learner
 from prototree.web.results import NotFoundError, Results, result_of
 from prototree.web.tree_view import TreeView
-from prototree.web.words import sentence
 
 MAX_CHANGED = 200  # photos listed as answered differently
-
-
-class UnusableError(Exception):
-    """An upload that is no usable image."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
 
 
 class Service:
@@ -92,12 +83,12 @@ class Service:
 
     def decide(self, content: bytes, name: str) -> shapes.DecisionShape:
         """What the tree says of an image that somebody sent."""
-        return self._decided(_decoded(content), name, None)
+        return self._decided(read_photo(content, at_least=PICTURE_SIDE).image, name, None)
 
     def decide_sample(self, split: str, index: int) -> shapes.DecisionShape:
         """What the tree says of a photo that is here."""
         sample = self.gallery.sample(split, index)
-        return self._decided(open_photo(sample.path).image, self.session.bench.name(sample), sample.label)
+        return self._decided(self.gallery.open(split, index).image, self.session.bench.name(sample), sample.label)
 
     def mistakes(self) -> shapes.MistakesShape:
         found = self.session.mistakes()
@@ -225,20 +216,6 @@ def _expect_node(state: TreeState, node: int) -> None:
         state.expect(node)
     except MendError as error:
         raise NotFoundError(str(error)) from error
-
-
-def _decoded(content: bytes) -> Image.Image:
-    if not content:
-        raise UnusableError(400, "expected an image, got nothing (0 bytes); choose a file that is not empty")
-    try:
-        check_header(content)
-    except DataError as error:
-        too_large = "the limit is" in str(error)
-        raise UnusableError(413 if too_large else 415, str(error).removesuffix("; replace or remove it")) from error
-    try:
-        return read_photo(content, at_least=PICTURE_SIDE).image
-    except DataError as error:
-        raise UnusableError(422, str(error).removesuffix("; replace or remove it")) from error
 
 
 def _figures(figures: Figures) -> shapes.FiguresShape:

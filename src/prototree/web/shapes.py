@@ -18,13 +18,13 @@ class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Problem(Shape):
+class ProblemShape(Shape):
     """Why a request was refused, in words for people."""
 
     detail: str
 
 
-class Health(Shape):
+class HealthShape(Shape):
     """That the server lives, and how much is waiting."""
 
     status: Literal["ok"]
@@ -46,7 +46,7 @@ class RunShape(Shape):
     learns_on: bool  # whether the network can be trained on with the mended tree
 
 
-class Photo(Shape):
+class PhotoShape(Shape):
     """A photo by its number; its picture is at `picture`, a small one at `thumb`."""
 
     split: Split
@@ -59,7 +59,7 @@ class Photo(Shape):
     thumb: str
 
 
-class Grid(Shape):
+class GridShape(Shape):
     """Where the network's patches lie in a photo: the cell in row r, column c begins at left + c·across."""
 
     left: float
@@ -72,16 +72,16 @@ class Grid(Shape):
     patch_columns: int
 
 
-class PhotoShape(Photo):
+class PhotoGridShape(PhotoShape):
     """A photo with its patches."""
 
-    grid: Grid
+    grid: GridShape
 
 
-class Patch(Shape):
+class PatchShape(Shape):
     """A patch of a training photo."""
 
-    photo: Photo
+    photo: PhotoShape
     view: str
     patch: list[int]
     box: list[float]
@@ -98,7 +98,7 @@ class NodeShape(Shape):
     note: str
     classes_left: list[str]
     classes_right: list[str]
-    source: Patch | None
+    source: PatchShape | None
     distance: float
 
 
@@ -107,10 +107,10 @@ class CandidatesShape(Shape):
 
     node: int
     revision: int
-    candidates: list[Patch]
+    candidates: list[PatchShape]
 
 
-class ClassShare(Shape):
+class ClassShareShape(Shape):
     """A class and how likely it is."""
 
     label: int
@@ -135,7 +135,7 @@ class WayShape(Shape):
 
     strategy: Literal["max_path", "greedy"]
     steps: list[StepShape]
-    answer: ClassShare
+    answer: ClassShareShape
     needed: list[str]
 
 
@@ -150,7 +150,7 @@ class DecisionShape(Shape):
     height: int
     photo: str
     truth: str | None
-    soft: list[ClassShare]
+    soft: list[ClassShareShape]
     ways: list[WayShape]
 
 
@@ -164,7 +164,7 @@ class SampleQuestion(Shape):
 class MistakeShape(Shape):
     """A wrong answer and the node that is responsible."""
 
-    photo: Photo
+    photo: PhotoShape
     truth: str
     answer: str
     node: int | None
@@ -250,7 +250,7 @@ class FiguresShape(Shape):
 class ChangedShape(Shape):
     """A photo that is answered differently than before the last change."""
 
-    photo: Photo
+    photo: PhotoShape
     truth: str
     before: str
     after: str

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from prototree.data.views import FULL, photo_size
-from prototree.explain.heat import Frame
-from prototree.explain.records import Match, Picture, PrototypeExplanation, TreeExplanation, Where
+from prototree.explain.places import InputFrame
+from prototree.explain.records import Location, Match, Picture, PrototypeExplanation, TreeExplanation
 from prototree.mend.bench import Bench, Candidate, TreeState
 from prototree.network.geometry import Box
-from prototree.report.pages import tree_data
-from prototree.report.pictures import data_url
+from prototree.report.encoding import data_url
+from prototree.report.tree_html import tree_data
 from prototree.tree.leaves import class_log_probs
 from prototree.tree.patches import distance_map
 from prototree.tree.routing import similarity
@@ -69,14 +69,14 @@ class TreeView:
         prototype = state.tree.prototypes.detach()[node : node + 1]
         grid = similarity(distance_map(bench.map_of(own), prototype))[0, 0].numpy()
         size = photo_size(entry.sample)
-        frame = Frame(entry.view, size, state.tree.preprocessing)
+        frame = InputFrame(entry.view, size, state.tree.preprocessing)
         heat = frame.heat(grid, _HEAT, (prototype.shape[2], prototype.shape[3]))
         urls[f"photo-{node}"] = self._gallery.photo_url(own)
         urls[f"crop-{node}"] = self._gallery.crop_url(own)
         for rank, candidate in enumerate(nearest):
             urls[f"nearest-{node}-{rank}"] = self._gallery.crop_url(candidate.cell)
             urls[f"nearest-photo-{node}-{rank}"] = self._gallery.photo_url(candidate.cell, "thumb")
-        where = (Where("cell", Box(*own.box), heat, None),)
+        where = (Location("cell", Box(*own.box), heat, None),)
         return PrototypeExplanation(
             node=node,
             source=Match(own.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where),
@@ -90,5 +90,5 @@ class TreeView:
     def _neighbour(self, candidate: Candidate) -> Match:
         cell = candidate.cell
         size = photo_size(self._bench.entry(cell.image, cell.view).sample)
-        where = (Where("cell", Box(*cell.box), _NO_HEAT, None),)
+        where = (Location("cell", Box(*cell.box), _NO_HEAT, None),)
         return Match(cell.image, candidate.label, candidate.similarity, size, _NO_PICTURE, _NO_PICTURE, where)

@@ -8,11 +8,11 @@ from typing import Any
 from prototree.errors import MissingExtraError
 from prototree.explain.records import DecisionExplanation, TreeExplanation
 from prototree.files import write_file
+from prototree.report.decision_html import Decided, decision_json, decision_page
 from prototree.report.decision_print import decision_png
-from prototree.report.decisions import Decided, decision_json, decision_page
-from prototree.report.pages import tree_page
-from prototree.report.pictures import png
+from prototree.report.encoding import png
 from prototree.report.rules import rules_json, rules_text
+from prototree.report.tree_html import tree_page
 from prototree.report.tree_print import tree_pdf, tree_svg
 from prototree.tree.strategies import Strategy
 

@@ -10,7 +10,7 @@ from PIL import Image
 from data_files import four_colours
 from prototree.data import Box, ImageData, Sample
 from prototree.data.images import Photo
-from prototree.explain.pictures import PrototypePictures, cut_out, reduced, write_pictures
+from prototree.explain.prototype_pictures import PrototypePictures, cut_out, reduced, write_pictures
 from prototree.tree.model import ProtoTree, PrototypeSource
 
 GREY = (160, 160, 160)
@@ -34,7 +34,7 @@ def data(tmp_path: Path) -> ImageData:
 
 
 def test_crop_and_photo_from_the_data(tree: ProtoTree, data: ImageData) -> None:
-    shown = PrototypePictures(tree, data).shown(2)
+    shown = PrototypePictures(tree, data).of(2)
     assert shown.crop.shape == (16, 24, 3)
     assert (shown.crop == (0, 255, 0)).all()
     assert (shown.photo == np.asarray(four_colours())).all()
@@ -46,7 +46,7 @@ def test_stored_pictures_serve_where_the_data_is_not(tree: ProtoTree, data: Imag
     assert (tmp_path / "pictures" / "000.webp").exists()
     pictures = PrototypePictures(tree, None, tmp_path / "pictures")
     assert pictures.complete
-    assert pictures.shown(6).size == (64, 32)
+    assert pictures.of(6).size == (64, 32)
     assert (pictures.crop(6) == (0, 255, 0)).all()
     assert pictures.photo(6).shape == (32, 64, 3)
     gone = dataclasses.replace(data, root=tmp_path / "moved")

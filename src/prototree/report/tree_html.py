@@ -1,23 +1,19 @@
-"""Self-contained pages: one of the whole tree, one of a decision. The same parts serve the browser app.
+"""The whole tree as a self-contained page. The same parts serve the browser app.
 
-A page is a template's body, its style sheet and, for the tree, one script with the data beside it as JSON. Neither
-body has inline styles or handlers, so the app may serve them under a strict content security policy.
+The page is a template's body, its style sheets, and one script with the data beside it as JSON. The body has no inline
+styles or handlers, so the app may serve it under a strict content security policy.
 """
 
-import json
 import math
 from collections.abc import Callable
-from functools import cache
-from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from prototree.explain.records import Match, Picture, TreeExplanation, Where
+from prototree.evaluation.tables import percent
+from prototree.explain.records import Location, Match, Picture, TreeExplanation
 from prototree.report.cards import LEAF_HEIGHT, LEAF_WIDTH, LEVEL, NODE_HEIGHT, NODE_WIDTH, SLOT
-from prototree.report.layout import arrange
-from prototree.report.pictures import (
+from prototree.report.encoding import (
     CROP_SIDE,
     HEAT_COLOURS,
     PHOTO_SIDE,
@@ -26,6 +22,8 @@ from prototree.report.pictures import (
     heat_values,
     reduced,
 )
+from prototree.report.layout import arrange
+from prototree.report.templating import asset, render, script_json
 from prototree.report.words import (
     METHOD_LONG,
     METHOD_SHORT,
@@ -34,14 +32,11 @@ from prototree.report.words import (
     Reading,
     count,
     hiding_words,
-    percent,
 )
 from prototree.tree.strategies import STRATEGIES
 
 PictureUrl = Callable[[str, Picture], str]
 """From a picture's name, unique on its page, and the picture to where the page finds it."""
-
-Asset = Literal["base.css", "tree.css", "tree.js", "decision.css"]
 
 _CAUSE_WORDS = {
     "hue": "colour (hue)",
@@ -53,31 +48,28 @@ _CAUSE_WORDS = {
 _SMALLEST_BAR = 0.002  # shares below this are not drawn
 
 
-def asset(name: Asset) -> str:
-    """A style sheet or script of the pages."""
-    return files("prototree.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
 def tree_page(explanation: TreeExplanation) -> str:
     """The whole tree as one HTML file that needs no network."""
-    return _environment().get_template("tree.html").render(
+    return render(
+        "tree.html",
         title=explanation.title,
         body=Markup(tree_body(explanation)),
         styles=[Markup(asset("base.css")), Markup(asset("tree.css"))],
         script=Markup(asset("tree.js")),
         data=Markup(script_json(tree_data(explanation, data_url))),
-    )  # fmt: skip
+    )
 
 
 def tree_body(explanation: TreeExplanation) -> str:
     """What stands in the page's body, without data, style and script; `tree.js` fills it from `#tree-data`."""
     shown = [s for s in STRATEGIES if s in explanation.accuracy]
-    return _environment().get_template("tree_body.html").render(
+    return render(
+        "tree_body.html",
         title=explanation.title,
         size=f"{count(len(explanation.prototypes), 'prototype')} · "
         f"{count(len(explanation.class_names), 'class', 'classes')}",
         accuracy=[(STRATEGY_NAMES[s], percent(explanation.accuracy[s]), STRATEGY_LONG[s]) for s in shown],
-    )  # fmt: skip
+    )
 
 
 def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str, Any]:
@@ -122,19 +114,6 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
     }  # fmt: skip
 
 
-def script_json(data: Any) -> str:
-    """JSON that may stand within a script element: nothing in it can end the element or a line."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
-def render(template: str, **values: Any) -> str:
-    """One of the templates, filled."""
-    return _environment().get_template(template).render(**values)
-
-
 def _prototype_data(explanation: TreeExplanation, node: int, picture_url: PictureUrl) -> dict[str, Any]:
     prototype = explanation.prototypes[node]
     source = prototype.source
@@ -168,7 +147,7 @@ def _match_data(match: Match, name: str, picture_url: PictureUrl) -> dict[str, A
     }
 
 
-def _where_data(where: Where) -> dict[str, Any]:
+def _where_data(where: Location) -> dict[str, Any]:
     return {
         "method": where.method,
         "name": METHOD_SHORT[where.method],
@@ -179,18 +158,9 @@ def _where_data(where: Where) -> dict[str, Any]:
     }
 
 
-def _box(where: Where) -> list[float]:
-    box = where.box
-    return [round(edge, 1) for edge in (box.left, box.top, box.right, box.bottom)]
+def _box(where: Location) -> list[float]:
+    return [round(edge, 1) for edge in where.box.edges]
 
 
 def _number(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None
-
-
-@cache
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("prototree.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip

@@ -9,10 +9,11 @@ from torch.nn.functional import interpolate
 
 from prototree.data import Box
 from prototree.data.views import FULL, View
-from prototree.explain.heat import Frame, smallest_box
+from prototree.explain.places import InputFrame, smallest_box
 from prototree.network.preprocessing import Preprocessing
 
 INPUT = Preprocessing(size=64, resize=64)
+CROP = Box(100.0, 50.0, 164.0, 178.0)
 
 
 def one_hot(rows: int, columns: int, row: int, column: int) -> np.ndarray:
@@ -31,17 +32,17 @@ def hottest(heat: np.ndarray, size: tuple[int, int]) -> tuple[float, float]:
     ("frame", "expected"),
     [
         # The cell in row 1, column 2 of a 4×4 map is the box (32, 16, 48, 32) of a 64-pixel input.
-        (Frame(FULL, (64, 64), INPUT), Box(32.0, 16.0, 48.0, 32.0)),
-        (Frame(FULL, (128, 320), INPUT), Box(64.0, 80.0, 96.0, 160.0)),  # 2 pixels across, 5 down
-        (Frame(View("flip", flip=True), (128, 320), INPUT), Box(32.0, 80.0, 64.0, 160.0)),
+        (InputFrame(FULL, (64, 64), INPUT), Box(32.0, 16.0, 48.0, 32.0)),
+        (InputFrame(FULL, (128, 320), INPUT), Box(64.0, 80.0, 96.0, 160.0)),  # 2 pixels across, 5 down
+        (InputFrame(View("flip", flip=True), (128, 320), INPUT), Box(32.0, 80.0, 64.0, 160.0)),
         # a crop of 64×128 from (100, 50): 1 pixel across, 2 down
-        (Frame(View("crop", Box(100.0, 50.0, 164.0, 178.0)), (300, 200), INPUT), Box(132.0, 82.0, 148.0, 114.0)),
-        (Frame(View("both", Box(100.0, 50.0, 164.0, 178.0), True), (300, 200), INPUT), Box(116.0, 82.0, 132.0, 114.0)),
+        (InputFrame(View("crop", CROP), (300, 200), INPUT), Box(132.0, 82.0, 148.0, 114.0)),
+        (InputFrame(View("both", CROP, True), (300, 200), INPUT), Box(116.0, 82.0, 132.0, 114.0)),
         # squashed to 80, the central 64 of it: 8 pixels from each side; 160×240 photo: 2 across, 3 down
-        (Frame(FULL, (160, 240), Preprocessing(size=64, resize=80)), Box(80.0, 72.0, 112.0, 120.0)),
+        (InputFrame(FULL, (160, 240), Preprocessing(size=64, resize=80)), Box(80.0, 72.0, 112.0, 120.0)),
     ],
 )
-def test_heat_and_box_of_a_cell_are_at_the_same_place_in_the_photo(frame: Frame, expected: Box) -> None:
+def test_heat_and_box_of_a_cell_are_at_the_same_place_in_the_photo(frame: InputFrame, expected: Box) -> None:
     assert frame.box(Box(32.0, 16.0, 48.0, 32.0)) == expected
     width, height = frame.size
     heat = frame.heat(one_hot(4, 4, 1, 2), (height, width))
@@ -53,7 +54,7 @@ def test_heat_and_box_of_a_cell_are_at_the_same_place_in_the_photo(frame: Frame,
 
 
 def test_heat_is_zero_where_the_network_did_not_look() -> None:
-    frame = Frame(View("crop", Box(100.0, 50.0, 164.0, 178.0)), (300, 200), INPUT)
+    frame = InputFrame(View("crop", CROP), (300, 200), INPUT)
     heat = frame.heat(np.random.default_rng(0).random((4, 4)), (200, 300))
     outside = np.ones_like(heat, dtype=bool)
     outside[50:178, 100:164] = False
@@ -65,7 +66,7 @@ def test_stretching_is_bicubic_interpolation() -> None:
     grid = np.random.default_rng(1).random((5, 7))
     expected = interpolate(torch.from_numpy(grid)[None, None], size=(40, 70), mode="bicubic", align_corners=False)
     expected = ((expected - grid.min()) / (expected.max() - grid.min())).clamp(0, 1)[0, 0]
-    heat = Frame(FULL, (140, 80), INPUT).heat(grid, (40, 70))
+    heat = InputFrame(FULL, (140, 80), INPUT).heat(grid, (40, 70))
     assert np.abs(heat - expected.numpy()).max() < 1e-6
 
 
@@ -75,14 +76,14 @@ def test_larger_prototypes_are_hottest_at_the_centre_of_their_patch(
 ) -> None:
     # An 8×8 map over 64 pixels; the map of patches is smaller by the patch's extent less one.
     grid = one_hot(9 - patch[0], 9 - patch[1], row, column)
-    heat = Frame(FULL, (64, 64), INPUT).heat(grid, (64, 64), patch)
+    heat = InputFrame(FULL, (64, 64), INPUT).heat(grid, (64, 64), patch)
     x, y = hottest(heat, (64, 64))
     assert (x, y) == pytest.approx((8 * (column + patch[1] / 2), 8 * (row + patch[0] / 2)), abs=1.0)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.7])
 def test_a_flat_map_is_cold(value: float) -> None:
-    heat = Frame(FULL, (30, 20), INPUT).heat(np.full((4, 4), value), (20, 30))
+    heat = InputFrame(FULL, (30, 20), INPUT).heat(np.full((4, 4), value), (20, 30))
     assert (heat == 0).all()
     assert heat.shape == (20, 30)
 

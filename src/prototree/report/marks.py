@@ -10,7 +10,7 @@ from typing import Literal
 from xml.sax.saxutils import escape, quoteattr
 
 from prototree.explain.records import Picture
-from prototree.report.pictures import jpeg
+from prototree.report.encoding import jpeg
 from prototree.report.words import plain
 
 Anchor = Literal["start", "middle", "end"]
@@ -57,7 +57,7 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Photo:
+class PhotoMark:
     """A picture stretched over a rectangle."""
 
     x: float
@@ -67,7 +67,7 @@ class Photo:
     picture: Picture
 
 
-Mark = Block | Stroke | Label | Photo
+Mark = Block | Stroke | Label | PhotoMark
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _svg_mark(mark: Mark) -> str:
             f'stroke-linejoin="round"{dashes}/>'
         )
     place = f'x="{mark.x:.1f}" y="{mark.y:.1f}" width="{mark.width:.1f}" height="{mark.height:.1f}"'
-    if isinstance(mark, Photo):
+    if isinstance(mark, PhotoMark):
         content = quoteattr(f"data:image/jpeg;base64,{base64.b64encode(jpeg(mark.picture)).decode()}")
         return f'<image {place} preserveAspectRatio="none" xlink:href={content}/>'
     return (

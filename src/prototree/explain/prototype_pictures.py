@@ -1,7 +1,6 @@
 """Small pictures of photos and of what lies in a box of them, and the pictures of the prototypes that a run keeps."""
 
 import dataclasses
-import io
 import json
 import logging
 from functools import lru_cache
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from prototree.data.images import Photo, read_photo
+from prototree.data.images import Photo, read_photo, webp
 from prototree.data.samples import ImageData
 from prototree.errors import CheckpointError, DataError
 from prototree.explain.records import Picture
@@ -26,6 +25,7 @@ THUMB_SIDE = 128  # of one among many
 CROP_SIDE = 128
 _DETAIL = 1024  # a photo's shorter side keeps at least this many pixels before a box is cut out of it
 _GREY = 160
+_QUALITY = 90  # of stored pictures
 _LIST = "prototypes.json"
 _KEPT = 512  # pictures held in memory
 
@@ -61,7 +61,7 @@ def grey_square(side: int = 32) -> Picture:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shown:
+class SourcePictures:
     """The pictures of one prototype's source."""
 
     crop: Picture
@@ -90,7 +90,7 @@ class PrototypePictures:
         """The photo that the prototype was found in."""
         return self._shown(node).photo
 
-    def shown(self, node: int) -> Shown:
+    def of(self, node: int) -> SourcePictures:
         """Both, and the size of the photo itself."""
         return self._shown(node)
 
@@ -99,7 +99,7 @@ class PrototypePictures:
         """Whether every prototype's picture is stored, so that no data is needed."""
         return self._stored is not None or not self._sources
 
-    def _find(self, node: int) -> Shown:
+    def _find(self, node: int) -> SourcePictures:
         source = self._sources[node]
         if source is not None and self._root is not None:
             try:
@@ -110,10 +110,10 @@ class PrototypePictures:
             try:
                 size = read_json(self._stored / _LIST)["sizes"][node]
                 crop, photo = (_read_picture(self._stored / name) for name in _names(node))
-                return Shown(crop, photo, (int(size[0]), int(size[1])))
+                return SourcePictures(crop, photo, (int(size[0]), int(size[1])))
             except (DataError, CheckpointError, LookupError, TypeError, ValueError) as error:
                 log.warning("the stored picture of prototype %d cannot be used: %s", node, error)
-        return Shown(grey_square(), grey_square(), _size_from(source))
+        return SourcePictures(grey_square(), grey_square(), _size_from(source))
 
 
 def write_pictures(tree: ProtoTree, data: ImageData, folder: Path) -> None:
@@ -126,31 +126,27 @@ def write_pictures(tree: ProtoTree, data: ImageData, folder: Path) -> None:
     sizes: list[Size] = []
     pictures = PrototypePictures(tree, data)
     for node in range(tree.topology.n_nodes):
-        shown = pictures.shown(node)
+        shown = pictures.of(node)
         crop, photo = _names(node)
-        write_file(folder / crop, _webp(shown.crop, lossless=True))  # a few pixels, of which every one shows
-        write_file(folder / photo, _webp(shown.photo, lossless=False))
+        write_file(
+            folder / crop, webp(shown.crop, quality=_QUALITY, lossless=True)
+        )  # a few pixels, of which every one shows
+        write_file(folder / photo, webp(shown.photo, quality=_QUALITY))
         sizes.append(shown.size)
     content = {"version": 1, "sizes": sizes, "sources": _identity(tree)}
     write_json(folder / _LIST, content)
 
 
-def _look(root: Path, source: PrototypeSource) -> Shown:
+def _look(root: Path, source: PrototypeSource) -> SourcePictures:
     path = root / source.image
     if Path(source.image).is_absolute() or ".." in Path(source.image).parts:
         raise DataError(f"expected the source of a prototype below {root}, got {source.image}")
     photo = open_photo(path)
-    return Shown(cut_out(photo, Box(*source.box)), reduced(photo), photo.size)
+    return SourcePictures(cut_out(photo, Box(*source.box)), reduced(photo), photo.size)
 
 
 def _names(node: int) -> tuple[str, str]:
     return f"{node:03d}.webp", f"{node:03d}-photo.webp"
-
-
-def _webp(picture: Picture, *, lossless: bool) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "WEBP", quality=90, lossless=lossless)
-    return buffer.getvalue()
 
 
 def _read_picture(path: Path) -> Picture:

@@ -1,13 +1,14 @@
-"""Small pictures: reduced, encoded, and with a heat map laid over them."""
+"""Small pictures for pages and print: reduced, with a heat map laid over them, and encoded."""
 
 import base64
 import io
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from numpy import ndarray
 from PIL import Image
 
+from prototree.data.images import webp
 from prototree.explain.records import Heat, Picture
 
 PHOTO_SIDE = 288  # the longest side, in pixels, of what a page carries
@@ -44,19 +45,16 @@ def faded(picture: Picture) -> Picture:
     return (0.45 * picture + 0.55 * 255).astype(np.uint8)
 
 
-def webp(picture: Picture) -> bytes:
-    """As a WebP file."""
-    return _encoded(picture, "WEBP", method=4)
-
-
 def jpeg(picture: Picture) -> bytes:
     """As a JPEG file, which every program that reads SVG can show."""
-    return _encoded(picture, "JPEG")
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(picture)).save(file, "JPEG", quality=QUALITY)
+    return file.getvalue()
 
 
 def data_url(name: str, picture: Picture) -> str:
     """A picture that a page carries within itself; `name` is for those that keep pictures elsewhere."""
-    return f"data:image/webp;base64,{base64.b64encode(webp(picture)).decode()}"
+    return _webp_url(picture)
 
 
 def stretched(heat: Heat, size: tuple[int, int]) -> Float[ndarray, "rows columns"]:
@@ -84,9 +82,7 @@ def heated(photo: Picture, heat: Heat) -> Picture:
 def heat_url(heat: Heat) -> str:
     """The heat map alone, to be stretched over a photo: a small picture with transparency."""
     colours = heat_colours(heat, (48, 48)) * (1, 1, 1, 255)
-    file = io.BytesIO()
-    Image.fromarray(colours.round().astype(np.uint8)).save(file, "WEBP", quality=QUALITY)
-    return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return _webp_url(colours.round().astype(np.uint8))
 
 
 def heat_values(heat: Heat) -> dict[str, int | str]:
@@ -96,14 +92,12 @@ def heat_values(heat: Heat) -> dict[str, int | str]:
     return {"rows": rows, "columns": columns, "values": base64.b64encode(small.tobytes()).decode()}
 
 
-def _encoded(picture: Picture, form: str, **options: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(picture)).save(file, form, quality=QUALITY, **options)
-    return file.getvalue()
-
-
 def png(image: Image.Image) -> bytes:
     """As a PNG file."""
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return file.getvalue()
+
+
+def _webp_url(picture: UInt8[ndarray, "rows columns channels"]) -> str:
+    return f"data:image/webp;base64,{base64.b64encode(webp(picture, quality=QUALITY)).decode()}"

@@ -1,4 +1,7 @@
-"""One decision as a page and as JSON: the way of a photo through one tree, or through several that vote."""
+"""One decision as a page and as JSON: the way of a photo through one tree, or through several that vote.
+
+As with the tree, the page's body has no inline styles or handlers.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,9 +9,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from prototree.explain.records import DecisionExplanation, Match, PathExplanation, VoteExplanation, Where
-from prototree.report.pages import asset, render
-from prototree.report.pictures import CROP_SIDE, PHOTO_SIDE, data_url, heat_url, reduced
+from prototree.evaluation.tables import percent
+from prototree.explain.records import DecisionExplanation, Location, Match, PathExplanation, VoteExplanation
+from prototree.report.encoding import CROP_SIDE, PHOTO_SIDE, data_url, heat_url, reduced
+from prototree.report.templating import asset, render
 from prototree.report.words import (
     METHOD_LONG,
     METHOD_SHORT,
@@ -16,7 +20,6 @@ from prototree.report.words import (
     STRATEGY_NAMES,
     hiding_words,
     likeliest,
-    percent,
     runner_up_words,
 )
 
@@ -143,7 +146,7 @@ def _step(path: PathExplanation, i: int) -> dict[str, Any]:
     }
 
 
-def _where(match: Match, where: Where) -> dict[str, Any]:
+def _where(match: Match, where: Location) -> dict[str, Any]:
     box = where.box.clip(match.size)
     return {"method": where.method, "box": box, "heat": heat_url(where.heat), "words": hiding_words(where.hiding)}
 
@@ -163,7 +166,7 @@ def _path_json(path: PathExplanation, names: Sequence[str]) -> dict[str, Any]:
                 "where": [
                     {
                         "method": where.method,
-                        "box": _numbers((where.box.left, where.box.top, where.box.right, where.box.bottom)),
+                        "box": _numbers(where.box.edges),
                         "hiding": where.hiding
                         and {
                             "before": _number(where.hiding.before),
