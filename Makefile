@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup browser test test-all check demo bench clean
+.PHONY: setup browser test test-all check demo bench settings clean
 
 setup: $(VENV)/.ready
 
@@ -36,6 +36,9 @@ bench: setup
 	$(BIN)/python benchmarks/bench_data.py
 	$(BIN)/python benchmarks/bench_stages.py
 	$(BIN)/python benchmarks/bench_explain.py
+
+settings: setup
+	$(BIN)/python -c "from prototree.cli.options import settings_page; print(settings_page(), end='')" > docs/settings.md
 
 demo: setup
 	$(BIN)/prototree train birds --preset demo --out runs/demo --overwrite

@@ -23,7 +23,9 @@ from prototree.data import ImageData, open_data
 from prototree.data.birds.dataset import write_birds
 from prototree.data.loading import ViewDataset
 from prototree.data.views import projection_views
-from prototree.explain.decisions import PrototypePictures, explain_image, explain_prototypes
+from prototree.explain.decisions import explain_image
+from prototree.explain.prototype_pictures import PrototypePictures
+from prototree.explain.prototypes import explain_prototypes
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.projection import SourcePhotos, project

@@ -9,6 +9,9 @@ import pytest
 
 from data_files import write_classes
 from prototree._version import __version__
+from prototree.cli.options import settings_page
+from prototree.settings import Common
+from prototree.training.recipes import RECIPES
 
 
 def prototree(*words: str) -> subprocess.CompletedProcess[str]:
@@ -25,10 +28,18 @@ def test_help_names_every_command_and_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_help_of_train_lists_every_setting() -> None:
-    words = prototree("train", "--help").stdout
-    assert "--lr-trunk" in words
-    assert "--cache-views" in words
+def test_help_of_train_is_short_and_the_whole_of_it_lists_every_setting() -> None:
+    short, whole = prototree("train", "--help").stdout, prototree("train", "--help-all").stdout
+    assert "--seed: the same seed gives the same run" in short
+    assert "--lr-trunk" not in short
+    for kind in (Common, *RECIPES.values()):
+        for one in kind.described():
+            assert f"{one.option} ({one.values}" in whole
+            assert one.about.meaning in whole
+
+
+def test_the_document_of_settings_is_that_of_the_code() -> None:
+    assert (Path(__file__).parents[1] / "docs" / "settings.md").read_text() == settings_page(), "run: make settings"
 
 
 def test_version() -> None:
@@ -41,7 +52,7 @@ def test_version() -> None:
         (["train", "nowhere", "--out", "x"], "error: nowhere does not exist; expected a folder of images"),
         (["train", "nowhere", "--out", "x", "--hieght", "3"], "error: unknown key 'hieght'; did you mean 'height'?"),
         (["train", "nowhere", "--out", "x", "--height"], "error: expected a value after --height"),
-        (["train", "nowhere", "--out", "x", "height"], "error: expected a setting such as --height 8, got 'height'"),
+        (["train", "nowhere", "--out", "x", "height"], "error: expected a setting such as --seed 8, got 'height'"),
         (["train", "nowhere", "--out", "x", "--preset", "cup"], "error: no preset 'cup'; expected auto, cars, cub"),
         (["train", "nowhere", "--out", "x", "--stages", "dance"], "error: unknown stage 'dance'"),
         (["evaluate", "nowhere"], "error: expected a run in nowhere, but there is no config.toml"),

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from prototree.errors import ProtoTreeError
     from prototree.evaluation.metrics import Metrics, evaluate
     from prototree.explain.answers import Answer, ask
-    from prototree.explain.decisions import explain_image, explain_tree
+    from prototree.explain.decisions import explain_image
     from prototree.explain.records import DecisionExplanation, TreeExplanation
+    from prototree.explain.whole_tree import explain_tree
     from prototree.mend.relearning import relearn
     from prototree.mend.session import Session, open_session
     from prototree.network.backbone import Backbone, FeatureExtractor
@@ -60,7 +61,7 @@ _HOMES = {
     "combine": "pipeline.fit",
     "evaluate": "evaluation.metrics",
     "explain_image": "explain.decisions",
-    "explain_tree": "explain.decisions",
+    "explain_tree": "explain.whole_tree",
     "fit": "pipeline.fit",
     "load": "tree.checkpoint",
     "open_data": "data",

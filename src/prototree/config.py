@@ -130,4 +130,5 @@ def _not_used(key: str, recipe: Recipe) -> ConfigError:
             f"{key!r} is a setting of the recipe {others[0]!r}, which the recipe {recipe.name!r} does not use; "
             f"leave it out, or choose --recipe {others[0]}"
         )
-    return unknown_key(key, (*Common.names(), *recipe.names()))
+    elsewhere = (name for other in RECIPES.values() for name in other.names())
+    return unknown_key(key, (*Common.names(), *recipe.names()), also=elsewhere)

@@ -121,10 +121,10 @@ class Settings:
         return "".join(f"{line:<32}  # {meaning}\n" for line, meaning in lines)
 
 
-def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
-    """The error for a name that no setting has, with the nearest one that does."""
+def unknown_key(key: str, known: Iterable[str], also: Iterable[str] = ()) -> ConfigError:
+    """The error for a name that no setting has, with the nearest one that does, of these or `also`."""
     known = list(known)
-    near = difflib.get_close_matches(key, known, n=1)
+    near = difflib.get_close_matches(key, [*known, *also], n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
     return ConfigError(f"unknown key {key!r}; {hint}")
 

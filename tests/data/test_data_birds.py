@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from prototree.data import birds
+from prototree.data.birds import dataset
 from prototree.data.birds.dataset import (
     PART_NAMES,
     SHORTCUT,
@@ -323,7 +323,7 @@ def test_a_run_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: p
             raise KeyboardInterrupt
         return draw(*arguments, **options)
 
-    monkeypatch.setattr(birds, "draw", draw_a_few)
+    monkeypatch.setattr(dataset, "draw", draw_a_few)
     with pytest.raises(KeyboardInterrupt):
         write_birds(tmp_path / "birds", **SMALL, workers=1)
     assert list(tmp_path.iterdir()) == []

@@ -16,20 +16,12 @@ from prototree.data.images import read_image
 from prototree.data.loading import ViewDataset
 from prototree.data.views import FULL, View
 from prototree.errors import CheckpointError, ConfigError, DataError
-from prototree.explain.decisions import (
-    PrototypePictures,
-    explain_decision,
-    explain_image,
-    explain_prototypes,
-    explain_tree,
-    explain_vote,
-    local_paths,
-    open_voters,
-    pictures_of,
-    store_pictures,
-)
-from prototree.explain.prototypes import fast_features, view_of
+from prototree.explain.decisions import explain_image
+from prototree.explain.prototype_pictures import PrototypePictures
+from prototree.explain.prototypes import explain_prototypes, fast_features, view_of
 from prototree.explain.records import DecisionExplanation, VoteExplanation
+from prototree.explain.votes import explain_decision, explain_vote, local_paths, open_voters
+from prototree.explain.whole_tree import explain_tree, pictures_of, store_pictures
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.pipeline.fit import fit
 from prototree.run import Run

@@ -16,8 +16,8 @@ from PIL import Image
 
 from prototree.data import Box, ImageData, open_data
 from prototree.data.birds.dataset import PART_NAMES, Species, differing_parts, make_species, write_birds
-from prototree.explain.decisions import explain_tree
 from prototree.explain.records import Match, Method, TreeExplanation
+from prototree.explain.whole_tree import explain_tree
 from prototree.pipeline.fit import fit
 
 LOOK_ALIKES = 2  # parts in which two species may differ at most

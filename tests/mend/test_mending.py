@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from prototree.errors import CheckpointError, ConflictError, DataError, MendError
-from prototree.explain.decisions import explain_decision, explain_tree, open_voters
+from prototree.explain.votes import explain_decision, open_voters
+from prototree.explain.whole_tree import explain_tree
 from prototree.mend.edits import Ban, Note, Remove, Replace
 from prototree.mend.session import Session, open_session
 from prototree.pipeline.fit import redo

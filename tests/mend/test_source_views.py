@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from prototree.explain.decisions import explain_tree
+from prototree.explain.whole_tree import explain_tree
 from prototree.mend.session import Session, open_session
 from prototree.pipeline.fit import fit
 from prototree.run import Run

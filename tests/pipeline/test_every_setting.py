@@ -153,7 +153,7 @@ def test_a_teacher_and_how_far_it_is_followed_change_the_tree(
 def test_settings_after_training(photos: Path, tmp_path: Path) -> None:
     run = fit(photos, tmp_path / "run", settings=PAPER | {"threshold": 0.35})
     assert run.metrics["pruning"]["threshold"] == 0.35
-    free = fit(photos, tmp_path / "free", settings=PAPER | {"constrain_classes": False})
+    free = fit(photos, tmp_path / "free", settings=PAPER | {"threshold": 0.35, "constrain_classes": False})
     assert (run.folder / "projected_any_class").exists()
     assert not (free.folder / "projected_any_class").exists()
 

@@ -20,6 +20,7 @@ from prototree.evaluation.tables import percent
 from prototree.pipeline.fit import combine, derived, fit, redo
 from prototree.pipeline.stages import STAGES
 from prototree.run import Run
+from prototree.training.recipes.paper import Paper
 from prototree.tree import checkpoint
 from tiny_training import TINY, write_squares
 
@@ -64,7 +65,7 @@ def test_a_run_leaves_everything_it_should(finished: Run) -> None:
     assert len((finished.folder / "log.csv").read_text().splitlines()) == 4
     tree = finished.tree()
     assert all(source is not None and source.image.startswith("train/") for source in tree.sources)
-    assert finished.config.height == 3
+    assert finished.config.recipe.values()["height"] == 3
 
 
 def test_the_same_settings_give_the_same_run(photos: Path, finished: Run, tmp_path: Path) -> None:
@@ -206,6 +207,7 @@ def test_a_cache_while_frozen_and_photos_after(photos: Path, tmp_path: Path) -> 
 
 
 def test_what_follows_from_the_data(photos: Path) -> None:
-    config = derived(preset("auto"), open_data(photos))
-    assert (config.height, config.resize) == (3, config.image_size)
+    config = derived(preset("cub").changed({"height": 0, "threshold": 0}), open_data(photos))
+    assert isinstance(config.recipe, Paper)
+    assert (config.recipe.height, config.resize) == (3, config.image_size)
     assert config.threshold == pytest.approx(2 / 3)

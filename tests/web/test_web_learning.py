@@ -92,5 +92,5 @@ def test_a_tree_whose_prototypes_move_while_learning_is_not_offered_it(tmp_path:
         assert 'id="learn"' not in client.get("/mend").text
         refused = client.post("/api/mending/learning", json={"revision": 0})
         assert refused.status_code == 422
-        assert "prototypes move" in refused.json()["detail"]
+        assert "keeps prototypes in place" in refused.json()["detail"]
         assert not list(tmp_path.glob("run-mended*")), "nothing is saved for a refusal"

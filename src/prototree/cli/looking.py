@@ -34,7 +34,7 @@ def report(
     data: DataOption = None,
 ) -> None:
     """The whole tree as pages to look at and to print (§5.2)."""
-    from prototree.explain.decisions import explain_tree, store_pictures
+    from prototree.explain.whole_tree import explain_tree, store_pictures
     from prototree.report import write_report
     from prototree.run import Run
 
@@ -62,7 +62,7 @@ def explain(
     data: DataOption = None,
 ) -> None:
     """Why the tree decides as it does about images (§5.3)."""
-    from prototree.explain.decisions import explain_decision, local_paths, open_voters
+    from prototree.explain.votes import explain_decision, local_paths, open_voters
     from prototree.report import decision_json, write_decision
 
     paths, voters = local_paths(images), open_voters([run, *(others or [])], data)

@@ -39,7 +39,7 @@ def short_help() -> str:
     """The settings that people touch, a paragraph each, since the help joins the lines of one."""
     often = [one for _, one in all_settings() if one.about.often]
     # A setting that two recipes have is told once.
-    lines = {one.option: f"{one.option}: {one.about.meaning} [{one.values}]" for one in often}
+    lines = {one.option: f"{one.option}: {one.about.meaning} ({one.values})" for one in often}
     recipes = "; ".join(f"{name}, {recipe.summary}" for name, recipe in RECIPES.items())
     head = "Settings, as --NAME VALUE; --help-all lists all of them:"
     return "\n\n".join([head, f"--recipe: {recipes}", *lines.values()])
@@ -52,10 +52,39 @@ def whole_help() -> str:
         if group != shown:
             lines += ["", group]
             shown = group
-        default = "''" if one.default == "" else one.default
-        lines.append(f"  {one.option} ({one.values}; default {default})")
+        lines.append(f"  {one.option} ({one.values}; default {_shown(one.default)})")
         lines.append(f"      {one.about.meaning}. When to touch it: {one.about.touch}")
     return "\n".join(lines)
+
+
+def settings_page() -> str:
+    """The document of all settings: `make settings` writes it."""
+    lines = [
+        "# Settings",
+        "",
+        "Made from the code by `make settings`; change it there. Any setting can be given as `--NAME VALUE` to",
+        "`train`, `relearn` and `reproduce`, as `settings={...}` in Python, or in a TOML file for `--preset`: common",
+        "settings at the top, those of a recipe in a table of its name. A setting that the chosen recipe does not use",
+        "is refused.",
+    ]
+    for title, described in (
+        ("Every run", Common.described()),
+        *((f"Recipe `{name}`: {recipe.summary}", recipe.described()) for name, recipe in RECIPES.items()),
+    ):
+        header = ["| setting | default | values | meaning | when to touch it |", "| --- | --- | --- | --- | --- |"]
+        lines += ["", f"## {title}", "", *header]
+        lines += [
+            f"| `{one.option}` | `{_shown(one.default)}` | {one.values.replace('|', 'or')} | {one.about.meaning} "
+            f"| {one.about.touch} |"
+            for one in described
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, tuple):
+        return ",".join(map(str, default)) or "none"
+    return "''" if default == "" else str(default)
 
 
 def _print_whole_help(wanted: bool) -> None:

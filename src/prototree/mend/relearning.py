@@ -36,10 +36,11 @@ def relearn(
     """A new run in which the network has learned with the tree of a mended one. An interrupted one is continued."""
     run, out = Run.open(folder), Path(out)
     check_recipe(run)
+    source = data or run.source
     config = run.config.changed({"epochs": 0, "constrain_classes": False, **(settings or {})})
     _expect_free(out, run)
     _link_caches(run, out)
-    learned = train_run(config, data or run.source, out, resume=True, start=run.tree(), observer=observer)
+    learned = train_run(config, source, out, resume=True, start=run.tree(), observer=observer)
     _carry_over(run, learned)
     return learned
 

@@ -13,7 +13,8 @@ from PIL import Image
 
 from prototree.data.images import read_photo
 from prototree.errors import MendError
-from prototree.explain.decisions import PrototypePictures, explain_image
+from prototree.explain.decisions import explain_image
+from prototree.explain.prototype_pictures import PrototypePictures
 from prototree.explain.records import TreeExplanation
 from prototree.files import read_json
 from prototree.mend.bench import Figures, TreeState

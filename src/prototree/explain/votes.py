@@ -1,0 +1,107 @@
+"""Decisions of one tree or of several that vote, about images that people name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from prototree.data.images import SUFFIXES, is_image
+from prototree.errors import ConfigError, DataError
+from prototree.explain.decisions import explain_image
+from prototree.explain.prototype_pictures import PrototypePictures
+from prototree.explain.records import DecisionExplanation, VoteExplanation
+from prototree.explain.whole_tree import pictures_of
+from prototree.run import Run
+from prototree.tree.ensemble import Ensemble
+from prototree.tree.model import ProtoTree
+
+MAX_IMAGES = 10_000
+
+
+def explain_vote(
+    trees: Sequence[ProtoTree],
+    image: str | Path | Image.Image,
+    pictures: Sequence[PrototypePictures],
+    *,
+    name: str | None = None,
+    label: int | None = None,
+    occlusion: bool = False,
+    attribution: bool = False,
+    notes: Sequence[Mapping[int, str]] | None = None,
+) -> VoteExplanation:
+    """One decision for each tree, and the mean of their class probabilities."""
+    Ensemble(trees)  # refuses trees that do not fit together
+    if len(pictures) != len(trees) or (notes is not None and len(notes) != len(trees)):
+        raise ConfigError(f"expected pictures (and notes) for each of {len(trees)} trees, got {len(pictures)}")
+    decisions = tuple(
+        explain_image(
+            tree,
+            image,
+            pictures[i],
+            name=name,
+            label=label,
+            occlusion=occlusion,
+            attribution=attribution,
+            notes=notes[i] if notes is not None else None,
+        )
+        for i, tree in enumerate(trees)
+    )
+    mean = np.mean([decision.soft for decision in decisions], axis=0)
+    return VoteExplanation(decisions, tuple(mean.tolist()))
+
+
+@dataclass(frozen=True)
+class Voter:
+    """A tree with the pictures of its prototypes and the user's words about them."""
+
+    tree: ProtoTree
+    pictures: PrototypePictures
+    notes: Mapping[int, str] = field(default_factory=dict)
+
+
+def open_voters(folders: Sequence[str | Path], data: str | Path | None = None) -> list[Voter]:
+    """The trees of some runs, to explain with; `data` only where the runs' pictures are not stored."""
+    voters = []
+    for run in map(Run.open, folders):
+        tree = run.tree()
+        images = run.data(data) if data is not None else None
+        voters.append(Voter(tree, pictures_of(run, tree, images), run.notes))
+    Ensemble([voter.tree for voter in voters])
+    return voters
+
+
+def explain_decision(
+    voters: Sequence[Voter], image: str | Path | Image.Image, *, attribution: bool = False, occlusion: bool = False
+) -> DecisionExplanation | VoteExplanation:
+    """The decision of the one tree, or the vote of several."""
+    if len(voters) == 1:
+        only = voters[0]
+        return explain_image(
+            only.tree, image, only.pictures, attribution=attribution, occlusion=occlusion, notes=only.notes
+        )
+    trees, pictures = [voter.tree for voter in voters], [voter.pictures for voter in voters]
+    notes = [voter.notes for voter in voters]
+    return explain_vote(trees, image, pictures, attribution=attribution, occlusion=occlusion, notes=notes)
+
+
+def local_paths(places: Sequence[str | Path], limit: int = MAX_IMAGES) -> list[Path]:
+    """The images that files and folders name, each once, in the order given; folders are searched to the bottom."""
+    found: dict[Path, None] = {}
+    for place in map(Path, places):
+        if not place.exists():
+            raise DataError(f"{place} does not exist; expected an image or a folder of images")
+        inside = (
+            sorted(path for path in place.rglob("*") if is_image(path) and path.is_file()) if place.is_dir() else []
+        )
+        if place.is_dir() and not inside:
+            raise DataError(f"{place} holds no image; expected files that end in {', '.join(SUFFIXES)}")
+        if not place.is_dir() and not is_image(place):
+            raise DataError(f"{place} is not an image we read; expected a file that ends in {', '.join(SUFFIXES)}")
+        found.update(dict.fromkeys(inside or [place]))
+        if len(found) > limit:
+            raise DataError(f"expected at most {limit:,} images at a time, got more in {place}; name fewer")
+    if not found:
+        raise DataError("expected at least one image to explain, got none")
+    return list(found)

@@ -1,0 +1,95 @@
+"""The whole tree as plain data (§5.2): every prototype, the leaves, and the figures of the run."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from prototree.data import ImageData
+from prototree.errors import ConfigError, DataError
+from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
+from prototree.explain.prototypes import explain_prototypes
+from prototree.explain.records import Location, Match, PrototypeExplanation, TreeExplanation
+from prototree.network.geometry import Box
+from prototree.run import PICTURES, Run
+from prototree.tree.leaves import class_log_probs
+from prototree.tree.model import ProtoTree
+
+
+def explain_tree(
+    run: Run,
+    *,
+    data: ImageData | None = None,
+    nearest: int = 5,
+    occlusion: bool = False,
+    notes: Mapping[int, str] | None = None,
+    tick: Callable[[int, int], None] | None = None,
+) -> TreeExplanation:
+    """Everything about a run's tree. On a machine without the training data: what the run's folder holds.
+
+    >>> write_report(explain_tree(Run.open("runs/birds")), Path("report"))
+    """
+    if nearest < 0:
+        raise ConfigError(f"expected a number of nearest patches of at least 0, got {nearest}")
+    tree = run.tree()
+    notes = run.notes if notes is None else notes
+    data = data if data is not None else run.data_if_here()
+    if data is not None and data.class_names != tree.class_names:
+        raise DataError("expected the classes of the run in the data, got others; choose the data it was made with")
+    nodes = range(tree.topology.n_nodes)
+    if data is None:
+        pictures = pictures_of(run, tree)
+        prototypes = tuple(_stored(tree, node, pictures, notes or {}) for node in nodes)
+    else:
+        config = run.config
+        prototypes = explain_prototypes(
+            tree,
+            data,
+            nodes,
+            views=config.recipe.source_views(data),
+            nearest=nearest,
+            occlusion=occlusion,
+            notes=notes,
+            tick=tick,
+            workers=config.workers,
+        )
+    return TreeExplanation(
+        title=run.folder.resolve().name,
+        class_names=tree.class_names,
+        left=tuple(tree.topology.left.tolist()),
+        right=tuple(tree.topology.right.tolist()),
+        prototypes=prototypes,
+        leaf_probs=tuple(map(tuple, class_log_probs(tree.leaf_logits.detach()).exp().tolist())),
+        accuracy={str(strategy): float(value) for strategy, value in run.last_metrics.get("accuracy", {}).items()},
+    )
+
+
+def store_pictures(run: Run, data: ImageData) -> None:
+    """Keeps the prototypes' pictures in the run, so that it explains on machines without the data."""
+    write_pictures(run.tree(), data, run.folder / PICTURES)
+
+
+def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None = None) -> PrototypePictures:
+    """The prototypes' pictures: from the data given, or from the run's folder, or from the run's own data."""
+    tree = tree if tree is not None else run.tree()
+    pictures = PrototypePictures(tree, data, run.folder / PICTURES)
+    if data is not None or pictures.complete:
+        return pictures
+    return PrototypePictures(tree, run.data_if_here())
+
+
+def _stored(tree: ProtoTree, node: int, pictures: PrototypePictures, notes: Mapping[int, str]) -> PrototypeExplanation:
+    """What is known of a prototype without any data: its pictures and its box, but no heat and no neighbours."""
+    source, shown = tree.sources[node], pictures.of(node)
+    box = Box(*source.box) if source is not None else Box.whole(shown.size)
+    heat = np.zeros(shown.photo.shape[:2], dtype=np.float32)
+    match = Match(
+        image=source.image if source is not None else "",
+        label=source.label if source is not None else None,
+        similarity=1.0 if source is not None else 0.0,
+        size=shown.size,
+        photo=shown.photo,
+        crop=shown.crop,
+        where=(Location("cell", box, heat, None),),
+    )
+    distance = source.distance if source is not None else 0.0
+    return PrototypeExplanation(node, match, distance, (), (), (), notes.get(node, ""))
