@@ -128,7 +128,7 @@ def measure(tree: ProtoTree, judged: Judged) -> Metrics:
         calibration_error=_calibration_error(judged.confidence, judged.soft == label),
         class_accuracy=[int(row[k]) / total if (total := int(row.sum())) else None for k, row in enumerate(confusion)],
         confusion=confusion.tolist(),
-        n_prototypes=tree.topology.n_nodes,
+        n_prototypes=tree.n_prototypes,
         n_leaves=tree.topology.n_leaves,
         leaf_maxima=maxima.tolist(),
         leaf_histogram=torch.histc(maxima.float(), _LEAF_BINS, 0, 1).int().tolist(),

@@ -96,7 +96,7 @@ def blame_table(mistakes: Mapping[str, Any]) -> Table:
         )
         for node in mistakes["nodes"]
     )
-    header = ("node", "mistakes", "found what is not there", "missed what is there", "mean |similarity − 0.5|")
+    header = ("node", "mistakes", "found what is not there", "missed what is there", "mean |probability − 0.5|")
     return Table("nodes that led astray most often", header, rows)
 
 
@@ -109,12 +109,19 @@ def mistake_table(mistakes: Mapping[str, Any], class_names: list[str]) -> Table:
             class_names[one["label"]],
             class_names[one["answer"]],
             "none leads to its class" if one["node"] is None else f"{one['node']}, {_TURNS[one['went_right']]}",
-            "–" if one["similarity"] is None else f"{one['similarity']:.3f}",
+            "–" if one["p_right"] is None else f"{one['p_right']:.3f}",
             "–" if one["margin"] is None else f"{one['margin']:.2f}",
         )
         for one in images
     )
-    header = ("photo", "is", "taken for", "left its path at node", "similarity there", "log-probability ahead")
+    header = (
+        "photo",
+        "is",
+        "taken for",
+        "left its path at node",
+        "p of right there",
+        "log-probability ahead",
+    )
     return Table(f"wrong answers ({mistakes['strategy'].replace('_', '-')})", header, rows)
 
 

@@ -26,7 +26,7 @@ class Turn:
 
     node: int
     present: bool
-    similarity: float
+    p_right: float
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def ask(run_or_tree: Run | ProtoTree | str | Path, photo: Asked, *, strategy: St
     images = to_input(_opened(photo, tree.preprocessing.resize), tree.preprocessing)[None]
     decisions = tree.eval().predict(images.to(tree.prototypes.device))
     label, path = int(decisions.labels(strategy)[0]), decisions.path(strategy)
-    rows = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.similarity[0].tolist(), strict=True)
-    turns = tuple(Turn(node, right, similarity) for node, right, similarity in rows if node >= 0)
+    rows = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.p_right[0].tolist(), strict=True)
+    turns = tuple(Turn(node, right, p_right) for node, right, p_right in rows if node >= 0)
     return Answer(tree.class_names[label], float(decisions.soft[0, label]), turns)
 
 

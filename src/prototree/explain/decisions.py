@@ -23,7 +23,6 @@ from prototree.explain.records import DecisionExplanation, Match, PathExplanatio
 from prototree.explain.whole_tree import pictures_of
 from prototree.network.preprocessing import Preprocessing
 from prototree.run import Run
-from prototree.tree import routing
 from prototree.tree.model import Decisions, ProtoTree, Routed
 from prototree.tree.patches import distance_map
 from prototree.tree.strategies import HARD, Strategy
@@ -92,12 +91,13 @@ class _Decided:
         """The image's best patch for every node on one of the paths."""
         ways = [self.decisions.path(strategy).nodes[0].tolist() for strategy in HARD]
         nodes = sorted({node for way in ways for node in way if node >= 0})
-        prototypes = self.tree.prototypes.detach()[nodes]
-        maps = grids_of(routing.similarity(distance_map(self.feature_map, prototypes))[0])
-        patch, similarity = self.routed.patch[0, nodes], self.routed.similarity[0, nodes].tolist()
+        apart = distance_map(self.feature_map, self.tree.prototypes.detach()[nodes])[0]
+        maps = grids_of(self.tree.question.similarity(apart, self.tree.reach[nodes][:, None, None]))
+        patch = self.routed.patch[0, nodes]
+        similarity = self.tree.similarity(self.routed.distance[0, nodes], nodes).tolist()
         findings = [[cell_finding(self.tree, p, grid)] for p, grid in zip(patch.tolist(), maps, strict=True)]
         if nodes and (attribution or occlusion):
-            probes = Probes(self.images.expand(len(nodes), -1, -1, -1), prototypes, patch)
+            probes = Probes.of(self.tree, self.images.expand(len(nodes), -1, -1, -1), nodes, patch)
             findings = _tested(self.tree, probes, findings, similarity, attribution=attribution, occlusion=occlusion)
         return {node: self.seen.match(self.tree, similarity[i], findings[i]) for i, node in enumerate(nodes)}
 
@@ -114,10 +114,12 @@ class _Decided:
         return PathExplanation(strategy, steps, int(path.leaf[0]), class_probs)
 
     def runner_up(self, strategy: Strategy) -> RunnerUp | None:
-        decisions, distance = self.decisions, self.routed.distance[0].detach().cpu().numpy()
+        decisions, tree = self.decisions, self.tree
+        turns = tree.question.log_turns(self.routed.distance.double(), tree.reach.double())
+        left, right = (side[0].detach().cpu().numpy() for side in turns)
         leaf_labels = decisions.leaf_probs.argmax(dim=1).cpu().numpy()
         answer = int(decisions.labels(strategy)[0])
-        return runner_up(distance, self.tree.topology, leaf_labels, decisions.soft[0].cpu().numpy(), answer, strategy)
+        return runner_up(left, right, tree.topology, leaf_labels, decisions.soft[0].cpu().numpy(), answer, strategy)
 
 
 def _open(
@@ -151,7 +153,7 @@ def _tested(
         for own, grid in zip(findings, grids_of(attribute(tree.features, probes, generator)), strict=True):
             own.append(grid_finding("attribution", grid, tree.preprocessing))
     if occlusion:
-        fall = occlude(tree.features, probes.images[0], probes.prototypes, before)
+        fall = occlude(tree.features, probes, before)
         for own, grid in zip(findings, grids_of(fall), strict=True):
             own.append(grid_finding("occlusion", grid, tree.preprocessing))
     return [list(own) for own in tested(tree.features, probes, findings, before, generator)]

@@ -14,7 +14,6 @@ from prototree.explain.attribution import patch_distances
 from prototree.training.maps import MapBatch
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
-from prototree.tree.routing import similarity
 
 _PAIRS = 64  # whose maps are computed at a time
 
@@ -42,9 +41,9 @@ def find_matches(tree: ProtoTree, maps: Iterable[MapBatch], nodes: Sequence[int]
     seen = torch.zeros(tree.n_classes, device=prototypes.device)
     for feature_map, labels, places in maps:
         near = nearest_patches(feature_map, prototypes)
-        best.right.index_add_(1, labels, (similarity(near.distance) > 0.5).float().T)
+        best.right.index_add_(1, labels, (tree.similarity(near.distance, nodes) > 0.5).float().T)
         seen += torch.bincount(labels, minlength=tree.n_classes)
-        best = _merge(best, feature_map, near.distance.T, near.patch.T, places, prototypes)
+        best = _merge(tree, best, feature_map, near.distance.T, near.patch.T, places)
     return replace(best, right=best.right / seen.clamp_min(1))
 
 
@@ -61,14 +60,15 @@ def _none(tree: ProtoTree, nodes: Sequence[int], k: int) -> Matches:
 
 
 def _merge(
+    tree: ProtoTree,
     best: Matches,
     feature_map: Float[Tensor, "B D H W"],
     distance: Float[Tensor, "n B"],
     patch: Int[Tensor, "n B"],
     places: Int[Tensor, " B"],
-    prototypes: Float[Tensor, "n D H1 W1"],
 ) -> Matches:
-    k = best.distance.shape[1]
+    k, nodes = best.distance.shape[1], list(best.nodes)
+    prototypes, reach = tree.prototypes.detach()[nodes], tree.reach[nodes]
     # Stable, so that equal distances stay in the order of the data.
     both, order = torch.sort(torch.cat([best.distance, distance], dim=1), dim=1, stable=True)
     order = order[:, :k]
@@ -76,7 +76,7 @@ def _merge(
     node, rank = torch.nonzero(order >= k, as_tuple=True)  # only the newcomers' maps are computed
     for own, place in zip(node.split(_PAIRS), rank.split(_PAIRS), strict=True):
         found = patch_distances(feature_map[order[own, place] - k], prototypes[own])
-        maps[own, place] = similarity(found).view(-1, *maps.shape[2:])
+        maps[own, place] = tree.question.similarity(found, reach[own][:, None]).view(-1, *maps.shape[2:])
     return replace(
         best,
         distance=both[:, :k],

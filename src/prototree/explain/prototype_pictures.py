@@ -125,7 +125,7 @@ def write_pictures(tree: ProtoTree, data: ImageData, folder: Path) -> None:
     (folder / _LIST).unlink(missing_ok=True)
     sizes: list[Size] = []
     pictures = PrototypePictures(tree, data)
-    for node in range(tree.topology.n_nodes):
+    for node in range(tree.n_prototypes):
         shown = pictures.of(node)
         crop, photo = _names(node)
         write_file(

@@ -29,7 +29,6 @@ from prototree.network.geometry import Box
 from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.maps import MapBatch, Tick
 from prototree.tree.model import ProtoTree, PrototypeSource
-from prototree.tree.routing import similarity
 
 log = logging.getLogger(__name__)
 
@@ -156,14 +155,16 @@ class _Examination:
     def examine(self, subjects: Sequence[_Subject]) -> list[tuple[Match, tuple[Cause, ...]]]:
         tree, network = self._tree, self._network
         device = tree.prototypes.device
-        probes = Probes(
+        probes = Probes.of(
+            tree,
             torch.stack([subject.pixels for subject in subjects]).to(device),
-            tree.prototypes.detach()[[subject.node for subject in subjects]],
+            [subject.node for subject in subjects],
             torch.tensor([subject.patch for subject in subjects], device=device),
         )
         generator = torch.Generator().manual_seed(derived_seed("explain", *(subject.node for subject in subjects)))
         with torch.no_grad():
-            maps = similarity(patch_distances(network(probes.images), probes.prototypes))
+            apart = patch_distances(network(probes.images), probes.prototypes)
+            maps = tree.question.similarity(apart, probes.reach[:, None])
         before = maps.amax(dim=1).tolist()
         cells = grids_of(maps.view(len(maps), *tree.grid.shape))
         contributions = grids_of(attribute(network, probes, generator))
@@ -197,7 +198,7 @@ class _Examination:
             seen = self._seen_photo(sample, view, THUMB_SIDE)
             for i, rank in pairs:
                 cell = cell_finding(self._tree, int(found.patch[i, rank]), found.maps[i, rank].cpu().numpy())
-                near = float(similarity(found.distance[i, rank]))
+                near = float(self._tree.similarity(found.distance[i, rank][None], [found.nodes[i]])[0])
                 matches[i, rank] = seen.match(self._tree, near, [cell])
         return [
             tuple(matches[i, r] for r in range(found.place.shape[1]) if (i, r) in matches)
@@ -207,7 +208,7 @@ class _Examination:
     def _occlusion_of(self, probes: Probes, i: int, before: float) -> list[Finding]:
         if not self._occlusion:
             return []
-        fall = occlude(self._network, probes.images[i], probes.prototypes[i : i + 1], [before])
+        fall = occlude(self._network, probes.with_images(probes.images[i : i + 1], [i]), [before])
         return [grid_finding("occlusion", grids_of(fall)[0], self._tree.preprocessing)]
 
     def _match(self, subject: _Subject, similarity: float, findings: Sequence[Finding]) -> Match:

@@ -110,10 +110,10 @@ class PathExplanation:
 
 @dataclass(frozen=True)
 class Flip:
-    """One similarity that would have to change."""
+    """One decision that would have to change: the probability of going right, which for one patch is its similarity."""
 
     node: int
-    similarity: float
+    p_right: float
     needed: float
 
 

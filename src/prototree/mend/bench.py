@@ -26,8 +26,7 @@ from prototree.mend.edits import Ban, Edit, Note, Region, Remove, Replace
 from prototree.network.geometry import Box
 from prototree.training import leaf_training
 from prototree.training.maps import StoredMaps
-from prototree.training.projection import reachable_classes
-from prototree.tree import routing
+from prototree.training.projection import prototype_classes
 from prototree.tree.model import Decisions, ProtoTree, PrototypeSource, Routed
 from prototree.tree.patches import NearestPatches, extract_patches
 from prototree.tree.strategies import STRATEGIES, Strategy
@@ -186,13 +185,16 @@ class Bench:
         """The nearest allowed patches to a node's prototype, one a photo, nearest first."""
         state.expect(node)
         prototype = state.tree.prototypes.detach()[node : node + 1]
-        return self._nearest_first(self.training.nearest(prototype, self._forbidden(state.banned)), 0, n)
+        nearest = self.training.nearest(prototype, self._forbidden(state.banned))
+        return self._nearest_first(state.tree, node, nearest, 0, n)
 
     def all_candidates(self, state: TreeState, node: int, n: int = 12) -> tuple[Candidate, ...]:
         """The same, banned patches and all, at no cost: the state knows their distances."""
-        return self._nearest_first(state.training, node, n)
+        return self._nearest_first(state.tree, node, state.training, node, n)
 
-    def _nearest_first(self, nearest: NearestPatches, column: int, n: int) -> tuple[Candidate, ...]:
+    def _nearest_first(
+        self, tree: ProtoTree, node: int, nearest: NearestPatches, column: int, n: int
+    ) -> tuple[Candidate, ...]:
         distance = nearest.distance[:, column].masked_fill(~self._is_source, torch.inf)
         nearest_view: dict[int, int] = {}  # of each photo
         for row in distance.argsort(stable=True).tolist():
@@ -203,7 +205,7 @@ class Bench:
             Candidate(
                 self._cell(entry := self.training.entries[row], *self.tree.grid.place(int(nearest.patch[row, column]))),
                 entry.sample.label,
-                float(routing.similarity(distance[row])),
+                float(tree.similarity(distance[row][None], [node])[0]),
             )
             for row in nearest_view.values()
         )
@@ -233,7 +235,7 @@ class Bench:
             class_accuracy=tuple(
                 _share(right[labels == k]) if (labels == k).any() else None for k in range(self.tree.n_classes)
             ),
-            n_prototypes=state.tree.topology.n_nodes,
+            n_prototypes=state.tree.n_prototypes,
         )
 
     def compare(self, before: TreeState, after: TreeState) -> Comparison:
@@ -321,7 +323,7 @@ class Bench:
             nearest = self.training.nearest(state.tree.prototypes.detach()[node : node + 1], forbidden)
             distance = nearest.distance[:, 0].masked_fill(~self._is_source, torch.inf)
             if self._constrain:
-                other_class = ~reachable_classes(state.tree)[node, self.training.labels]
+                other_class = ~prototype_classes(state.tree)[node, self.training.labels]
                 constrained = distance.masked_fill(other_class, torch.inf)
                 # As in projection: where no patch of these classes is left, any class will do.
                 distance = constrained if torch.isfinite(constrained).any() else distance
@@ -392,7 +394,7 @@ def _are_sources(entries: Sequence[Entry], source_views: Views) -> Bool[Tensor, 
 
 def _routed(tree: ProtoTree, nearest: NearestPatches) -> Routed:
     with torch.no_grad():
-        return Routed(nearest.distance, nearest.patch, routing.log_path_probs(nearest.distance, tree.topology))
+        return tree.routed(nearest)
 
 
 def _copied(tree: ProtoTree) -> ProtoTree:

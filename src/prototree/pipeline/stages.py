@@ -97,9 +97,7 @@ class Stages:
     def project(self) -> Projected:
         """Eq. 6 or S1, with the other one measured beside it."""
         tree, config = self.run.tree(PRUNED).to(self.device), self.config
-        self.observer.stage(
-            f"projecting {tree.topology.n_nodes} prototypes onto {len(self.data.train)} training photos"
-        )
+        self.observer.stage(f"projecting {tree.n_prototypes} prototypes onto {len(self.data.train)} training photos")
         batches = config.recipe.source_batches(self.workshop, tree)
         photos = SourcePhotos(self.data.root, batches.entries)
         maps = maps_of(batches, tree.features, self.device)

@@ -79,7 +79,7 @@ def decision_json(explanation: Decided) -> dict[str, Any]:
                 "label": runner_up.label,
                 "class": names[runner_up.label],
                 "flips": [
-                    {"node": flip.node, "similarity": _number(flip.similarity), "needed": _number(flip.needed)}
+                    {"node": flip.node, "similarity": _number(flip.p_right), "needed": _number(flip.needed)}
                     for flip in runner_up.flips
                 ],
             }

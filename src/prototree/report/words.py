@@ -58,8 +58,8 @@ def runner_up_words(runner_up: RunnerUp | None, class_names: Sequence[str]) -> s
         return "No change of the similarities would have led this tree to another class."
     name = class_names[runner_up.label]
     needed = [
-        f"at prototype {flip.node} the similarity would have to {'rise' if flip.needed > flip.similarity else 'fall'} "
-        f"from {flip.similarity:.2f} to {flip.needed:.2f}"
+        f"at prototype {flip.node} the similarity would have to {'rise' if flip.needed > flip.p_right else 'fall'} "
+        f"from {flip.p_right:.2f} to {flip.needed:.2f}"
         for flip in runner_up.flips
     ]
     return f"For {name} to win instead, {' and '.join(needed) or 'nothing would have to change'}."

@@ -81,7 +81,7 @@ def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result
         runner_up, needed = explained.runner_up.get(strategy), []
         if runner_up is not None:
             needed = [
-                f"prototype {flip.node}: similarity {flip.needed:.2f} instead of {flip.similarity:.2f}"
+                f"prototype {flip.node}: similarity {flip.needed:.2f} instead of {flip.p_right:.2f}"
                 for flip in runner_up.flips
             ]
             needed.insert(0, names[runner_up.label])

@@ -14,7 +14,6 @@ from prototree.report.encoding import data_url
 from prototree.report.tree_html import tree_data
 from prototree.tree.leaves import class_log_probs
 from prototree.tree.patches import distance_map
-from prototree.tree.routing import similarity
 from prototree.web.gallery import Gallery
 
 _NEAREST = 6
@@ -49,7 +48,7 @@ class TreeView:
 
     def _right_shares(self, state: TreeState) -> list[tuple[float, ...]]:
         whole = torch.tensor([entry.view == FULL for entry in self._bench.training.entries])
-        present = (similarity(state.training.distance[whole]) > 0.5).double()
+        present = (state.tree.similarity(state.training.distance[whole]) > 0.5).double()
         labels = self._bench.training.labels[whole]
         counts = torch.bincount(labels, minlength=self._bench.tree.n_classes).clamp_min(1)
         sums = torch.zeros(self._bench.tree.n_classes, present.shape[1], dtype=torch.float64).index_add_(
@@ -67,7 +66,8 @@ class TreeView:
         own = own or nearest[0].cell
         entry = bench.entry(own.image, own.view)
         prototype = state.tree.prototypes.detach()[node : node + 1]
-        grid = similarity(distance_map(bench.map_of(own), prototype))[0, 0].numpy()
+        apart = distance_map(bench.map_of(own), prototype)[0, 0]
+        grid = state.tree.similarity(apart[..., None], [node])[..., 0].numpy()
         size = photo_size(entry.sample)
         frame = InputFrame(entry.view, size, state.tree.preprocessing)
         heat = frame.heat(grid, _HEAT, (prototype.shape[2], prototype.shape[3]))
