@@ -43,17 +43,17 @@ def test_the_hardest_class_comes_first_with_what_it_is_taken_for() -> None:
 
 def test_mistakes_with_the_closest_first() -> None:
     images = [
-        {"image": "a.jpg", "label": 0, "answer": 1, "node": 3, "went_right": True, "similarity": 0.7, "margin": 2.0},
+        {"image": "a.jpg", "label": 0, "answer": 1, "node": 3, "went_right": True, "p_right": 0.7, "margin": 2.0},
         {
             "image": "b.jpg",
             "label": 1,
             "answer": 0,
             "node": None,
             "went_right": False,
-            "similarity": None,
+            "p_right": None,
             "margin": None,
         },
-        {"image": "c.jpg", "label": 1, "answer": 0, "node": 0, "went_right": False, "similarity": 0.4, "margin": 0.1},
+        {"image": "c.jpg", "label": 1, "answer": 0, "node": 0, "went_right": False, "p_right": 0.4, "margin": 0.1},
     ]
     table = mistake_table({"strategy": "max_path", "images": images}, ["crow", "wren"])
     assert [row[0] for row in table.rows] == ["c.jpg", "a.jpg", "b.jpg"]

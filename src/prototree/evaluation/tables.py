@@ -62,10 +62,18 @@ def detail_table(metrics: Mapping[str, Any]) -> Table:
             f"{values['fidelity']['greedy']:.3f}",
             percent(values["top5"], 1),
             f"{values['calibration_error']:.3f}",
+            f"{values['sureness_error']:.3f}" if "sureness_error" in values else "–",
         )
         for stage, values in metrics["stages"].items()
     )
-    header = ("stage", "fidelity of max-path", "fidelity of greedy", "top-5", "calibration error")
+    header = (
+        "stage",
+        "fidelity of max-path",
+        "fidelity of greedy",
+        "top-5",
+        "calibration error",
+        "error of the sureness",
+    )
     return Table("fidelity and calibration", header, rows)
 
 

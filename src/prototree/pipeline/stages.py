@@ -39,6 +39,7 @@ OWN_FILES = (
     METRICS,
     "last",
     "head",
+    "held",
     "pretrained",
     "cache",
     "teacher",

@@ -21,6 +21,7 @@ from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree.model import ProtoTree, PrototypeSource
 from prototree.tree.questions import PAPER, REACH_RANGE, Question
+from prototree.tree.sureness import Sureness
 from prototree.tree.topology import Topology
 
 VERSION = 2
@@ -46,6 +47,7 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
             "sources": [source and dataclasses.asdict(source) for source in tree.sources],
         },
         "question": dataclasses.asdict(tree.question),
+        "sureness": dataclasses.asdict(tree.sureness),
         "backbone": {"name": backbone.name, "level": backbone.level, "head_width": tree.features.head_width},
         "preprocessing": tree.preprocessing.to_json(),
     }
@@ -139,6 +141,7 @@ def _build(header: dict[str, Any]) -> ProtoTree:
     names = [str(name) for name in header["classes"]]
     tree = ProtoTree(topology, features, names, (height, width), question=question)
     tree.preprocessing = preprocessing
+    tree.sureness = Sureness(**header.get("sureness", {}))
     tree.sources = tuple(source and _source(source) for source in header["prototypes"]["sources"])
     return tree
 

@@ -23,6 +23,7 @@ from prototree.tree.patches import NearestPatches, extract_patches, nearest_patc
 from prototree.tree.questions import PAPER, Question
 from prototree.tree.routing import Path
 from prototree.tree.strategies import Strategy
+from prototree.tree.sureness import Sureness, lead
 from prototree.tree.topology import Topology
 
 # Up to this many prototypes a level, one matrix product with all of them beats subtractions on each level (measured
@@ -62,6 +63,7 @@ class Decisions:
     max_path: Path
     greedy: Path
     leaf_probs: Float[Tensor, "L K"]
+    sureness: Float[Tensor, " B"]  # that the greedy answer is right
 
     def class_probs(self, strategy: Strategy = "soft") -> Float[Tensor, "B K"]:
         """Class probabilities: of the whole tree, or of the one leaf the path ends in."""
@@ -106,6 +108,7 @@ class ProtoTree(nn.Module):
         self.class_names = tuple(names)
         self.preprocessing: Preprocessing = features.backbone.preprocessing
         self.question = question
+        self.sureness = Sureness()
         n_prototypes = question.patches_each * topology.n_nodes
         self.sources: tuple[PrototypeSource | None, ...] = (None,) * n_prototypes
         shape = (n_prototypes, features.depth, *_checked_size(prototype_size, features.backbone.map_size))
@@ -190,6 +193,7 @@ class ProtoTree(nn.Module):
             max_path=routing.path_to(max_path, p_right, self.topology),
             greedy=routing.path_to(greedy, p_right, self.topology),
             leaf_probs=leaf_probs,
+            sureness=self.sureness.of(lead(log_path_probs, greedy, leaf_probs.argmax(dim=1))),
         )
 
     @torch.no_grad()

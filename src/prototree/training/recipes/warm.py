@@ -22,13 +22,16 @@ from prototree.training.recipes.recipe import Recipe
 if TYPE_CHECKING:
     from prototree.network.backbone import Backbone, FeatureExtractor
     from prototree.training.batches import Batches, CachedBatches
+    from prototree.training.maps import MapCache
     from prototree.training.objectives import SoftTargets
     from prototree.training.workshop import Workshop
     from prototree.tree.model import ProtoTree
+    from prototree.tree.sureness import Sureness
 
 _VIEWS, _HEAD, _TREE, _TARGETS, _BACKBONE = "views", "head as a classifier", "tree", "targets", "backbone"
 FEWEST_EPOCHS, MOST_EPOCHS = 6, 200  # large data at least and small data at most so often
 LEAF_SWEEPS = 3  # of Eq. 5 over all photos at the end
+FEWEST_HELD = 20  # photos that sureness is fitted on, at least
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,10 @@ class Warm(Recipe):
         0.9, "share of the training after which it is softened as the head's", touch="Rarely.", group=_TARGETS, low=0,
         high=1,
     )  # fmt: skip
+    hold_out: int = setting(
+        5, "every n-th photo of a class is held out once, to learn how sure answers are; 0: not learned",
+        touch="0 where time is short and percentages do not matter.", group=_TARGETS, low=0, high=1000,
+    )  # fmt: skip
     pretrain_epochs: int = setting(
         0, "epochs in which the backbone is tuned as a plain classifier before all else",
         touch="The backbone has no weights, or you have a GPU.", group=_BACKBONE, low=0, high=1_000_000,
@@ -157,19 +164,35 @@ class Warm(Recipe):
         return source_views
 
     def train(self, workshop: "Workshop", start: "ProtoTree | None" = None) -> "ProtoTree":
-        """The whole recipe: maps, head, tree, leaves."""
+        """The whole recipe: maps, then a tree, then how sure its answers are."""
+        backbone = self._backbone(workshop) if start is None else start.features.backbone.unsplit()
+        plain, every = self._maps(workshop, backbone)
+        tree = self._learn(workshop, backbone, plain, every, "", start)
+        if start is None and self.hold_out:
+            tree.sureness = self._how_sure(workshop, backbone, plain, every)
+        return tree
+
+    def _learn(
+        self,
+        workshop: "Workshop",
+        backbone: "Backbone",
+        plain: "MapCache",
+        every: "MapCache",
+        folder: str,
+        start: "ProtoTree | None" = None,
+    ) -> "ProtoTree":
+        """Head, tree and leaves, from cached maps: the plain views in order, and all views."""
         from prototree.training.anchored import AnchoredObjective
         from prototree.training.growth import grow, sample_maps, standardise, start_from
         from prototree.training.leaf_training import refit_leaves
         from prototree.tree.model import ProtoTree
         from prototree.tree.questions import Question
 
-        backbone = self._backbone(workshop) if start is None else start.features.backbone.unsplit()
         features = workshop.features(backbone)
-        sources, batches = self._batches(workshop, backbone)
+        sources, batches = workshop.cached(plain), workshop.cached(every, shuffle=True)
         maps, labels = sample_maps(sources)
         standardise(features.to("cpu"), maps)
-        targets = self._targets(workshop, features, batches)
+        targets = self._targets(workshop, features, batches, folder)
         if start is None:
             seed, question = workshop.settings.seed, Question(self.question, self.sharpness)
             grown = grow(features, maps, labels, self.question, self.mean_path, self.median_distance, seed)
@@ -179,10 +202,22 @@ class Warm(Recipe):
         epochs = self._tree_epochs(len(batches.entries), 1.0 if start is None else self.continue_share)
         objective = AnchoredObjective(tree, batches, self, epochs, targets, grown, sources)
         workshop.observer.stage(f"training {tree.n_prototypes} prototypes for {epochs} epochs")
-        workshop.train(objective, batches, epochs, "last")
+        workshop.train(objective, batches, epochs, f"{folder}last")
         objective.update_tree()
         refit_leaves(tree, objective.sweep_labels, n_sweeps=LEAF_SWEEPS)
         return tree
+
+    def _how_sure(self, workshop: "Workshop", backbone: "Backbone", plain: "MapCache", every: "MapCache") -> "Sureness":
+        """Fitted on photos that a second tree, trained like the first, has not seen; the first one loses none."""
+        from prototree.training.holding_out import held_photos, judged, without
+        from prototree.tree.sureness import Sureness, fit_sureness
+
+        held = held_photos(plain.entries, self.hold_out)
+        if len(held) < FEWEST_HELD:
+            return Sureness()
+        workshop.observer.stage(f"a second tree, without {len(held)} photos, to learn how sure answers are")
+        other = self._learn(workshop, backbone, without(plain, held), without(every, held), "held/")
+        return fit_sureness(*judged(other, workshop.cached(plain), held))
 
     def source_batches(self, workshop: "Workshop", tree: "ProtoTree") -> "Batches":
         backbone = tree.features.backbone.unsplit()
@@ -201,18 +236,19 @@ class Warm(Recipe):
             workshop.pretrain(backbone, photos, self.pretrain_epochs, self.rate, self.pretrain_rate)
         return backbone
 
-    def _batches(self, workshop: "Workshop", backbone: "Backbone") -> "tuple[CachedBatches, CachedBatches]":
-        """The views that prototypes come from, in order; and all views, shuffled."""
+    def _maps(self, workshop: "Workshop", backbone: "Backbone") -> "tuple[MapCache, MapCache]":
+        """What the frozen network makes of the views that prototypes come from, and of all views."""
         preprocessing = backbone.preprocessing
         plain = workshop.maps(backbone, workshop.views(source_views, preprocessing))
-        cache = plain
-        if self.views > 2:
-            # The same for every seed, so that runs can share the cache.
-            views = partial(varied_views, count=self.views - 2, seed=0)
-            cache = plain.join(workshop.maps(backbone, workshop.views(views, preprocessing, augment=True)))
-        return workshop.cached(plain), workshop.cached(cache, shuffle=True)
+        if self.views == 2:
+            return plain, plain
+        # The same for every seed, so that runs can share the cache.
+        views = partial(varied_views, count=self.views - 2, seed=0)
+        return plain, plain.join(workshop.maps(backbone, workshop.views(views, preprocessing, augment=True)))
 
-    def _targets(self, workshop: "Workshop", features: "FeatureExtractor", batches: "CachedBatches") -> "SoftTargets":
+    def _targets(
+        self, workshop: "Workshop", features: "FeatureExtractor", batches: "CachedBatches", folder: str
+    ) -> "SoftTargets":
         """What the head, trained as a plain classifier, says of every view."""
         from prototree.training.anchored import HeadObjective
         from prototree.training.objectives import Cosine, SoftTargets
@@ -220,7 +256,7 @@ class Warm(Recipe):
         epochs = self.head_epochs or _epochs_for(self.head_views, len(batches.entries))
         head = HeadObjective(features, workshop.data.n_classes, self, Cosine(epochs, batches.n_batches))
         workshop.observer.stage(f"training the head as a plain classifier for {epochs} epochs")
-        workshop.train(head, batches, epochs, "head")
+        workshop.train(head, batches, epochs, f"{folder}head")
         return SoftTargets(head.probs(batches, self.temperature), self.teacher_weight)
 
     def _tree_epochs(self, n_entries: int, share: float) -> int:
