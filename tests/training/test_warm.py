@@ -11,13 +11,14 @@ from safetensors.torch import save_file
 from conftest import random_maps
 from prototree.data import open_data
 from prototree.data.loading import ViewDataset
-from prototree.data.views import source_views
+from prototree.data.views import evaluation_views, source_views
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.pipeline.fit import fit
 from prototree.training import anchored, growth
 from prototree.training.batches import CachedBatches
 from prototree.training.maps import cache_borders
 from prototree.training.recipes.warm import Warm
+from prototree.training.yardstick import load_yardstick
 from prototree.tree import checkpoint
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
@@ -187,6 +188,16 @@ def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
     assert found["accuracy"] == run.metrics["stages"]["pruned"]["accuracy"]
     assert len(list((run.folder / "cache").glob("*.f16"))) == 2, "projection uses the maps that are there"
     assert_prototypes_are_their_patches(run)
+
+    # The classifier that taught it is judged beside it.
+    tree, data = run.tree(), open_data(photos)
+    yardstick = load_yardstick(tree.features, 3, run.folder)
+    assert yardstick is not None
+    views = ViewDataset(data.test, evaluation_views, tree.preprocessing)
+    with torch.no_grad():
+        said = yardstick(tree.features.backbone(torch.stack([views[i].image for i in range(len(views))]))).argmax(dim=1)
+    right = [int(label) == sample.label for label, sample in zip(said, data.test, strict=True)]
+    assert run.metrics["classifier"] == sum(right) / len(right) >= 0.8
 
     continued = fit(photos, tmp_path / "run", settings=TINY_WARM, resume=True, stages=["train"])
     again = fit(photos, tmp_path / "again", settings=TINY_WARM, stages=["train"])

@@ -21,13 +21,13 @@ from prototree.training.maps import Inputs
 from prototree.training.objectives import LABEL_SMOOTHING, Cosine, Schedule, SoftTargets, TreeObjective
 from prototree.training.projection import prototype_classes, side_classes
 from prototree.training.recipes.warm import Warm
+from prototree.training.yardstick import LOGIT_GAIN
 from prototree.tree.leaves import class_log_probs, log_predict
 from prototree.tree.model import ProtoTree, Routed
 from prototree.tree.patches import nearest_patches
 from prototree.tree.questions import Question, QuestionKind
 
 FEWEST_PATCHES = 60  # of a map that a step sees, whatever their share
-LOGIT_GAIN = 4.0  # pooled values lie in [0, 1]; without it the classifier's logits grow slowly
 FIRST_SHARPNESS: dict[QuestionKind, float] = {"presence": 1.0, "choice": 3.0}  # where the recipe leaves it open
 IN_REACH = 0.95  # share of the photos of a prototype's classes that are to be within its reach, where two are compared
 

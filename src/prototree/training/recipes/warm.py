@@ -257,6 +257,7 @@ class Warm(Recipe):
         head = HeadObjective(features, workshop.data.n_classes, self, Cosine(epochs, batches.n_batches))
         workshop.observer.stage(f"training the head as a plain classifier for {epochs} epochs")
         workshop.train(head, batches, epochs, f"{folder}head")
+        workshop.keep_yardstick(features.head, head.linear, folder)
         return SoftTargets(head.probs(batches, self.temperature), self.teacher_weight)
 
     def _tree_epochs(self, n_entries: int, share: float) -> int:
