@@ -12,8 +12,9 @@ from prototree.data.loading import Entry
 from prototree.data.samples import Sample
 from prototree.data.views import FULL, View
 from prototree.errors import MendError
-from prototree.mend.bench import N_SWEEPS, Bench, TreeState
+from prototree.mend.bench import N_SWEEPS, Bench
 from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
+from prototree.mend.states import TreeState
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.geometry import Box
 from prototree.training.maps import MapCache, StoredMaps

@@ -17,10 +17,11 @@ from prototree.explain.decisions import explain_image
 from prototree.explain.prototype_pictures import PrototypePictures
 from prototree.explain.records import TreeExplanation
 from prototree.files import read_json
-from prototree.mend.bench import Figures, TreeState
 from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
+from prototree.mend.figures import Figures
 from prototree.mend.relearning import learns_on
 from prototree.mend.session import MENDING, Moment, Session
+from prototree.mend.states import TreeState
 from prototree.web import shapes
 from prototree.web.edit_words import sentence
 from prototree.web.gallery import PICTURE_SIDE, Gallery
