@@ -24,7 +24,7 @@ NOTES = {0: "a square"}
 
 def mended_run(folder: Path, question: str) -> Run:
     """A run in which the first node's last prototype was put elsewhere, the node named, and a photo banned."""
-    photos = write_squares(folder / "squares", train=12, test=4)
+    photos = write_squares(folder / "squares", train=9, test=4)
     session = open_session(fit(photos, folder / "run", settings=TINY_WARM | {"question": question}))
     side: Side = "left" if question == "choice" else "right"
     chosen = session.bench.candidates(session.state, 0, side=side)[3]
@@ -49,7 +49,7 @@ def test_prototypes_stay_where_they_were_put_and_the_head_learns(
 ) -> None:
     mended = request.getfixturevalue("mended") if question == "choice" else mended_run(tmp_path, question)
     before = content_of(mended.folder)
-    learned = relearn(mended.folder, tmp_path / "learned", settings={"epochs": 60})
+    learned = relearn(mended.folder, tmp_path / "learned", settings={"epochs": 40})
     assert content_of(mended.folder) == before, "the mended run is never changed"
     assert places(learned) == places(mended)
     assert learned.tree().topology.left.tolist() == mended.tree().topology.left.tolist()
