@@ -1,6 +1,6 @@
 """What the recipe `warm` learns: the head as a classifier, then the head under a tree whose prototypes stay patches.
 
-Notation used for tensor shapes: B batch, C channels of the backbone's map, N nodes, P prototypes, K classes.
+Notation used for tensor shapes: B batch, C channels of the backbone's map, N nodes, P prototypes, K classes, M photos.
 """
 
 import math
@@ -190,8 +190,13 @@ def reaches(tree: ProtoTree, maps: Any) -> Float[Tensor, " P"]:
     for prototype in range(tree.n_prototypes):
         mine = distance[own[prototype, labels], prototype]
         if len(mine):
-            reach[prototype] = (torch.quantile(mine, IN_REACH) / math.log(2)).clamp_min(1e-3)
+            reach[prototype] = usual_reach(mine)
     return reach
+
+
+def usual_reach(distance: Float[Tensor, " M"]) -> float:
+    """How far, in units of ln 2, most of these photos are."""
+    return max(float(torch.quantile(distance, IN_REACH)) / math.log(2), 1e-3)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ Pixel = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 RegionList = Annotated[list[Pixel], Field(min_length=4, max_length=4, description="left, top, right, bottom")]
 PatchList = Annotated[list[Annotated[int, Field(ge=0, le=4096)]], Field(min_length=2, max_length=2)]
 Split = Literal["training", "feedback"]
+Side = Literal["right", "left"]
+Asked = Literal["presence", "choice"]
 
 
 class Shape(BaseModel):
@@ -43,6 +45,7 @@ class RunShape(Shape):
     feedback_photos: int
     feedback: str
     held_back: int
+    question: Asked  # of every node
     learns_on: bool  # whether the network can be trained on with the mended tree
 
 
@@ -90,9 +93,14 @@ class PatchShape(Shape):
 
 
 class NodeShape(Shape):
-    """A node of the tree as it is, by its place in it; `~leaf` is a leaf."""
+    """A node of the tree as it is, by its place in it; `~leaf` is a leaf.
+
+    With `presence` it asks whether `source` is there (right) or not; with `choice` which is nearer, `source` (right) or
+    `other` (left).
+    """
 
     node: int
+    question: Asked
     left: int
     right: int
     note: str
@@ -100,12 +108,15 @@ class NodeShape(Shape):
     classes_right: list[str]
     source: PatchShape | None
     distance: float
+    other: PatchShape | None = None
+    other_distance: float | None = None
 
 
 class CandidatesShape(Shape):
     """The training patches nearest to a prototype that may take its place."""
 
     node: int
+    side: Side
     revision: int
     candidates: list[PatchShape]
 
@@ -168,8 +179,8 @@ class MistakeShape(Shape):
     truth: str
     answer: str
     node: int | None
-    present: bool
-    similarity: float | None
+    went_right: bool
+    p_right: float | None  # at the node; where it asks for presence, the similarity
 
 
 class BlameShape(Shape):
@@ -177,7 +188,7 @@ class BlameShape(Shape):
 
     node: int
     mistakes: int
-    found_wrongly: int
+    went_right: int
 
 
 class MistakesShape(Shape):
@@ -190,10 +201,14 @@ class MistakesShape(Shape):
 
 
 class ReplaceEdit(Shape):
-    """Puts a patch of a training photo at a node: the one nearest to `region`, or the one at `patch` of a view."""
+    """Puts a patch of a training photo at a node: the one nearest to `region`, or the one at `patch` of a view.
+
+    Where a node compares two, `side` says which of them it replaces.
+    """
 
     edit: Literal["replace"]
     node: Index
+    side: Side = "right"
     photo: Index
     region: RegionList | None = None
     view: Annotated[str, Field(max_length=40)] = "full"

@@ -8,7 +8,8 @@ import torch
 from prototree.data.views import FULL, photo_size
 from prototree.explain.places import InputFrame
 from prototree.explain.records import Location, Match, Picture, PrototypeExplanation, TreeExplanation
-from prototree.mend.bench import Bench, Candidate, TreeState
+from prototree.mend.bench import Bench, Candidate
+from prototree.mend.states import TreeState
 from prototree.network.geometry import Box
 from prototree.report.encoding import data_url
 from prototree.report.tree_html import tree_data
