@@ -125,7 +125,7 @@ def _rival(side: SeenPatch, distance: str, spot: Spot, *, nearer: bool) -> list[
     photo = reduced(match.photo, PHOTO_SIDE)
     shown = heated(photo, match.where[0].heat) if match.where else photo
     name = f"{side.prototype} · {side.note}" if side.note else f"prototype {side.prototype}"
-    said, colour = (f"{distance} nearer", PRESENT_INK) if nearer else (distance, ABSENT_INK)
+    said, colour = (f"nearer: {distance}", PRESENT_INK) if nearer else (distance, ABSENT_INK)
     frame = (PRESENT_INK, 2.4) if nearer else (RULE, 1.0)
     middle = spot.x + spot.width / 2
     return [

@@ -200,7 +200,7 @@
 
   function duel(id) { // the two prototypes of a choice, each on the side it leads to
     return make("span", { class: "duel" }, ...sidesOf(id).map((side, right) => make("span", { class: "rival" }, cropOf(side),
-      make("span", { class: "caption" }, right ? "" : "← ", make("b", { text: side.prototype }), " ", make("bdi", { class: side.note ? "note" : "", text: side.note || name(side.label) }), right ? " →" : ""))));
+      make("span", { class: "caption" }, right ? null : "←", make("b", { text: side.prototype }), make("bdi", { class: side.note ? "note" : "", text: side.note || name(side.label) }), right ? "→" : null))));
   }
 
   function build(id) {
@@ -805,7 +805,7 @@
   function buildKey() {
     if (key.childElementCount) return;
     key.append(make("p", { class: "quiet", text: choosing
-      ? "Begin at the first card. Look which of its two pieces the photo has something more alike to, and go on there, until you arrive at a class."
+      ? "Begin at the first card. Compare the photo with both pieces and go on at the one that something in the photo is more like, until you arrive at a class."
       : "Begin at the first card. If you find its piece in the photo, take “present”, else “absent”, until you arrive at a class." }));
     const list = make("ol", { class: "couplets" }), open = [root], order = [];
     while (open.length) {
