@@ -49,7 +49,8 @@ def test_a_decision_is_what_the_tree_decides(tree: ProtoTree, data: ImageData) -
     pictures, notes = PrototypePictures(tree, data), {0: "red", N_NODES: "blue"}
     for sample in data.test:
         explained = explain_image(tree, sample.path, pictures, notes=notes)
-        routed = tree(to_input(read_image(sample.path), tree.preprocessing)[None])
+        with torch.no_grad():
+            routed = tree(to_input(read_image(sample.path), tree.preprocessing)[None])
         decisions = tree.decide(routed)
         assert explained.question == "choice"
         assert list(explained.paths) == ["greedy", "max_path"]

@@ -9,7 +9,6 @@ from numpy import ndarray
 
 from conftest import grow, tree_shapes
 from prototree.explain.counterfactuals import MARGIN, runner_up, smallest_flip
-from prototree.explain.records import Nearer
 from prototree.tree.questions import PAPER, Question
 from prototree.tree.routing import greedy_leaves, log_path_probs, max_path_leaves
 from prototree.tree.strategies import Strategy
@@ -131,9 +130,13 @@ def test_a_choice_says_which_prototype_would_have_to_be_nearer_and_by_how_much()
     (flip,) = smallest_flip(left, right, topology, np.array([3]), "greedy", question.sharpness)
     assert flip.node == 0
     assert flip.p_right == pytest.approx(0.0)
-    assert flip.nearer == Nearer(0, 3, pytest.approx(0.4, abs=1e-5))  # type: ignore[arg-type]
+    assert flip.nearer is not None
+    assert (flip.nearer.prototype, flip.nearer.than) == (0, 3)
+    assert flip.nearer.by == pytest.approx(0.4, abs=1e-5)
     changed = distance.clone()
     changed[0, 0] -= flip.nearer.by
     assert leaf_of(500 * (changed[:, 3:] - changed[:, :3]).numpy(), topology, "greedy")[0] == 3
     (back,) = smallest_flip(left, right, topology, np.array([0]), "greedy", question.sharpness)
-    assert back.nearer == Nearer(4, 1, pytest.approx(0.3, abs=1e-5))  # type: ignore[arg-type]
+    assert back.nearer is not None
+    assert (back.nearer.prototype, back.nearer.than) == (4, 1)
+    assert back.nearer.by == pytest.approx(0.3, abs=1e-5)

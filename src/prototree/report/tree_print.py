@@ -102,7 +102,7 @@ def _overview(reading: Reading) -> Drawing:
     how = (
         "Read from the top: at each pair of prototypes follow the line below the one that the photo is more like."
         if reading.is_choice
-        else "Read from the top: solid lines lead on where the prototype is present in a photo, dashed ones where absent."
+        else "Read from the top: solid lines lead on where the prototype is present, dashed lines where it is absent."
     )
     inner = PAGE_WIDTH - 2 * MARGIN
     head = [
