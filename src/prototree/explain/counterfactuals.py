@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from prototree.explain.records import Flip, RunnerUp
+from prototree.explain.records import Flip, Nearer, RunnerUp
 from prototree.tree.strategies import Strategy
 from prototree.tree.topology import Topology
 
@@ -57,16 +57,19 @@ def runner_up(
     soft: Float[ndarray, " K"],
     answer: int,
     strategy: Strategy,
+    choice_sharpness: float | None = None,
 ) -> RunnerUp | None:
     """The class next in line, by the whole tree's probabilities, and what would have made it the answer.
 
-    Only classes that some leaf stands for can be next in line; None where there is no other.
+    Only classes that some leaf stands for can be next in line; None where there is no other. Where nodes choose between
+    two patches, their sharpness turns log-odds into distances.
     """
     others = [int(label) for label in np.unique(leaf_labels) if label != answer]
     if not others:
         return None
     label = max(others, key=lambda k: soft[k])
-    return RunnerUp(label, smallest_flip(log_left, log_right, topology, np.flatnonzero(leaf_labels == label), strategy))
+    leaves = np.flatnonzero(leaf_labels == label)
+    return RunnerUp(label, smallest_flip(log_left, log_right, topology, leaves, strategy, choice_sharpness))
 
 
 def smallest_flip(
@@ -75,6 +78,7 @@ def smallest_flip(
     topology: Topology,
     leaves: Int[ndarray, " m"],
     strategy: Strategy,
+    choice_sharpness: float | None = None,
 ) -> tuple[Flip, ...]:
     """The smallest change with which one of these leaves becomes the end of the path."""
     left, right = log_left.astype(np.float64), log_right.astype(np.float64)
@@ -93,10 +97,15 @@ def smallest_flip(
         if change.sum() < best.sum():
             best, way = change, candidate
     assert way is not None
-    return tuple(
-        Flip(int(way.nodes[i]), float(np.exp(right[way.nodes[i]])), _needed(way, i, float(best[i])))
-        for i in np.flatnonzero(best).tolist()
-    )
+    flips = []
+    for i in np.flatnonzero(best).tolist():
+        node, moved, nearer = int(way.nodes[i]), float(best[i]), None
+        if choice_sharpness is not None:  # log-odds are γ·(d_left − d_right)
+            sides = (node, node + topology.n_nodes)
+            wanted, other = sides if way.turns_right[i] else sides[::-1]
+            nearer = Nearer(wanted, other, moved / choice_sharpness)
+        flips.append(Flip(node, float(np.exp(right[node])), _needed(way, i, moved), nearer))
+    return tuple(flips)
 
 
 def _needed(way: _Way, i: int, change: float) -> float:

@@ -129,22 +129,39 @@ class ClassShareShape(Shape):
     share: float
 
 
-class StepShape(Shape):
-    """One question on the way down."""
+class ComparedShape(Shape):
+    """A prototype, and the image's best patch for it."""
 
-    node: int
+    number: int  # of the prototype
     note: str
-    similarity: float
-    present: bool
     prototype: str
     patch: str
     box: list[float]
+    distance: float
+    in_reach: bool
+
+
+class StepShape(Shape):
+    """One question on the way down. Where two patches are compared, this is the right one, and `other` the left one."""
+
+    node: int
+    note: str
+    similarity: float  # the probability of going right: where one patch is asked for, its similarity
+    present: bool  # whether the way goes right
+    prototype: str
+    patch: str
+    box: list[float]
+    distance: float
+    in_reach: bool
+    words: str
+    other: ComparedShape | None = None
 
 
 class WayShape(Shape):
-    """One way down the tree."""
+    """One way down the tree; `differs` says whether it ends elsewhere than the first one."""
 
     strategy: Literal["max_path", "greedy"]
+    differs: bool = False
     steps: list[StepShape]
     answer: ClassShareShape
     needed: list[str]
@@ -161,6 +178,7 @@ class DecisionShape(Shape):
     height: int
     photo: str
     truth: str | None
+    question: Literal["presence", "choice"] = "presence"
     soft: list[ClassShareShape]
     ways: list[WayShape]
 
