@@ -60,9 +60,7 @@ def choice(sharpness: float) -> Right:
     return p_right
 
 
-def path_prob(
-    z: Tensor, prototypes: Tensor, path: list[tuple[int, bool]], right_of: Right | None = None
-) -> Tensor:
+def path_prob(z: Tensor, prototypes: Tensor, path: list[tuple[int, bool]], right_of: Right | None = None) -> Tensor:
     """Eq. 3 for one map and one leaf."""
     ask = right_of or presence()
     probability = torch.ones((), dtype=z.dtype)
