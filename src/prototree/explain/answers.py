@@ -42,12 +42,13 @@ class Answer:
     """What a tree says of one photo."""
 
     label: str
-    probability: float  # of the label, by the whole tree
+    sureness: float  # that the greedy answer is right
+    probability: float  # of the label, by the whole tree (Eq. 4)
     path: tuple[Turn, ...]
 
     def __str__(self) -> str:
         turns = ", ".join(map(str, self.path))
-        return f"{self.label} ({self.probability:.0%}): {turns or 'no question asked'}"
+        return f"{self.label} ({self.sureness:.0%} sure): {turns or 'no question asked'}"
 
 
 @torch.no_grad()
@@ -62,7 +63,7 @@ def ask(run_or_tree: Run | ProtoTree | str | Path, photo: Asked, *, strategy: St
     label, path = int(decisions.labels(strategy)[0]), decisions.path(strategy)
     rows = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.p_right[0].tolist(), strict=True)
     turns = tuple(_turn(tree, *row) for row in rows if row[0] >= 0)
-    return Answer(tree.class_names[label], float(decisions.soft[0, label]), turns)
+    return Answer(tree.class_names[label], float(decisions.sureness[0]), float(decisions.soft[0, label]), turns)
 
 
 def _turn(tree: ProtoTree, node: int, right: bool, p_right: float) -> Turn:

@@ -66,6 +66,7 @@ def explain_image(
         class_names=tree.class_names,
         label=label,
         soft=tuple(decided.decisions.soft[0].tolist()),
+        sureness=float(decided.decisions.sureness[0]),
         paths={strategy: decided.path(strategy, matches, pictures, notes or {}) for strategy in _PATHS},
         runner_up={strategy: decided.runner_up(strategy) for strategy in _PATHS},
         question=tree.question.kind,

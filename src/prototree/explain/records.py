@@ -194,6 +194,13 @@ class DecisionExplanation:
     paths: dict[Strategy, PathExplanation]  # "greedy", which is the explanation, and "max_path"
     runner_up: dict[Strategy, RunnerUp | None]  # None where no change of similarities can do it
     question: QuestionKind = "presence"
+    sureness: float = 1.0  # that the greedy answer is right: of the answers called 70 % sure, 70 of 100 are
+
+    @property
+    def answer(self) -> int:
+        """The class that the greedy path ends in."""
+        probs = self.paths["greedy"].class_probs
+        return max(range(len(probs)), key=probs.__getitem__)
 
     @property
     def shown_paths(self) -> tuple[PathExplanation, ...]:

@@ -50,14 +50,15 @@ def decision_body(explanation: Decided) -> str:
     several = isinstance(explanation, VoteExplanation)
     decisions = explanation.decisions if isinstance(explanation, VoteExplanation) else (explanation,)
     probs = explanation.class_probs if isinstance(explanation, VoteExplanation) else explanation.soft
-    first, winner = decisions[0], likeliest(probs)
+    first = decisions[0]
+    winner, share = (likeliest(probs), max(probs)) if several else (first.answer, first.sureness)
     methods = _methods(decisions)
     return render(
         "decision_body.html",
         image=first.image,
         photo=data_url("photo", reduced(first.photo, 480)),
         winner=first.class_names[winner],
-        share=percent(probs[winner]),
+        share=percent(share),
         truth=None if first.label is None else first.class_names[first.label],
         right=first.label == winner,
         bars=_bars(probs, first.class_names),
@@ -83,6 +84,8 @@ def decision_json(explanation: Decided) -> dict[str, Any]:
         "size": list(explanation.size),
         "label": explanation.label,
         "classes": list(names),
+        "answer": {"label": explanation.answer, "class": names[explanation.answer]},
+        "sureness": round(explanation.sureness, 6),
         "soft": _numbers(explanation.soft),
         "paths": {strategy: _path_json(path, names) for strategy, path in explanation.paths.items()},
         "runner_up": {
@@ -117,10 +120,9 @@ def _bars(probs: Sequence[float], names: Sequence[str]) -> list[tuple[str, str, 
 
 def _tree(decision: DecisionExplanation) -> dict[str, Any]:
     names = decision.class_names
-    winner = likeliest(decision.soft)
     return {
-        "winner": names[winner],
-        "share": percent(decision.soft[winner]),
+        "winner": names[decision.answer],
+        "share": percent(decision.sureness),
         "bars": _bars(decision.soft, names),
         "paths": [
             {

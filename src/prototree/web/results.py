@@ -109,6 +109,8 @@ def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result
         photo=f"/results/{id_}/photo",
         truth=names[explained.label] if explained.label is not None else None,
         question=explained.question,
+        answer=names[explained.answer],
+        sureness=explained.sureness,
         soft=[share(int(label), explained.soft) for label in order],
         ways=ways,
     )

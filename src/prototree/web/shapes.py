@@ -179,6 +179,8 @@ class DecisionShape(Shape):
     photo: str
     truth: str | None
     question: Literal["presence", "choice"] = "presence"
+    answer: str  # where the greedy path ends
+    sureness: float  # that it is right
     soft: list[ClassShareShape]
     ways: list[WayShape]
 
