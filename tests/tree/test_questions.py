@@ -146,7 +146,9 @@ def test_save_and_load_give_back_reaches_and_question_bit_for_bit(tree: ProtoTre
 
 def test_pruning_keeps_each_nodes_prototypes_and_reaches(tree: ProtoTree) -> None:
     tree.leaf_logits.data = torch.tensor([[9.0, 0, 0], [0, 9, 0], [0, 0, 0], [0, 0, 9]]).double()
-    smaller = prune(tree, 0.5).tree
+    pruned = prune(tree, 0.5)
+    smaller, each = pruned.tree, tree.question.patches_each
+    assert (pruned.prototypes_before, pruned.prototypes_after) == (3 * each, 2 * each)
     assert smaller.topology.n_nodes == 2
     assert smaller.n_prototypes == 2 * tree.question.patches_each
     for number in range(smaller.n_prototypes):
