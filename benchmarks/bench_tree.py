@@ -16,7 +16,7 @@ from torch import Tensor
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.tree import leaves
 from prototree.tree.model import ProtoTree, Routed
-from prototree.tree.routing import log_path_probs
+from prototree.tree.patches import NearestPatches
 from prototree.tree.topology import Topology
 
 BATCH, DEPTH, MAP, CLASSES = 64, 256, 7, 200
@@ -45,7 +45,7 @@ def plain_route(tree: ProtoTree, feature_map: Tensor) -> Routed:
     squared = torch.addmm(patches.square().sum(1, keepdim=True), patches, prototypes.T, alpha=-2)
     lowest, patch = (squared + prototypes.square().sum(1)).unflatten(0, (len(feature_map), -1)).min(dim=1)
     distance = lowest.clamp_min(1e-12).sqrt()
-    return Routed(distance, patch, log_path_probs(distance, tree.topology))
+    return tree.routed(NearestPatches(distance, patch))
 
 
 def peak_memory(action: Callable[[], object]) -> float:

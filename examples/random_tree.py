@@ -9,6 +9,6 @@ tree = ProtoTree(Topology.full(height=3), FeatureExtractor(Backbone("resnet18", 
 decisions = tree.eval().predict(torch.rand(2, 3, 224, 224))
 for image, leaf in enumerate(decisions.greedy.leaf.tolist()):
     print(f"image {image}: leaf {leaf}")
-    steps = zip(decisions.greedy.nodes[image], decisions.greedy.similarity[image], strict=True)
+    steps = zip(decisions.greedy.nodes[image], decisions.greedy.p_right[image], strict=True)
     for node, similarity in steps:
         print(f"  node {node}: similarity {similarity:.3f} → {'right' if similarity > 0.5 else 'left'}")

@@ -13,5 +13,5 @@ answer = prototree.ask(tree, photo)
 for turn in answer.path:
     if source := tree.sources[turn.node]:
         word = "like" if turn.present else "unlike"
-        print(f"{word} the patch {source.patch} of {source.image} (similarity {turn.similarity:.2f})")
+        print(f"{word} the patch {source.patch} of {source.image} ({turn.p_right:.0%} right)")
 print(f"→ {answer.label}")

@@ -4,11 +4,16 @@ Products and loops as they are written in the paper; no logarithms, no matrix pr
 """
 
 import itertools
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from prototree.tree.topology import Topology
+
+Right = Callable[[Tensor, Tensor, int], Tensor]
+"""The probability of one map to go right at a node."""
 
 
 def patches(z: Tensor, size: tuple[int, int]) -> list[Tensor]:
@@ -36,20 +41,43 @@ def routes(topology: Topology, child: int | None = None) -> dict[int, list[tuple
     return found
 
 
-def path_prob(z: Tensor, prototypes: Tensor, path: list[tuple[int, bool]]) -> Tensor:
-    """Eq. 2 and 3 for one map and one leaf."""
+def presence(reach: float = math.log(2), sharpness: float = 1.0) -> Right:
+    """Eq. 2 generalised: 2^(−(d/r)^β); the paper's exp(−d) is r = ln 2, β = 1."""
+
+    def p_right(z: Tensor, prototypes: Tensor, node: int) -> Tensor:
+        return 2.0 ** (-((nearest(z, prototypes[node])[0] / reach) ** sharpness))
+
+    return p_right
+
+
+def choice(sharpness: float) -> Right:
+    """Which of two is nearer; the right prototypes come first, then the left ones."""
+
+    def p_right(z: Tensor, prototypes: Tensor, node: int) -> Tensor:
+        left = nearest(z, prototypes[len(prototypes) // 2 + node])[0]
+        return 1 / (1 + torch.exp(-sharpness * (left - nearest(z, prototypes[node])[0])))
+
+    return p_right
+
+
+def path_prob(z: Tensor, prototypes: Tensor, path: list[tuple[int, bool]], right_of: Right | None = None) -> Tensor:
+    """Eq. 3 for one map and one leaf."""
+    ask = right_of or presence()
     probability = torch.ones((), dtype=z.dtype)
     for node, right in path:
-        p_right = torch.exp(-nearest(z, prototypes[node])[0])
+        p_right = ask(z, prototypes, node)
         probability = probability * (p_right if right else 1 - p_right)
     return probability
 
 
-def path_probs(z: Tensor, prototypes: Tensor, topology: Topology) -> Tensor:
+def path_probs(z: Tensor, prototypes: Tensor, topology: Topology, right_of: Right | None = None) -> Tensor:
     """B×L."""
-    ways = routes(topology)
+    ways, ask = routes(topology), right_of or presence()
     return torch.stack(
-        [torch.stack([path_prob(image, prototypes, ways[leaf]) for leaf in range(topology.n_leaves)]) for image in z]
+        [
+            torch.stack([path_prob(image, prototypes, ways[leaf], ask) for leaf in range(topology.n_leaves)])
+            for image in z
+        ]
     )
 
 
@@ -72,12 +100,11 @@ def leaf_counts(pi: Tensor, c: Tensor, target: Tensor) -> Tensor:
     return counts
 
 
-def greedy(z: Tensor, prototypes: Tensor, topology: Topology) -> int:
+def greedy(z: Tensor, prototypes: Tensor, topology: Topology, right_of: Right | None = None) -> int:
     """§5.3, second strategy, for one map."""
-    child = 0 if topology.n_nodes else ~0
+    child, ask = 0 if topology.n_nodes else ~0, right_of or presence()
     while child >= 0:
-        p_right = torch.exp(-nearest(z, prototypes[child])[0])
-        child = int(topology.right[child] if p_right > 0.5 else topology.left[child])
+        child = int(topology.right[child] if ask(z, prototypes, child) > 0.5 else topology.left[child])
     return ~child
 
 

@@ -13,10 +13,13 @@ from prototree.explain.records import (
     Location,
     Match,
     Method,
+    Nearer,
     PathExplanation,
     Picture,
     PrototypeExplanation,
+    QuestionKind,
     RunnerUp,
+    SeenPatch,
     Step,
     TreeExplanation,
     VoteExplanation,
@@ -75,7 +78,13 @@ def match(seed: int, n_classes: int, methods: tuple[Method, ...] = ("cell", "att
 
 
 def tree(
-    topology: Topology, n_classes: int | None = None, *, n_nearest: int = 3, names: tuple[str, ...] = (), seed: int = 0
+    topology: Topology,
+    n_classes: int | None = None,
+    *,
+    n_nearest: int = 3,
+    names: tuple[str, ...] = (),
+    seed: int = 0,
+    question: QuestionKind = "presence",
 ) -> TreeExplanation:
     """A tree of this shape; its last leaf is nearly uniform."""
     n_classes = n_classes or max(len(names), topology.n_leaves, 3)
@@ -83,15 +92,18 @@ def tree(
     rng = random.Random(seed)
     prototypes = tuple(
         PrototypeExplanation(
-            node=node,
-            source=match(seed + 17 * node, n_classes),
-            distance_moved=0.001 * node,
-            nearest=tuple(match(seed + 17 * node + 1 + i, n_classes, ("cell",)) for i in range(n_nearest)),
+            prototype=number,
+            node=number % topology.n_nodes,
+            side="right" if number < topology.n_nodes else "left",
+            reach=0.7 + 0.1 * number,
+            source=match(seed + 17 * number, n_classes),
+            distance_moved=0.001 * number,
+            nearest=tuple(match(seed + 17 * number + 1 + i, n_classes, ("cell",)) for i in range(n_nearest)),
             right_share=tuple(rng.random() for _ in range(n_classes)),
             causes=tuple(Cause(name, rng.uniform(-0.6, 0.1)) for name in CAUSES),
-            note='long "beak" <b>' if node == 1 else "",
+            note='long "beak" <b>' if number == 1 else "",
         )
-        for node in range(topology.n_nodes)
+        for number in range(topology.n_nodes * (2 if question == "choice" else 1))
     )
     return TreeExplanation(
         title="A tree <of> birds & more",
@@ -101,13 +113,22 @@ def tree(
         prototypes=prototypes,
         leaf_probs=tuple(_leaf(leaf, topology.n_leaves, n_classes) for leaf in range(topology.n_leaves)),
         accuracy={"soft": 0.75, "max_path": 0.74, "greedy": 0.34},
+        question=question,
+        sharpness=6.0,
     )
 
 
 def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
     """One photo's ways to two leaves of a tree."""
     rules, n_classes = Reading(explained).rules, len(explained.class_names)
-    strategies: tuple[Strategy, ...] = ("max_path", "greedy")
+    strategies: tuple[Strategy, ...] = ("greedy", "max_path")
+    is_choice = explained.question == "choice"
+
+    def seen(number: int, near: bool) -> SeenPatch:
+        prototype, found = explained.prototypes[number], match(1000 + seed + number % 3, n_classes)
+        crop, distance = prototype.source.crop, 0.4 if near else 1.1 + 0.01 * number
+        return SeenPatch(number, distance, near, found, crop, prototype.note)
+
     paths: dict[Strategy, PathExplanation] = {}
     for i, strategy in enumerate(strategies):
         rule = rules[(seed + i) % len(rules)]
@@ -115,10 +136,9 @@ def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
             Step(
                 node=node,
                 goes_right=present,
-                similarity=0.93 if present else 0.12,
-                match=match(1000 + seed, n_classes),
-                prototype=explained.prototypes[node].source.crop,
-                note=explained.prototypes[node].note,
+                p_right=0.93 if present else 0.12,
+                right=seen(node, present),
+                left=seen(node + len(explained.left), not present) if is_choice else None,
             )
             for node, present in rule.turns
         )
@@ -132,7 +152,11 @@ def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
         label=0,
         soft=explained.leaf_probs[rules[seed % len(rules)].leaf],
         paths=paths,
-        runner_up={"max_path": RunnerUp(1, (Flip(0, 0.42, 0.61),)), "greedy": None},
+        runner_up={
+            "greedy": RunnerUp(1, (Flip(0, 0.42, 0.61, Nearer(0, len(explained.left), 0.31) if is_choice else None),)),
+            "max_path": None,
+        },
+        question=explained.question,
     )
 
 

@@ -57,7 +57,6 @@ def test_text_is_read_as_what_the_setting_needs() -> None:
     values = {"height": "8", "lr_tail": "1e-2", "milestones": "3,5 8", "compile": "yes", "seed": "4"}
     config = Config().changed(values)
     assert config == Config(seed=4, recipe=Paper(height=8, lr_tail=0.01, milestones=(3, 5, 8), compile=True))
-    assert Warm().changed({"move_sources": "0.1 0.3"}).move_sources == (0.1, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_every_setting_says_what_it_means_and_when_to_touch_it(kind: type[Common
         assert one.about.meaning, one.key
         assert one.about.touch.endswith("."), one.key
         assert one.about.group, one.key
-        numbers = one.kind in (int, float) or one.key in ("milestones", "move_sources")
+        numbers = one.kind in (int, float) or one.key == "milestones"
         assert numbers == (one.about.low is not None and one.about.high is not None), one.key
 
 

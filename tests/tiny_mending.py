@@ -18,16 +18,17 @@ from prototree.training.projection import SourcePhotos, project
 from prototree.tree import checkpoint
 from prototree.tree.checkpoint import PROJECTED
 from prototree.tree.model import ProtoTree
+from prototree.tree.questions import PAPER, Question
 from prototree.tree.topology import Topology
 from tiny_training import write_squares
 
 
-def tiny_run(folder: Path) -> Run:
+def tiny_run(folder: Path, question: Question = PAPER) -> Run:
     """A projected tree of height 2 over three classes, with fitted leaves, in the form of a run."""
     data = open_data(write_squares(folder / "squares", train=6, test=4))
     torch.manual_seed(0)
     features = FeatureExtractor(Backbone("resnet18", None, image_size=32, level=-3), 8)
-    tree = ProtoTree(Topology.full(2), features, data.class_names).eval()
+    tree = ProtoTree(Topology.full(2), features, data.class_names, question=question).eval()
     dataset = ViewDataset(data.train, evaluation_views, tree.preprocessing)
     maps = list(maps_of(PhotoBatches(dataset, 8, shuffle=False), features))
     tree = project(tree, maps, SourcePhotos(data.root, dataset.entries), constrain_classes=False).tree
@@ -56,5 +57,6 @@ def same_tree(one: ProtoTree, other: ProtoTree) -> bool:
         and np.array_equal(one.topology.right, other.topology.right)
         and torch.equal(one.prototypes, other.prototypes)
         and torch.equal(one.leaf_logits, other.leaf_logits)
+        and torch.equal(one.reach, other.reach)
         and one.sources == other.sources
     )

@@ -33,10 +33,10 @@ def test_the_responsible_node_is_where_the_path_left_that_of_the_true_class(tiny
     assert set(by_label) == {0, 2, 3}
     assert all(mistake.answer == 1 for mistake in finder.mistakes)
     assert (by_label[0].node, by_label[0].went_right) == (1, True)
-    assert by_label[0].similarity == pytest.approx(0.9, abs=1e-5)
+    assert by_label[0].p_right == pytest.approx(0.9, abs=1e-5)
     assert by_label[0].margin == pytest.approx(math.log(0.9 / 0.1), abs=1e-4)
     assert (by_label[3].node, by_label[3].went_right) == (0, False)
-    assert by_label[3].similarity == pytest.approx(0.2, abs=1e-5)
+    assert by_label[3].p_right == pytest.approx(0.2, abs=1e-5)
     assert by_label[3].margin == pytest.approx(math.log(0.8 * 0.9 / (0.2 * 0.6)), abs=1e-4)
     blame = finder.blame()
     assert [(b.node, b.n_mistakes, b.n_went_right) for b in blame] == [(0, 2, 0), (1, 1, 1)]

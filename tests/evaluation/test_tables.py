@@ -5,7 +5,15 @@ import io
 
 import pytest
 
-from prototree.evaluation.tables import Table, blame_table, class_table, mistake_table, percent
+from prototree.evaluation.tables import (
+    Table,
+    blame_table,
+    class_table,
+    mistake_table,
+    percent,
+    stage_table,
+    yardstick_words,
+)
 
 AWKWARD = 'Say "hi", | <b>'
 
@@ -43,17 +51,17 @@ def test_the_hardest_class_comes_first_with_what_it_is_taken_for() -> None:
 
 def test_mistakes_with_the_closest_first() -> None:
     images = [
-        {"image": "a.jpg", "label": 0, "answer": 1, "node": 3, "went_right": True, "similarity": 0.7, "margin": 2.0},
+        {"image": "a.jpg", "label": 0, "answer": 1, "node": 3, "went_right": True, "p_right": 0.7, "margin": 2.0},
         {
             "image": "b.jpg",
             "label": 1,
             "answer": 0,
             "node": None,
             "went_right": False,
-            "similarity": None,
+            "p_right": None,
             "margin": None,
         },
-        {"image": "c.jpg", "label": 1, "answer": 0, "node": 0, "went_right": False, "similarity": 0.4, "margin": 0.1},
+        {"image": "c.jpg", "label": 1, "answer": 0, "node": 0, "went_right": False, "p_right": 0.4, "margin": 0.1},
     ]
     table = mistake_table({"strategy": "max_path", "images": images}, ["crow", "wren"])
     assert [row[0] for row in table.rows] == ["c.jpg", "a.jpg", "b.jpg"]
@@ -61,3 +69,29 @@ def test_mistakes_with_the_closest_first() -> None:
     assert table.rows[2][3:] == ("none leads to its class", "–", "–")
     node = {"node": 3, "n_mistakes": 5, "n_went_right": 2, "mean_distance_to_half": 0.125}
     assert blame_table({"nodes": [node]}).rows == (("3", "5", "2", "3", "0.12"),)
+
+
+def stage_figures(soft: float, greedy: float) -> dict[str, object]:
+    length = {"mean": 4.0, "std": 0.5, "min": 3, "max": 5}
+    accuracy = {"soft": soft, "max_path": soft, "greedy": greedy}
+    return {"accuracy": accuracy, "path_length": {"max_path": length, "greedy": length}, "n_prototypes": 8}
+
+
+def test_stages_that_agree_share_a_row() -> None:
+    stages = {
+        "trained": stage_figures(0.9, 0.8),
+        "pruned": stage_figures(0.9, 0.8),
+        "projected": stage_figures(0.9, 0.7),
+    }
+    rows = stage_table({"stages": stages}, "run").rows
+    assert [row[0] for row in rows] == ["trained, pruned", "projected"]
+    assert rows[1][1:4] == ("90.0 %", "90.0 %", "70.0 %")
+
+
+def test_what_a_tree_costs_is_said_where_there_was_a_classifier() -> None:
+    stages = {"projected": stage_figures(0.842, 0.826), "projected_any_class": stage_figures(0.1, 0.1)}
+    words = yardstick_words({"classifier": 0.866, "stages": stages})
+    assert words.startswith("The classifier without a tree has 86.6 %; reading it as a tree costs 2.4 points")
+    assert "following a single path 4.0." in words
+    assert yardstick_words({"classifier": None, "stages": stages}) == ""
+    assert yardstick_words({"stages": stages}) == ""

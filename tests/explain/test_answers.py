@@ -29,6 +29,7 @@ def test_a_photo_is_answered_whatever_form_it_has(run: Run) -> None:
     answer = answers[0]
     assert answer.label in tree.class_names
     assert 0 < answer.probability <= 1
+    assert 0 < answer.sureness < 1
     assert answer.path[0].node == 0
     leaf = next(turn for turn in (answer.path[-1],))
     child = (tree.topology.right if leaf.present else tree.topology.left)[leaf.node]

@@ -1,5 +1,7 @@
 """What a similarity depends on, with networks of which that is known."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from prototree.explain.attribution import (
 )
 from prototree.explain.places import smallest_box
 from prototree.network.preprocessing import Preprocessing
+from prototree.tree.questions import PAPER
 
 INPUT = Preprocessing(size=32, resize=32)
 
@@ -38,7 +41,7 @@ def probe(network: object = looks_at_its_cell, row: int = 1, column: int = 3) ->
     image[..., 8:16, 24:32] = torch.tensor([2.0, -1.0, 1.0]).view(3, 1, 1)
     place = column if network is looks_at_its_cell else (column + 2) % 4
     prototype = network(image)[:, :, row : row + 1, place : place + 1]  # type: ignore[operator]
-    return Probes(image, prototype, torch.tensor([row * 4 + place]))
+    return Probes(image, prototype, torch.tensor([row * 4 + place]), torch.ones(1), PAPER)
 
 
 def generator() -> torch.Generator:
@@ -67,8 +70,11 @@ def test_attribution_adds_up_to_the_log_similarity_gained_over_the_mean_colour()
 def test_occlusion_finds_the_place_for_several_prototypes_at_once() -> None:
     probes = probe()
     other = torch.full_like(probes.prototypes, 0.2)  # found in 15 of 16 cells: hiding no window takes it away
-    before = similarities(looks_at_its_cell, probes.images.expand(2, -1, -1, -1), torch.cat([probes.prototypes, other]))
-    fall = occlude(looks_at_its_cell, probes.images[0], torch.cat([probes.prototypes, other]), before.tolist())
+    both = dataclasses.replace(
+        probes.with_images(probes.images.expand(2, -1, -1, -1), [0, 0]),
+        prototypes=torch.cat([probes.prototypes, other]),
+    )
+    fall = occlude(looks_at_its_cell, both, similarities(looks_at_its_cell, both).tolist())
     assert Box(20.0, 4.0, 32.0, 20.0).covers(smallest_box(fall[0].numpy(), INPUT))
     assert float(fall[1].abs().max()) < 1e-6
 

@@ -175,12 +175,17 @@ def test_one_decision_says_what_the_tree_decides(squares: tuple[Run, ImageData])
         assert path.leaf == int(expected.leaf[0])
         assert [step.node for step in path.steps] == nodes
         assert [step.goes_right for step in path.steps] == expected.goes_right[0].tolist()[: len(nodes)]
-        assert [step.similarity for step in path.steps] == pytest.approx(expected.similarity[0].tolist()[: len(nodes)])
+        assert [step.p_right for step in path.steps] == pytest.approx(expected.p_right[0].tolist()[: len(nodes)])
         assert path.class_probs == pytest.approx(tuple(decisions.class_probs(strategy)[0].tolist()))
         for step in path.steps:
-            assert [where.method for where in step.match.where] == ["cell"]
-            assert step.match.where[0].hiding is None
-            assert step.prototype.shape[2] == 3
+            assert step.left is None
+            assert step.chosen is step.right
+            assert step.right.prototype == step.node
+            assert step.right.in_reach == (step.p_right > 0.5)
+            assert step.right.match.similarity == pytest.approx(step.p_right, abs=1e-6)
+            assert [where.method for where in step.right.match.where] == ["cell"]
+            assert step.right.match.where[0].hiding is None
+            assert step.right.picture.shape[2] == 3
         runner_up = explanation.runner_up[strategy]
         assert runner_up is None or runner_up.label != int(decisions.labels(strategy)[0])
     assert explanation.size == (40, 40)
@@ -190,10 +195,10 @@ def test_one_decision_says_what_the_tree_decides(squares: tuple[Run, ImageData])
 def test_honest_answers_on_request(squares: tuple[Run, ImageData]) -> None:
     explanation = explain_one(squares, attribution=True, occlusion=True)
     for step in explanation.paths["max_path"].steps:
-        assert [where.method for where in step.match.where] == ["cell", "attribution", "occlusion"]
-        for where in step.match.where:
+        assert [where.method for where in step.right.match.where] == ["cell", "attribution", "occlusion"]
+        for where in step.right.match.where:
             assert where.hiding is not None
-            assert where.hiding.before == pytest.approx(step.similarity, abs=1e-5)
+            assert where.hiding.before == pytest.approx(step.p_right, abs=1e-5)
 
 
 def test_a_picture_in_memory_is_explained_like_its_file(squares: tuple[Run, ImageData]) -> None:
@@ -213,7 +218,7 @@ def test_boxes_of_a_wide_photo_are_in_its_own_pixels(squares: tuple[Run, ImageDa
     explanation = explain_image(run.tree(), wide, pictures_of(run))
     step = explanation.paths["max_path"].steps[0]
     rows, columns = run.tree().features.backbone.map_size
-    box = step.match.where[0].box
+    box = step.right.match.where[0].box
     assert (box.width, box.height) == pytest.approx((1200 / columns, 80 / rows))
     assert explanation.photo.shape == (32, 480, 3)
 

@@ -11,7 +11,7 @@ from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.training.maps import MapBatch
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import distance_map
-from prototree.tree.routing import similarity as similarity_of
+from prototree.tree.questions import Question
 from prototree.tree.topology import Topology
 
 N_PHOTOS, N_CLASSES = 23, 4
@@ -34,7 +34,7 @@ def test_running_best_is_the_best_of_all(tree: ProtoTree, size: int) -> None:
     maps, labels = random_maps(3, N_PHOTOS, 8, 4, 4, dtype=torch.float32), torch.arange(N_PHOTOS) % N_CLASSES
     nodes = [4, 0, 6]
     found = find_matches(tree, batches(maps, labels, size), nodes, 6)
-    similarity = similarity_of(distance_map(maps, tree.prototypes.detach()[nodes]))  # photos × nodes × rows × columns
+    similarity = torch.exp(-distance_map(maps, tree.prototypes.detach()[nodes]))  # photos × nodes × rows × columns
     best, patch = similarity.flatten(2).max(dim=2)
     order = best.argsort(dim=0, descending=True)[:6].T
     assert torch.equal(found.place, order)
@@ -43,7 +43,7 @@ def test_running_best_is_the_best_of_all(tree: ProtoTree, size: int) -> None:
     for i in range(3):
         assert torch.allclose(found.maps[i], similarity[order[i], i], atol=1e-5)
     right = torch.stack([(best[labels == k] > 0.5).float().mean(dim=0) for k in range(N_CLASSES)], dim=1)
-    assert torch.allclose(found.right, right)
+    assert torch.allclose(found.share, right)
 
 
 def test_fewer_photos_than_asked_for(tree: ProtoTree) -> None:
@@ -51,10 +51,26 @@ def test_fewer_photos_than_asked_for(tree: ProtoTree) -> None:
     found = find_matches(tree, batches(maps, torch.tensor([0, 2])), [1], 4)
     assert sorted(found.place[0].tolist()) == [-1, -1, 0, 1]
     assert torch.isfinite(found.distance).tolist() == [[True, True, False, False]]
-    assert found.right[0, 1] == 0  # a class without photos
+    assert found.share[0, 1] == 0  # a class without photos
 
 
 def test_equal_distances_stay_in_the_order_of_the_data(tree: ProtoTree) -> None:
     same = random_maps(3, 1, 8, 4, 4, dtype=torch.float32).expand(9, -1, -1, -1)
     found = find_matches(tree, batches(same, torch.zeros(9, dtype=torch.long), 2), [0], 3)
     assert found.place.tolist() == [[0, 1, 2]]
+
+
+def test_a_choice_shares_out_every_class_between_its_two_prototypes(tiny_backbone: Backbone) -> None:
+    torch.manual_seed(0)
+    tree = ProtoTree(
+        Topology.full(2), FeatureExtractor(tiny_backbone, 8), N_CLASSES, question=Question("choice", 6.0)
+    ).eval()
+    maps, labels = random_maps(3, N_PHOTOS, 8, 4, 4, dtype=torch.float32), torch.arange(N_PHOTOS) % N_CLASSES
+    found = find_matches(tree, batches(maps, labels), range(6), 2)
+    goes_right = tree.route(maps).p_right > 0.5
+    right = torch.stack([goes_right[labels == k].float().mean(dim=0) for k in range(N_CLASSES)], dim=1)
+    assert torch.allclose(found.share[:3], right)
+    assert torch.allclose(found.share[:3] + found.share[3:], torch.ones(3, N_CLASSES))
+    alone = find_matches(tree, batches(maps, labels), [4], 2)  # its rival is compared, but not explained
+    assert torch.equal(alone.share[0], found.share[4])
+    assert torch.equal(alone.place[0], found.place[4])

@@ -8,6 +8,7 @@ from prototree.mend.edits import Ban, Edit, History, Note, Remove, Replace, from
 
 EDITS: list[Edit] = [
     Replace(3, "a/b.png", "full", (1, 2)),
+    Replace(3, "a/b.png", "full", (1, 2), "left"),
     Ban("a/b.png"),
     Ban("a/b.png", (0.0, 1.5, 20.0, 30.0)),
     Remove(0, "left"),
@@ -18,6 +19,14 @@ EDITS: list[Edit] = [
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: type(edit).__name__)
 def test_an_edit_survives_json(edit: Edit) -> None:
     assert from_json(json.loads(json.dumps(to_json(edit)))) == edit
+
+
+def test_an_edit_from_before_there_were_sides_is_of_the_right_one() -> None:
+    values = to_json(EDITS[0])
+    del values["side"]
+    assert from_json(values) == EDITS[0]
+    with pytest.raises(MendError, match="'up'"):
+        from_json(values | {"side": "up"})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from prototree.explain.whole_tree import explain_tree
 from prototree.mend.session import Session, open_session
 from prototree.pipeline.fit import fit
 from prototree.run import Run
+from prototree.training.projection import prototype_classes
 from prototree.web.gallery import Gallery
 from tiny_training import TINY_WARM, write_squares
 
@@ -34,24 +35,27 @@ def session(run: Run) -> Session:
 
 def test_the_patch_that_is_shown_is_the_prototype(session: Session) -> None:
     gallery, state = Gallery(session.bench, session.data), session.state
-    for node, source in enumerate(state.tree.sources):
+    for prototype, source in enumerate(state.tree.sources):
         assert source is not None
-        cell = gallery.own_cell(state, node)
+        node, is_right = state.tree.node_of(prototype)
+        cell = gallery.own_cell(state, prototype)
         assert cell is not None
         assert (cell.image, cell.view, cell.patch, cell.box) == (source.image, source.view, source.patch, source.box)
-        nearest = session.bench.candidates(state, node, 1)[0]
+        nearest = session.bench.candidates(state, node, 1, "right" if is_right else "left")[0]
         assert nearest.similarity == pytest.approx(1.0, abs=1e-4), "the prototype is the patch nearest to itself"
         assert nearest.cell == cell
 
 
 def test_candidates_are_one_a_photo(session: Session) -> None:
     images = [candidate.cell.image for candidate in session.bench.candidates(session.state, 0, 18)]
-    assert len(images) == len(set(images)) == 18
+    n_classes = int(prototype_classes(session.state.tree)[0].sum())
+    assert len(images) == len(set(images)) == 6 * n_classes
 
 
 def test_explanations_look_where_prototypes_come_from(run: Run) -> None:
     tree, explained = run.tree(), explain_tree(run, nearest=3)
-    for prototype, source in zip(explained.prototypes, tree.sources, strict=True):
+    for prototype in explained.prototypes:
+        source = tree.sources[prototype.node]
         assert source is not None
         assert prototype.source.similarity == pytest.approx(1.0, abs=1e-3)
         images = [match.image for match in prototype.nearest]

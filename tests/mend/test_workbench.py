@@ -1,51 +1,19 @@
 """Edits on a tree of seven nodes whose maps are random numbers, against the literal equations."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 import oracle
-from conftest import one_hot, random_maps
-from prototree.data.loading import Entry
-from prototree.data.samples import Sample
-from prototree.data.views import FULL, View
+from conftest import one_hot
+from prototree.data.views import FULL
 from prototree.errors import MendError
-from prototree.mend.bench import N_SWEEPS, Bench, TreeState
+from prototree.mend.bench import N_SWEEPS, Bench
 from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
-from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.network.geometry import Box
-from prototree.training.maps import MapCache, StoredMaps
-from prototree.tree.model import ProtoTree, PrototypeSource
-from prototree.tree.topology import Topology
-
-ROOT = Path("/data")
-N_TRAIN, N_FEEDBACK, K = 12, 9, 3
-INNER = View("box", Box(20.0, 0.0, 84.0, 64.0))
-
-
-def stored(seed: int, entries: list[Entry]) -> StoredMaps:
-    maps = random_maps(seed, len(entries), 4, 4, 4, dtype=torch.float32)
-    return StoredMaps(MapCache((maps.numpy()[None],), tuple(entries), frozenset()))
-
-
-def photos(n: int, *views: View) -> list[Entry]:
-    samples = [Sample(ROOT / f"{i}.png", i % K, size=(128, 64)) for i in range(n)]
-    return [Entry(i, sample, view) for i, sample in enumerate(samples) for view in views]
-
-
-def make_bench(backbone: Backbone, *, two_views: bool = False, size: tuple[int, int] = (1, 1)) -> Bench:
-    torch.manual_seed(0)
-    tree = ProtoTree(Topology.full(3), FeatureExtractor(backbone, 4), K, size)
-    tree.prototypes.data = random_maps(3, 7, 4, *size, dtype=torch.float32)
-    tree.leaf_logits.data = random_maps(4, 8, K, dtype=torch.float32) * 5
-    training = stored(1, photos(N_TRAIN, INNER, FULL) if two_views else photos(N_TRAIN, FULL))
-    tree.sources = tuple(
-        PrototypeSource(f"{n}.png", n % K, "full", (0, 0), (0.0, 0.0, 32.0, 16.0), 0.0) for n in range(7)
-    )
-    source = INNER if two_views else FULL
-    return Bench(tree, ROOT, training, stored(2, photos(N_FEEDBACK, FULL)), lambda _: (source,))
+from prototree.mend.states import TreeState
+from prototree.network.backbone import Backbone
+from prototree.tree.model import ProtoTree
+from tiny_bench import N_FEEDBACK, N_TRAIN, K, make_bench
 
 
 @pytest.fixture
@@ -261,6 +229,7 @@ def test_leaves_of_several_edits_begin_anew_where_their_photos_are_others(bench:
         Replace(0, "0.png", "box", (0, 0)),
         Replace(0, "0.png", "full", (4, 0)),
         Replace(0, "0.png", "full", (0, -1)),
+        Replace(0, "0.png", "full", (0, 0), "left"),
         Ban("none.png"),
         Remove(9, "left"),
     ],

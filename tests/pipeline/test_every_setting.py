@@ -20,7 +20,8 @@ from tiny_training import TINY, TINY_WARM, write_squares
 
 QUICK = {"pretrain_epochs": 1, "epochs": 2}
 PAPER = TINY | QUICK | {"height": 2, "milestones": (1,)}
-WARM = TINY_WARM | QUICK | {"head_epochs": 2, "move_sources": (0.5,), "weights": "none"}
+WARM = TINY_WARM | QUICK | {"head_epochs": 2, "weights": "none"}
+PRESENCE = WARM | {"question": "presence"}
 
 # Another value for every setting whose effect is another tree.
 COMMON_CHANGES: dict[str, Any] = {
@@ -65,21 +66,27 @@ WARM_CHANGES: dict[str, Any] = {
     "rate": 0.05,
     "weight_decay": 0.9,
     "median_distance": 2.0,
-    "move_sources": (),
-    "margin": 2.0,
-    "near": 0.01,
-    "far": 5.0,
+    "question": "presence",
+    "first_sharpness": 1.5,
+    "sharpness": 9.0,
+    "sharp_at": 0.2,
     "teacher_weight": 0.1,
     "temperature": 9.0,
+    "temper_from": 0.1,
+    "temper_to": 0.6,
     "pretrain_epochs": 2,
 }
+PRESENCE_CHANGES: dict[str, Any] = {"margin": 2.0, "near": 0.01, "far": 5.0}
 # What is shown another way below.
 ELSEWHERE = {
     Common: {
         "weights", "test_share", "strict", "threshold", "constrain_classes", "workers", "channels_last", "save_minutes",
     },
     Paper: {"teacher", "teacher_weight", "temperature", "compile"},
-    Warm: {"head_views", "tree_views", "patch_share", "mean_path", "continue_share", "pretrain_rate"},
+    Warm: {
+        "head_views", "tree_views", "patch_share", "mean_path", "continue_share", "pretrain_rate", "hold_out",
+        *PRESENCE_CHANGES,
+    },
 }  # fmt: skip
 
 
@@ -116,6 +123,19 @@ def test_settings_of_the_papers_recipe_change_the_tree(
 ) -> None:
     changes = {**COMMON_CHANGES, **PAPER_CHANGES}
     assert tree_after(photos, tmp_path / "run", {**PAPER, name: changes[name]}) != plain["paper"]
+
+
+@pytest.mark.parametrize("name", PRESENCE_CHANGES)
+def test_settings_of_presence_change_the_tree(photos: Path, tmp_path: Path, name: str) -> None:
+    plain = tree_after(photos, tmp_path / "plain", PRESENCE)
+    assert tree_after(photos, tmp_path / "run", {**PRESENCE, name: PRESENCE_CHANGES[name]}) != plain
+
+
+def test_holding_photos_out_teaches_how_sure_answers_are(tmp_path: Path) -> None:
+    photos = write_squares(tmp_path / "squares", train=14, test=1)
+    for every, fitted in ((2, 21), (0, 0)):
+        run = fit(photos, tmp_path / str(every), settings=WARM | {"hold_out": every}, stages=["train"])
+        assert run.tree().sureness.n_photos == fitted
 
 
 @pytest.mark.parametrize("name", [*COMMON_CHANGES, *WARM_CHANGES])

@@ -257,17 +257,20 @@ def test_dark_follows_the_system_and_the_button(open_page: Open, explained: Tree
     assert sum(map(int, light[4:-1].split(","))) > 600
 
 
-@pytest.mark.parametrize("kind", ["tree", "decision", "vote"])
+@pytest.mark.parametrize("kind", ["tree", "decision", "vote", "choice tree", "choice decision"])
 def test_a_phone_needs_no_sideways_scrolling(open_page: Open, explained: TreeExplanation, kind: str) -> None:
+    choosing = tree(random_topology(5, seed=2), names=AWKWARD_NAMES, question="choice")
     source = {
         "tree": lambda: tree_page(explained),
         "decision": lambda: decision_page(decision(explained)),
         "vote": lambda: decision_page(vote(explained)),
+        "choice tree": lambda: tree_page(choosing),
+        "choice decision": lambda: decision_page(decision(choosing)),
     }[kind]()
     page = open_page(source, NARROW, is_mobile=True, has_touch=True)
     widths = "[document.documentElement.scrollWidth, document.body.scrollWidth]"
     assert max(page.evaluate(widths)) <= NARROW["width"]
-    if kind == "tree":
+    if kind.endswith("tree"):
         page.locator("#show-map").tap()
         card(page, 0).tap()
         assert page.locator("#panel").is_visible()
@@ -312,13 +315,13 @@ def test_a_decision_shows_one_answer_and_one_way_at_a_time(open_page: Open, expl
     page = open_page(decision_page(decided))
     steps = {strategy: len(path.steps) for strategy, path in decided.paths.items()}
     shown = page.locator(".step:visible")
-    assert shown.count() == steps["max_path"]
-    page.get_by_label("Greedy path").check()
     assert shown.count() == steps["greedy"]
+    page.get_by_label("Most likely path").check()
+    assert shown.count() == steps["max_path"]
     boxes = page.locator(".box:visible")
     page.get_by_label("Attribution").check()
     assert set(boxes.evaluate_all("list => list.map((b) => b.classList[1])")) == {"by-attribution"}
-    assert page.locator(".heat:visible").count() == steps["greedy"]
+    assert page.locator(".heat:visible").count() == steps["max_path"]
     page.get_by_label("heat map").uncheck()
     assert page.locator(".heat:visible").count() == 0
     assert AWKWARD_NAMES[0] in page.locator("h1").text_content()
@@ -329,6 +332,67 @@ def test_in_a_vote_each_tree_has_its_way(open_page: Open, explained: TreeExplana
     assert page.locator("details.tree").count() == 3
     second = page.locator("#tree-2")
     second.locator("summary").click()
-    second.get_by_label("Greedy path").check()
-    assert second.locator(".way-greedy").is_visible()
-    assert page.locator("#tree-1 .way-max_path").is_visible()
+    second.get_by_label("Most likely path").check()
+    assert second.locator(".way-max_path").is_visible()
+    assert page.locator("#tree-1 .way-greedy").is_visible()
+
+
+@pytest.fixture(scope="module")
+def choosing() -> TreeExplanation:
+    return tree(random_topology(6, seed=2), names=AWKWARD_NAMES, question="choice")
+
+
+def test_a_choice_shows_two_patches_on_its_card_and_two_prototypes_in_its_panel(
+    open_page: Open, choosing: TreeExplanation
+) -> None:
+    page = open_page(tree_page(choosing))
+    page.evaluate("document.addEventListener('prototree:select', (event) => { window.heard = event.detail; })")
+    assert card(page, 0).locator("img").count() == 2
+    assert card(page, 0).evaluate("e => [e.offsetWidth, e.offsetHeight]") == [208, 122]
+    pictures = [image.bounding_box()["x"] for image in card(page, 0).locator("img").all()]
+    data = page.evaluate("JSON.parse(document.getElementById('tree-data').textContent).nodes[0]")
+    shown = card(page, 0).locator("img").evaluate_all("list => list.map((image) => image.src)")
+    assert shown == [data["other"]["crop"], data["crop"]]
+    assert pictures == sorted(pictures)
+    right = choosing.right[0]
+    assert card(page, right).locator(".turn").text_content() == "more like 0"
+    card(page, 1).click()
+    assert page.evaluate("window.heard") == {"node": 1, "pair": True}
+    assert page.locator("#panel-title").text_content() == '7 or “long "beak" <b>”?'
+    assert page.locator("#panel .of-two").count() == 2
+    assert page.locator("#panel .look").count() == 2
+    assert page.locator("#panel .grid li").count() == 6
+    assert page.locator("#panel .lead").all_text_contents()[0].startswith("more like 7")
+    assert page.locator(".edges .absent").first.get_attribute("d") == ""
+
+
+def test_a_choice_is_found_read_and_folded_like_any_tree(open_page: Open, choosing: TreeExplanation) -> None:
+    page = open_page(tree_page(choosing))
+    find(page, choosing.class_names[3])
+    assert "rather " in page.locator(".rule p").first.text_content()
+    assert " than " in page.locator(".rule p").first.text_content()
+    page.keyboard.press("Escape")
+    card(page, 1).locator(".fold").click()
+    assert card(page, 1).locator("img").count() == 2
+    page.locator("#show-key").click()
+    assert page.locator(".couplet").count() == 6
+    assert page.locator("#key-0 .half").count() == 2
+    assert page.locator("#key-0 .half").nth(1).text_content().startswith("more like 0")
+    page.locator("#key-0 .half .pictures").first.click()
+    assert page.locator("#panel .of-two").count() == 2
+    assert page.pdf().startswith(b"%PDF-")
+
+
+def test_a_decision_of_a_choice_shows_both_sides_and_marks_the_nearer(
+    open_page: Open, choosing: TreeExplanation
+) -> None:
+    decided = decision(choosing)
+    page = open_page(decision_page(decided))
+    n_steps = len(decided.paths["greedy"].steps)
+    assert page.locator(".choice:visible").count() == n_steps
+    assert page.locator(".side:visible").count() == 2 * n_steps
+    assert page.locator(".side.nearer:visible").count() == n_steps
+    first = page.locator(".choice:visible").first
+    assert first.locator(".compared img").count() == 4
+    assert "0.40" in first.locator(".side.nearer .distance").text_content()
+    assert first.locator(".said").text_content().startswith("nearer to")

@@ -1,6 +1,7 @@
 """Pages as text: self-contained, escaped, complete; and the files of a report."""
 
 import base64
+import dataclasses
 import html
 import json
 import re
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from prototree.explain.records import QuestionKind
 from prototree.report import (
     asset,
     decision_body,
@@ -30,6 +32,9 @@ from prototree.report.encoding import HEAT_COLOURS, heat_values, heated, reduced
 from prototree.report.layout import arrange
 from prototree.tree.topology import Topology
 from sample_explanations import AWKWARD_NAMES, decision, match, picture, random_topology, tree, vote
+
+KINDS = ["tree", "decision", "vote", "choice tree", "choice decision"]
+QUESTIONS: tuple[QuestionKind, ...] = ("presence", "choice")
 
 
 class Page(HTMLParser):
@@ -59,14 +64,17 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
     explained = tree(random_topology(9), names=AWKWARD_NAMES)
+    choosing = tree(random_topology(9), names=AWKWARD_NAMES, question="choice")
     return {
         "tree": tree_page(explained),
         "decision": decision_page(decision(explained)),
         "vote": decision_page(vote(explained)),
+        "choice tree": tree_page(choosing),
+        "choice decision": decision_page(decision(choosing)),
     }
 
 
-@pytest.mark.parametrize("kind", ["tree", "decision", "vote"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_page_needs_nothing_from_elsewhere(pages: dict[str, str], kind: str) -> None:
     page = Page(pages[kind])
     for tag, attributes in page.tags:
@@ -76,19 +84,19 @@ def test_a_page_needs_nothing_from_elsewhere(pages: dict[str, str], kind: str) -
     assert not re.search(r"url\(|@import|https?:", page.text["style"])
 
 
-@pytest.mark.parametrize("kind", ["tree", "decision", "vote"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_inline_handler_or_style(pages: dict[str, str], kind: str) -> None:
     for tag, attributes in Page(pages[kind]).tags:
         assert not [name for name in attributes if name.startswith("on") or name == "style"], tag
 
 
-@pytest.mark.parametrize("kind", ["tree", "decision", "vote"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_names_are_shown_as_text(pages: dict[str, str], kind: str) -> None:
     page = Page(pages[kind])
     scripts = [attributes for tag, attributes in page.tags if tag == "script"]
-    assert len(scripts) == (2 if kind == "tree" else 0)
+    assert len(scripts) == (2 if "tree" in kind else 0)
     assert not [attributes for _, attributes in page.tags if attributes.get("src") == "x"]
-    if kind != "tree":
+    if "tree" not in kind:
         assert AWKWARD_NAMES[0] in page.text["body"]
 
 
@@ -144,15 +152,64 @@ def test_the_app_gets_the_same_body_and_assets() -> None:
 def test_decision_json_tells_the_path() -> None:
     explained = tree(Topology.full(3), names=AWKWARD_NAMES)
     told = json.loads(json.dumps(decision_json(decision(explained)), allow_nan=False))
-    path = told["paths"]["max_path"]
+    assert list(told["paths"]) == ["greedy", "max_path"]
+    path = told["paths"]["greedy"]
     assert [step["present"] for step in path["steps"]] == [False, False, False]
     assert path["prediction"] == {"label": 0, "class": AWKWARD_NAMES[0]}
-    assert told["runner_up"]["max_path"]["flips"] == [{"node": 0, "similarity": 0.42, "needed": 0.61}]
-    assert told["runner_up"]["greedy"] is None
+    assert told["runner_up"]["greedy"]["flips"] == [{"node": 0, "similarity": 0.42, "needed": 0.61}]
+    assert told["runner_up"]["max_path"] is None
     assert path["steps"][0]["where"][0]["hiding"] == {"before": 0.98, "box_hidden": 0.31, "random_hidden": 0.92}
     voted = decision_json(vote(explained, 2))
     assert len(voted["trees"]) == 2
     assert voted["prediction"]["label"] == 0
+
+
+def test_decision_json_of_a_choice_tells_what_was_compared() -> None:
+    explained = tree(Topology.full(2), question="choice")
+    told = json.loads(json.dumps(decision_json(decision(explained)), allow_nan=False))
+    assert told["question"] == "choice"
+    step = told["paths"]["greedy"]["steps"][0]
+    assert (step["node"], step["goes_right"]) == (0, False)
+    assert (step["left"]["prototype"], step["right"]["prototype"]) == (3, 0)
+    assert step["left"]["distance"] == 0.4
+    assert step["left"]["in_reach"]
+    assert not step["right"]["in_reach"]
+    assert step["words"] == "nearer to 3 (0.40) than to 0 (1.10)"
+    assert step["left"]["where"][0]["method"] == "cell"
+    (flip,) = told["runner_up"]["greedy"]["flips"]
+    assert flip == {"node": 0, "p_right": 0.42, "needed": 0.61, "nearer": {"prototype": 0, "than": 3, "by": 0.31}}
+
+
+def test_the_most_likely_path_is_on_the_page_only_where_it_ends_elsewhere() -> None:
+    decided = decision(tree(Topology.full(2)))
+    assert [path.strategy for path in decided.shown_paths] == ["greedy", "max_path"]
+    assert "Most likely path" in decision_page(decided)
+    same = dataclasses.replace(decided.paths["greedy"], strategy="max_path")
+    agreed = dataclasses.replace(decided, paths={"max_path": same, "greedy": decided.paths["greedy"]})
+    assert [path.strategy for path in agreed.shown_paths] == ["greedy"]
+    assert "Most likely path" not in decision_page(agreed)
+    assert set(decision_json(agreed)["paths"]) == {"greedy", "max_path"}
+
+
+def test_nothing_is_taken_nevertheless_on_a_greedy_path() -> None:
+    for question in QUESTIONS:
+        decided = decision(tree(Topology.full(2), question=question))
+        assert "nevertheless" not in decision_page(decided)
+        steps = tuple(dataclasses.replace(step, p_right=0.7) for step in decided.paths["max_path"].steps)
+        against = dataclasses.replace(decided.paths["max_path"], steps=steps)
+        assert any(step.against_odds for step in steps)
+        page = decision_page(dataclasses.replace(decided, paths={**decided.paths, "max_path": against}))
+        assert "nevertheless" in page
+
+
+def test_data_of_a_choice_has_both_prototypes() -> None:
+    explained, seen = tree(random_topology(4), n_nearest=1, question="choice"), set()
+    data = tree_data(explained, lambda name, picture: seen.add(name) or name)  # type: ignore[func-returns-value]
+    assert data["question"] == "choice"
+    assert [(node["prototype"], node["other"]["prototype"]) for node in data["nodes"]] == [(n, n + 4) for n in range(4)]
+    assert data["nodes"][2]["other"]["crop"] == "crop-6"
+    assert len(seen) == 8 * 4
+    assert tree_data(tree(random_topology(4)), lambda name, picture: name)["nodes"][0]["other"] is None
 
 
 def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
@@ -173,7 +230,7 @@ def test_report_files(tmp_path: Path) -> None:
 
 def test_decision_files(tmp_path: Path) -> None:
     explained = tree(Topology.full(2))
-    one = write_decision(decision(explained), tmp_path / "one", "greedy")
+    one = write_decision(decision(explained), tmp_path / "one")
     assert [path.name for path in one] == ["decision.html", "decision.json", "decision.png"]
     several = write_decision(vote(explained, 2), tmp_path / "several", "max_path")
     assert [path.name for path in several][2:] == ["decision-1.png", "decision-2.png"]

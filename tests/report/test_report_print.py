@@ -163,7 +163,7 @@ def test_text_is_anchored_as_in_svg() -> None:
 
 
 def test_a_path_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(ShapeError, match="max_path, greedy"):
+    with pytest.raises(ShapeError, match="greedy, max_path"):
         decision_png(decision(tree(Topology.full(2))), "soft")
 
 
@@ -194,3 +194,30 @@ def test_pages_of_the_pdf_can_be_rendered(tmp_path: Path) -> None:
     except FileNotFoundError:
         pytest.skip("needs pdftoppm")
     assert len(list(tmp_path.glob("page*.png"))) == 3
+
+
+def test_a_choice_is_drawn_with_both_patches(tmp_path: Path) -> None:
+    explained = tree(Topology.full(2), names=("Wren", "Owl", "Jay", "Kite"), question="choice")
+    svg = tree_svg(explained)
+    assert len(list(ElementTree.fromstring(svg).iter(f"{SVG}image"))) == 6
+    words = texts(svg)
+    assert {f"more like {number}" for number in range(6)} <= set(words)
+    assert "present" not in words
+    assert texts(subtree_svg(explained, 0, 1)).count("1 …") == 1
+    tree_pdf(explained, tmp_path / "tree.pdf")
+    assert (tmp_path / "tree.pdf").read_bytes().startswith(b"%PDF-")
+    drawn = pages(tree(random_topology(40), names=AWKWARD_NAMES, n_nearest=0, question="choice"))
+    for page in drawn:
+        for mark in page.marks:
+            if hasattr(mark, "width"):
+                assert mark.x >= 0
+                assert mark.x + mark.width <= PAGE_WIDTH
+                assert mark.y + mark.height <= PAGE_HEIGHT
+
+
+def test_a_step_of_a_choice_marks_the_nearer_patch() -> None:
+    drawing = decision_drawing(decision(tree(Topology.full(2), question="choice")), "greedy")
+    words = [mark.text for mark in drawing.marks if hasattr(mark, "text")]
+    assert words.count("nearer: 0.40") == 2
+    assert "1.10" in words
+    assert decision_png(decision(tree(Topology.full(2), question="choice")), "greedy").width > 100

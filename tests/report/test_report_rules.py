@@ -1,15 +1,17 @@
 """Rules agree with the shape of the tree, and sentences say what the numbers say."""
 
 import json
+import re
+from dataclasses import replace
 
 from hypothesis import given, settings
 
 from conftest import grow, tree_shapes
-from prototree.explain.records import Flip, Hiding, RunnerUp
+from prototree.explain.records import Flip, Hiding, Nearer, RunnerUp
 from prototree.report import rules_json, rules_text
-from prototree.report.words import Reading, hiding_words, listed, plain, runner_up_words
+from prototree.report.words import Reading, hiding_words, listed, plain, runner_up_words, step_words
 from prototree.tree.topology import Topology
-from sample_explanations import AWKWARD_NAMES, random_topology, tree
+from sample_explanations import AWKWARD_NAMES, decision, random_topology, tree
 
 
 @given(tree_shapes)
@@ -65,3 +67,49 @@ def test_sentences() -> None:
     assert needed.startswith("For Owl to win instead, at prototype 0 the similarity would have to rise from 0.42 to")
     assert "prototype 3 the similarity would have to fall from 0.80 to 0.40" in needed
     assert "No change" in runner_up_words(None, ("Wren",))
+
+
+def test_a_change_is_never_from_a_number_to_itself() -> None:
+    for flip, words in (
+        (Flip(0, 0.224, 0.221), "fall from 0.224 to 0.221"),
+        (Flip(0, 0.49996, 0.50001), "rise a little from 0.50"),
+        (Flip(0, 0.22, 0.220000001), "rise a little from 0.22"),
+        (Flip(0, 0.2, 0.8, Nearer(3, 9, 0.41)), "prototype 3 would have to be 0.41 nearer, compared with prototype 9"),
+        (Flip(0, 0.2, 0.8, Nearer(3, 9, 0.012)), "prototype 3 would have to be 0.012 nearer"),
+        (Flip(0, 0.2, 0.8, Nearer(3, 9, 1e-5)), "prototype 3 would have to be a little nearer"),
+    ):
+        said = runner_up_words(RunnerUp(1, (flip,)), ("Wren", "Owl"))
+        assert words in said
+        numbers = re.search(r"from (\S+) to (\S+)\.", said)
+        assert numbers is None or numbers[1] != numbers[2]
+
+
+def test_rules_of_a_choice_say_rather_this_than_that() -> None:
+    explained = tree(Topology.full(2), names=("Wren", "Owl", "Jay", "Kite"), question="choice")
+    text = rules_text(explained)
+    assert 'rather 3 than 0, rather 4 than “long "beak" <b>” → Wren (90 %)' in text
+    assert 'rather 3 than 0, rather “long "beak" <b>” than 4 → Owl (90 %)' in text
+    assert "rather 0 than 3, rather 5 than 2 → Jay (90 %)" in text
+    assert "prototype 5, left of node 2: images/" in text
+    assert not {"has", "lacks", "present", "absent"} & set(text.split())
+    told = rules_json(explained)
+    assert told["question"] == "choice"
+    assert told["rules"][1]["conditions"] == [
+        {"node": 0, "goes_right": False, "rather": 3, "than": 0},
+        {"node": 1, "goes_right": True, "rather": 1, "than": 4},
+    ]
+    assert [(one["prototype"], one["node"], one["side"]) for one in told["prototypes"]][3:] == [
+        (3, 0, "left"), (4, 1, "left"), (5, 2, "left"),
+    ]  # fmt: skip
+
+
+def test_a_step_in_words() -> None:
+    decided = decision(tree(Topology.full(2), question="choice"))
+    first, second = decided.paths["max_path"].steps
+    assert step_words(first) == "nearer to 3 (0.40) than to 0 (1.10)"
+    assert step_words(second) == 'nearer to “long "beak" <b>” (0.40) than to 4 (1.14)'
+    assert first.left is not None
+    nowhere = replace(first, left=replace(first.left, in_reach=False, distance=1.1002))
+    assert step_words(nowhere) == "nearer to 3 (1.1002) than to 0 (1.1000); neither is close"
+    present = decision(tree(Topology.full(2))).paths["max_path"].steps
+    assert [step_words(step) for step in present] == ["absent", "present"]

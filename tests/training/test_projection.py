@@ -13,7 +13,7 @@ from prototree.data.views import View
 from prototree.errors import DataError
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.geometry import Box
-from prototree.training.projection import SourcePhotos, project, reachable_classes
+from prototree.training.projection import SourcePhotos, project, prototype_classes
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
 from prototree.tree.topology import Topology
@@ -76,8 +76,8 @@ def test_ties_go_to_the_first_whatever_the_batch_size(tiny_backbone: Backbone, s
     assert result.n_duplicates <= 1
 
 
-def test_reachable_classes_are_the_majorities_below(tiny_backbone: Backbone) -> None:
-    found = reachable_classes(make_tree(tiny_backbone))
+def test_prototype_classes_are_the_majorities_below(tiny_backbone: Backbone) -> None:
+    found = prototype_classes(make_tree(tiny_backbone))
     assert found.tolist() == [[True] * 4, [True, True, False, False], [False, False, True, True]]
 
 

@@ -11,17 +11,18 @@ from safetensors.torch import save_file
 from conftest import random_maps
 from prototree.data import open_data
 from prototree.data.loading import ViewDataset
-from prototree.data.views import source_views
+from prototree.data.views import evaluation_views, source_views
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.pipeline.fit import fit
 from prototree.training import anchored, growth
 from prototree.training.batches import CachedBatches
 from prototree.training.maps import cache_borders
-from prototree.training.projection import Nearest
 from prototree.training.recipes.warm import Warm
+from prototree.training.yardstick import load_yardstick
 from prototree.tree import checkpoint
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
+from prototree.tree.questions import QuestionKind
 from prototree.tree.topology import Topology
 from tiny_training import TINY_WARM, assert_prototypes_are_their_patches, write_squares
 
@@ -65,17 +66,22 @@ def test_information_gain_prefers_the_question_that_tells_the_sides_apart() -> N
     assert gain[2].item() == pytest.approx(0, abs=1e-4)
 
 
-def test_the_first_tree_has_one_leaf_a_class_and_real_patches(features: FeatureExtractor, maps: torch.Tensor) -> None:
+@pytest.mark.parametrize("question", ["presence", "choice"])
+def test_the_first_tree_has_one_leaf_a_class_and_real_patches(
+    features: FeatureExtractor, maps: torch.Tensor, question: QuestionKind
+) -> None:
     labels = torch.arange(30) % 6
     for label in range(6):  # each class has a patch of its own
         maps[labels == label, label * 7 : label * 7 + 7, 1, 1] += 40
     growth.standardise(features, maps)
-    start = growth.grow(features, maps, labels, mean_path=9.0, median_distance=0.7, seed=0)
+    start = growth.grow(features, maps, labels, question, mean_path=9.0, median_distance=0.7, seed=0)
     assert sorted(start.leaf_class.tolist()) == list(range(6))
+    each = 1 if question == "presence" else 2
+    assert len(start.anchors) == each * start.topology.n_nodes
     patches = maps.flatten(2).transpose(1, 2).flatten(0, 1)
     for anchor in start.anchors[:, :, 0, 0]:
         assert (patches == anchor).all(dim=1).any()
-    assert len(torch.unique(start.anchors.flatten(1), dim=0)) == start.topology.n_nodes
+    assert len(torch.unique(start.anchors.flatten(1), dim=0)) == len(start.anchors), "one patch, one prototype"
 
 
 def test_wards_groups_are_the_clusters_that_are_there() -> None:
@@ -130,15 +136,22 @@ def test_misses_ask_each_turn_for_its_side_and_no_more(tiny_backbone: Backbone) 
     tree.leaf_logits.copy_(10 * torch.nn.functional.one_hot(torch.tensor([0, 1, 2])[leaf_ids], 3))
     turns = anchored.Turns.of(tree)
     satisfied = torch.tensor([[1.0, 1.0], [1.0, 0.5], [0.5, 0.0]])
-    assert turns.misses(satisfied, torch.arange(3), 0.5, 1.0).tolist() == [0, 0, 0]
+    near, far = torch.full((2,), 0.5), torch.ones(2)
+    assert turns.misses(satisfied, torch.arange(3), near, far).tolist() == [0, 0, 0]
     wrong = torch.tensor([[0.25, 0.25], [0.25, 0.75], [0.75, 3.0]])
-    assert turns.misses(wrong, torch.arange(3), 0.5, 1.0).tolist() == [1.5, 1.0, 0.25]
+    assert turns.misses(wrong, torch.arange(3), near, far).tolist() == [1.5, 1.0, 0.25]
 
 
-def test_a_patch_is_given_to_one_prototype_alone() -> None:
-    place, patch = torch.tensor([4, 4, 4, 7, 4]), torch.tensor([1, 1, 2, 1, 1])
-    nearest = Nearest(torch.tensor([0.3, 0.1, 0.5, 0.9, 0.2]), place, patch, torch.zeros(5, 2))
-    assert anchored.first_of_each(nearest).tolist() == [False, True, True, True, False]
+def test_halves_part_every_class_from_every_other() -> None:
+    means = np.random.default_rng(0).normal(size=(13, 4))
+    found = growth.halves(means, list(range(13)))
+    assert sorted(growth._classes(found)) == list(range(13))
+    assert growth.mean_path(found) < 6
+
+
+@pytest.mark.parametrize(("share", "value"), [(-1.0, 2.0), (0.0, 2.0), (0.25, 3.0), (1.0, 6.0), (7.0, 6.0)])
+def test_values_rise_from_one_end_to_the_other_and_stay(share: float, value: float) -> None:
+    assert anchored.between(2.0, 6.0, share) == value
 
 
 def test_choosing_sees_every_class_even_where_memory_is_short(
@@ -155,16 +168,36 @@ def test_choosing_sees_every_class_even_where_memory_is_short(
     assert len(growth.sample_maps(sources)[0]) == len(dataset)
 
 
+def test_a_tree_of_presences_learns_too(tmp_path: Path) -> None:
+    photos = write_squares(tmp_path / "squares", train=20, test=6)
+    run = fit(photos, tmp_path / "run", settings=TINY_WARM | {"question": "presence"})
+    found = run.metrics["stages"]["projected"]
+    assert found["accuracy"]["soft"] >= 0.8
+    assert found["n_prototypes"] == 2
+    assert not torch.equal(run.tree().reach, torch.ones(2)), "reaches are learned"
+    assert_prototypes_are_their_patches(run)
+
+
 def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
     photos = write_squares(tmp_path / "squares", train=20, test=6)
     run = fit(photos, tmp_path / "run", settings=TINY_WARM)
     found = run.metrics["stages"]["projected"]
     assert found["accuracy"]["soft"] >= 0.8
-    assert found["n_prototypes"] == 2
+    assert found["n_prototypes"] == 4
     assert run.metrics["projection"]["mean_distance"] < 0.02, "the cache rounds to float16, nothing else differs"
     assert found["accuracy"] == run.metrics["stages"]["pruned"]["accuracy"]
     assert len(list((run.folder / "cache").glob("*.f16"))) == 2, "projection uses the maps that are there"
     assert_prototypes_are_their_patches(run)
+
+    # The classifier that taught it is judged beside it.
+    tree, data = run.tree(), open_data(photos)
+    yardstick = load_yardstick(tree.features, 3, run.folder)
+    assert yardstick is not None
+    views = ViewDataset(data.test, evaluation_views, tree.preprocessing)
+    with torch.no_grad():
+        said = yardstick(tree.features.backbone(torch.stack([views[i].image for i in range(len(views))]))).argmax(dim=1)
+    right = [int(label) == sample.label for label, sample in zip(said, data.test, strict=True)]
+    assert run.metrics["classifier"] == sum(right) / len(right) >= 0.8
 
     continued = fit(photos, tmp_path / "run", settings=TINY_WARM, resume=True, stages=["train"])
     again = fit(photos, tmp_path / "again", settings=TINY_WARM, stages=["train"])
@@ -179,7 +212,7 @@ def test_two_classes_and_a_photo_of_each_are_enough_to_run(tmp_path: Path, train
         shutil.rmtree(photos / split / "blue")
     settings = TINY_WARM | {"pretrain_epochs": 1, "head_epochs": 2, "epochs": 2, "views": 3}
     run = fit(photos, tmp_path / "run", settings=settings)
-    assert run.metrics["stages"]["projected"]["n_prototypes"] == 1
+    assert run.metrics["stages"]["projected"]["n_prototypes"] == 2
 
 
 def test_a_pretrained_backbone_is_tuned_at_its_own_rate(tmp_path: Path) -> None:

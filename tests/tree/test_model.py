@@ -169,4 +169,4 @@ def test_following_one_path_is_the_greedy_decision(
         for found, one in [(tree.follow(z), slice(None)), *((tree.follow(z[i : i + 1]), [i]) for i in range(3))]:
             assert torch.equal(found.leaf, expected.leaf[one])
             assert torch.equal(found.nodes, expected.nodes[one])
-            torch.testing.assert_close(found.similarity, expected.similarity[one], rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(found.p_right, expected.p_right[one], rtol=1e-9, atol=1e-12)

@@ -11,7 +11,7 @@ import oracle
 from conftest import random_maps
 from prototree.errors import ShapeError
 from prototree.tree.patches import NEAR, distance_map, extract_patches, nearest_patches
-from prototree.tree.routing import similarity
+from prototree.tree.questions import PAPER
 
 SHAPES = [((4, 4), (1, 1)), ((3, 5), (2, 2)), ((5, 2), (3, 1)), ((2, 3), (2, 3)), ((1, 1), (1, 1))]
 
@@ -63,7 +63,7 @@ def test_an_identical_patch_is_at_distance_zero_and_similarity_one() -> None:
     assert found.distance[2, 0] <= 1e-6
     assert math.exp(-found.distance[2, 0]) >= 1 - 1e-6
     assert found.patch[2, 0] == 3 * 7 + 4
-    assert similarity(distance_map(z, p))[2, 0, 3, 4] >= 1 - 1e-6
+    assert PAPER.similarity(distance_map(z, p), torch.ones(()))[2, 0, 3, 4] >= 1 - 1e-6
 
 
 def test_the_nearest_of_almost_equal_patches_is_found() -> None:
@@ -112,7 +112,7 @@ def test_the_gradient_at_distance_zero_is_zero() -> None:
 @pytest.mark.parametrize(("map_size", "size"), SHAPES)
 def test_similarity_map_is_equation_seven(map_size: tuple[int, int], size: tuple[int, int]) -> None:
     z, p = random_maps(5, 2, 3, *map_size), random_maps(6, 4, 3, *size)
-    found = similarity(distance_map(z, p))
+    found = PAPER.similarity(distance_map(z, p), torch.ones(()))
     rows, columns = map_size[0] - size[0] + 1, map_size[1] - size[1] + 1
     assert found.shape == (2, 4, rows, columns)
     for b in range(2):

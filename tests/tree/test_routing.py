@@ -11,7 +11,14 @@ import oracle
 from conftest import grow, random_maps, tree_shapes
 from prototree.tree import routing
 from prototree.tree.patches import nearest_patches
+from prototree.tree.questions import PAPER
 from prototree.tree.topology import Topology
+
+
+def log_path_probs(distance: torch.Tensor, topology: Topology) -> torch.Tensor:
+    return routing.log_path_probs(
+        *PAPER.log_turns(distance, torch.ones(distance.shape[1], dtype=distance.dtype)), topology
+    )
 
 
 @given(tree_shapes, st.integers(0, 1000))
@@ -19,7 +26,7 @@ from prototree.tree.topology import Topology
 def test_path_probabilities_agree_with_the_oracle(shape: list[int], seed: int) -> None:
     topology = grow(shape)
     z, p = random_maps(seed, 2, 4, 2, 3), random_maps(seed + 1, topology.n_nodes, 4, 1, 1)
-    found = routing.log_path_probs(nearest_patches(z, p).distance, topology)
+    found = log_path_probs(nearest_patches(z, p).distance, topology)
     torch.testing.assert_close(found.exp(), oracle.path_probs(z, p, topology), atol=1e-12, rtol=1e-10)
 
 
@@ -32,7 +39,7 @@ def test_both_hard_strategies_agree_with_the_oracle(shape: list[int], seed: int)
     assert routing.greedy_leaves(torch.exp(-distance), topology).tolist() == [
         oracle.greedy(image, p, topology) for image in z
     ]
-    found = routing.max_path_leaves(routing.log_path_probs(distance, topology)).tolist()
+    found = routing.max_path_leaves(log_path_probs(distance, topology)).tolist()
     pi = oracle.path_probs(z, p, topology)
     assert torch.allclose(pi.gather(1, torch.tensor(found)[:, None])[:, 0], pi.amax(dim=1), rtol=1e-9)
 
@@ -40,7 +47,7 @@ def test_both_hard_strategies_agree_with_the_oracle(shape: list[int], seed: int)
 def test_gradcheck_through_a_lopsided_tree() -> None:
     topology = Topology.from_children([1, ~0, ~1], [~3, 2, ~2])[0]
     distance = (random_maps(0, 3, topology.n_nodes) + 0.05).requires_grad_()
-    assert torch.autograd.gradcheck(lambda d: routing.log_path_probs(d, topology), distance)
+    assert torch.autograd.gradcheck(lambda d: log_path_probs(d, topology), distance)
 
 
 def test_probabilities_sum_to_one_in_a_tall_tree_in_float32() -> None:
@@ -48,32 +55,16 @@ def test_probabilities_sum_to_one_in_a_tall_tree_in_float32() -> None:
     generator = torch.Generator().manual_seed(0)
     for scale in (1e-6, 1e-2, 1.0, 20.0):
         distance = scale * torch.rand(8, topology.n_nodes, generator=generator)
-        total = routing.log_path_probs(distance, topology).exp().sum(dim=1)
+        total = log_path_probs(distance, topology).exp().sum(dim=1)
         torch.testing.assert_close(total, torch.ones(8), atol=1e-5, rtol=0)
 
 
 def test_the_root_has_log_probability_zero() -> None:
     single_leaf = Topology(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-    assert routing.log_path_probs(torch.zeros(3, 0), single_leaf).tolist() == [[0.0]] * 3
+    assert log_path_probs(torch.zeros(3, 0), single_leaf).tolist() == [[0.0]] * 3
     one_node = Topology(np.array([~0]), np.array([~1]))
-    found = routing.log_path_probs(torch.tensor([[math.log(4)]]), one_node)
+    found = log_path_probs(torch.tensor([[math.log(4)]]), one_node)
     torch.testing.assert_close(found, torch.tensor([[math.log(3 / 4), math.log(1 / 4)]]))
-
-
-def test_distance_zero_and_its_neighbourhood_stay_finite() -> None:
-    for dtype in (torch.float32, torch.float64):
-        distance = torch.tensor([[0.0, 1e-38, 1e-12, 1e-8, 1e-7, 1e-3, 100.0, 1e4]], dtype=dtype, requires_grad=True)
-        for log_probability in (routing.log_left(distance), routing.log_right(distance)):
-            (gradient,) = torch.autograd.grad(log_probability.sum(), distance)
-            assert torch.isfinite(log_probability).all()
-            assert torch.isfinite(gradient).all()
-            assert (log_probability <= 0).all()
-
-
-def test_log_left_is_accurate_for_small_and_large_distances() -> None:
-    distance = torch.logspace(-6.9, 2, 50, dtype=torch.float64)[None]
-    truth = torch.log(-torch.expm1(-distance))
-    torch.testing.assert_close(routing.log_left(distance.float()).double(), truth, rtol=1e-5, atol=1e-7)
 
 
 def test_greedy_is_not_max_path() -> None:
@@ -81,24 +72,24 @@ def test_greedy_is_not_max_path() -> None:
     topology = Topology.full(2)
     similarity = torch.tensor([[0.6, 0.1, 0.5]])
     distance = -similarity.log()
-    log_path_probs = routing.log_path_probs(distance, topology)
-    torch.testing.assert_close(log_path_probs.exp(), torch.tensor([[0.36, 0.04, 0.3, 0.3]]))
-    assert routing.max_path_leaves(log_path_probs).tolist() == [0]
+    log_probs = log_path_probs(distance, topology)
+    torch.testing.assert_close(log_probs.exp(), torch.tensor([[0.36, 0.04, 0.3, 0.3]]))
+    assert routing.max_path_leaves(log_probs).tolist() == [0]
     assert routing.greedy_leaves(similarity, topology).tolist() == [2]  # exactly 0.5 goes left
 
 
 @given(tree_shapes, st.integers(0, 1000))
 @settings(deadline=None)
-def test_a_path_tells_nodes_turns_and_similarities(shape: list[int], seed: int) -> None:
+def test_a_path_tells_nodes_turns_and_probabilities(shape: list[int], seed: int) -> None:
     topology = grow(shape)
-    similarity = random_maps(seed, 4, topology.n_nodes)
+    p_right = random_maps(seed, 4, topology.n_nodes)
     leaf = torch.tensor([seed * k % topology.n_leaves for k in range(4)])
-    path = routing.path_to(leaf, similarity, topology)
+    path = routing.path_to(leaf, p_right, topology)
     ways = oracle.routes(topology)
     for b in range(4):
         way = ways[int(leaf[b])]
         assert path.length[b] == len(way)
         for step, (node, right) in enumerate(way):
             assert (path.nodes[b, step], path.goes_right[b, step]) == (node, right)
-            assert path.similarity[b, step] == similarity[b, node]
+            assert path.p_right[b, step] == p_right[b, node]
         assert (path.nodes[b, len(way) :] == -1).all()

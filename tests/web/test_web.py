@@ -141,7 +141,7 @@ def test_answers_are_those_of_the_library(client: "httpx.Client", run: Run) -> N
             nodes = [node for node in path.nodes[i].tolist() if node >= 0]
             assert [step["node"] for step in way["steps"]] == nodes
             assert [step["similarity"] for step in way["steps"]] == pytest.approx(
-                path.similarity[i, : len(nodes)].tolist(), abs=1e-4
+                path.p_right[i, : len(nodes)].tolist(), abs=1e-4
             )
         assert client.get(answer["photo"]).headers["content-type"] == "image/webp"
         assert client.get(answer["ways"][0]["steps"][0]["patch"]).status_code == 200

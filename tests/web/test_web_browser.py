@@ -14,6 +14,7 @@ pytest.importorskip("fastapi", reason="needs the extra 'serve'")
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 from prototree.pipeline.fit import fit  # noqa: E402
 from prototree.pipeline.stages import Run  # noqa: E402
+from prototree.tree.questions import Question  # noqa: E402
 from web_server import Running, serving  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -152,7 +153,8 @@ def test_from_exploring_to_a_saved_run(page: "sync_api.Page", run: Run) -> None:
     page.goto("/try")
     page.locator("button.thumb").first.click()
     page.wait_for_url(re.compile("/try/[^/]+$"))
-    assert page.locator(".way-column").count() == 2
+    told = page.request.get(f"/api/decisions/{page.url.rsplit('/', 1)[1]}").json()
+    assert page.locator(".way-column").count() == 1 + told["ways"][1]["differs"]
     assert page.locator(".step").count() >= 2
     # Save.
     page.goto("/mend")
@@ -220,6 +222,34 @@ def test_pages_fit_their_width(page: "sync_api.Page", path: str) -> None:
     page.goto(path)
     page.wait_for_load_state("networkidle")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_where_two_are_compared_each_can_be_mended(browser: "sync_api.Browser", tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, Question("choice", 6.0))
+    with serving(run.folder, cache=tmp_path) as server:
+        page = browser.new_page(base_url=server.address, viewport={"width": 390, "height": 800})
+        page.goto("/mend/1")
+        ready(page)
+        before = page.request.get("/api/nodes/1").json()
+        assert page.locator(".side .big-crop").count() == 2
+        left = page.get_by_role("button", name="Mend the left one")
+        assert left.get_attribute("aria-pressed") == "false"
+        left.click()
+        page.locator("h2", has_text="What the left one finds").wait_for()
+        page.locator("#candidates[aria-busy=false]").wait_for()
+        expected = page.request.get("/api/nodes/1/candidates?side=left").json()["candidates"][2]
+        page.locator("#candidates li").nth(2).get_by_role("button", name="Use").click()
+        after(page, 1)
+        now = page.request.get("/api/nodes/1").json()
+        assert (now["other"]["photo"]["name"], now["other"]["patch"]) == (expected["photo"]["name"], expected["patch"])
+        assert now["source"] == before["source"]
+        page.locator(f".side[data-side=left] .big-crop[src='{expected['crop']}']").wait_for()
+        assert "left side, is now a patch of" in page.locator("#history").inner_text()
+        for path in ("/mend", "/mend/1", "/review"):
+            page.goto(path)
+            page.wait_for_load_state("networkidle")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.close()
 
 
 def test_the_network_learns_on_at_a_click(browser: "sync_api.Browser", tmp_path: Path) -> None:

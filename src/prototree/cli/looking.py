@@ -19,8 +19,8 @@ from prototree.progress import Display
 class Strategy(StrEnum):
     """The strategies that follow one path."""
 
-    max_path = "max_path"
     greedy = "greedy"
+    max_path = "max_path"
 
 
 @app.command()
@@ -53,7 +53,7 @@ def report(
 def explain(
     run: RunArgument,
     images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
-    strategy: Annotated[Strategy, typer.Option(help="Which path is drawn; the page has both.")] = Strategy.max_path,
+    strategy: Annotated[Strategy, typer.Option(help="Which path the picture shows.")] = Strategy.greedy,
     out: Annotated[Path | None, typer.Option(help="Where to write; 'explained' in the run if not given.")] = None,
     attribution: Annotated[bool, typer.Option(help="Also what each similarity depends on; takes longer.")] = False,
     occlusion: Annotated[bool, typer.Option(help="Also hide windows all over the image; takes longer.")] = False,

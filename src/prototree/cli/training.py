@@ -107,18 +107,14 @@ def project(
 @app.command()
 def evaluate(run: RunArgument, data: DataOption = None) -> None:
     """Evaluate all stages of a run on its test photos."""
-    from prototree.evaluation.tables import stage_table
-
     _redo(run, data, "evaluate", {})
-    print_table(stage_table(read_json(run / "metrics.json"), str(run)))
+    _print_figures(run)
     say(f"tables in {run / 'results.md'}, plots in {run / 'plots'}")
 
 
 @contextmanager
 def _training(out: Path, continued_with: str) -> Iterator[Display]:
     """Shows how training goes, and the figures at its end."""
-    from prototree.evaluation.tables import stage_table
-    from prototree.run import Run
     from prototree.training.engine import Interrupted
 
     try:
@@ -127,8 +123,17 @@ def _training(out: Path, continued_with: str) -> Iterator[Display]:
     except Interrupted:
         error_console.print(f"stopped; the state is saved. Continue with {continued_with} ({out})")
         raise typer.Exit(130) from None
-    print_table(stage_table(Run(out).metrics, str(out)))
+    _print_figures(out)
     say(f"written to {out}")
+
+
+def _print_figures(run: Path) -> None:
+    from prototree.evaluation.tables import stage_table, yardstick_words
+
+    metrics = read_json(run / "metrics.json")
+    print_table(stage_table(metrics, str(run)))
+    if words := yardstick_words(metrics):
+        say(words)
 
 
 def _redo(folder: Path, data: str | None, stage: str, settings: dict[str, object]) -> None:

@@ -66,7 +66,7 @@ def evaluate_ensemble(ensemble: Ensemble, batches: Iterable[ImageBatch]) -> Ense
                 lengths = torch.stack([one.path(strategy).length.sum() for one in decisions])
                 alone.length[strategy] += lengths.cpu()
                 votes.length[strategy] += lengths.cumsum(dim=0).cpu()
-    sizes = torch.tensor([tree.topology.n_nodes for tree in ensemble.trees])
+    sizes = torch.tensor([tree.n_prototypes for tree in ensemble.trees])
     n_images = alone.gather()
     votes.gather()
     return EnsembleMetrics(

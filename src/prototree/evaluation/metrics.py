@@ -20,7 +20,7 @@ from prototree.tree.strategies import HARD, STRATEGIES, Strategy
 
 _CALIBRATION_BINS = 15
 _LEAF_BINS = 20
-_DTYPES = {"confidence": torch.float32, "in_top5": torch.bool}
+_DTYPES = {"confidence": torch.float32, "sureness": torch.float32, "in_top5": torch.bool}
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Judged:
     max_path_length: Int[Tensor, " M"]
     greedy_length: Int[Tensor, " M"]
     confidence: Float[Tensor, " M"]  # of the soft prediction
+    sureness: Float[Tensor, " M"]  # of the greedy one
     in_top5: Bool[Tensor, " M"]
     max_path_leaf: Int[Tensor, " M"]
     greedy_leaf: Int[Tensor, " M"]
@@ -91,7 +92,9 @@ class Metrics:
     fidelity: dict[str, float]  # share of images on which a hard strategy agrees with soft
     path_length: dict[str, PathLengths]
     top5: float
-    calibration_error: float
+    calibration_error: float  # of Eq. 4's probability of the soft answer
+    sureness_error: float  # the same of the sureness, for the greedy answer: what people are shown
+    mean_sureness: float
     class_accuracy: list[float | None]  # soft; None for a class without test images
     confusion: list[list[int]]  # true class × soft prediction
     n_prototypes: int
@@ -126,9 +129,11 @@ def measure(tree: ProtoTree, judged: Judged) -> Metrics:
         path_length={s: _lengths(judged.length(s)) for s in HARD},
         top5=_share(judged.in_top5),
         calibration_error=_calibration_error(judged.confidence, judged.soft == label),
+        sureness_error=_calibration_error(judged.sureness, judged.greedy == label),
+        mean_sureness=float(judged.sureness.double().mean()),
         class_accuracy=[int(row[k]) / total if (total := int(row.sum())) else None for k, row in enumerate(confusion)],
         confusion=confusion.tolist(),
-        n_prototypes=tree.topology.n_nodes,
+        n_prototypes=tree.n_prototypes,
         n_leaves=tree.topology.n_leaves,
         leaf_maxima=maxima.tolist(),
         leaf_histogram=torch.histc(maxima.float(), _LEAF_BINS, 0, 1).int().tolist(),
@@ -148,6 +153,7 @@ def _judge_batch(decisions: Decisions, labels: Int[Tensor, " B"], places: Int[Te
         max_path_length=decisions.max_path.length,
         greedy_length=decisions.greedy.length,
         confidence=confidence,
+        sureness=decisions.sureness,
         in_top5=(top5 == labels.to(top5.device)[:, None]).any(dim=1),
         max_path_leaf=decisions.max_path.leaf,
         greedy_leaf=decisions.greedy.leaf,

@@ -28,7 +28,7 @@ class Mistake:
     answer: int
     node: int | None
     went_right: bool
-    similarity: float | None  # found at the node; above 0.5 speaks for right
+    p_right: float | None  # at the node; above 0.5 speaks for right
     margin: float | None  # log-probability of the path taken minus that of the best path to the true class
 
 
@@ -39,7 +39,7 @@ class NodeBlame:
     node: int
     n_mistakes: int
     n_went_right: int  # found the prototype where it should not have
-    mean_distance_to_half: float  # of the similarity; small: the decisions were close
+    mean_distance_to_half: float  # of the probability of going right; small: the decisions were close
 
 
 class MistakeFinder:
@@ -73,7 +73,7 @@ class MistakeFinder:
                     label=label,
                     answer=int(answers[i]),
                     margin=float(log_probs[leaf] - log_probs[right_leaf]) if right_leaf is not None else None,
-                    **self._split(leaf, right_leaf, routed.similarity[i]),
+                    **self._split(leaf, right_leaf, routed.p_right[i]),
                 )
             )
 
@@ -96,7 +96,7 @@ class MistakeFinder:
                 node,
                 count,
                 sum(mistake.went_right for mistake in by_node[node]),
-                sum(abs((mistake.similarity or 0.0) - 0.5) for mistake in by_node[node]) / count,
+                sum(abs((mistake.p_right or 0.0) - 0.5) for mistake in by_node[node]) / count,
             )
             for node, count in sorted(counted.items(), key=lambda item: (-item[1], item[0]))
         ]
@@ -112,18 +112,18 @@ class MistakeFinder:
         own = torch.nonzero(self._majority == label)[:, 0]
         return int(own[log_probs[own].argmax()]) if len(own) else None
 
-    def _split(self, leaf: int, right_leaf: int | None, similarity: Tensor) -> dict[str, Any]:
+    def _split(self, leaf: int, right_leaf: int | None, p_right: Tensor) -> dict[str, Any]:
         """The node at which the two paths part, and what was found there."""
         if right_leaf is None:
-            return {"node": None, "went_right": False, "similarity": None}
+            return {"node": None, "went_right": False, "p_right": None}
         together = (self._paths[leaf] == self._paths[right_leaf]) & (self._turns[leaf] == self._turns[right_leaf])
         depth = int(together.int().cumprod(dim=0).sum())
         node = int(self._paths[leaf, depth])
-        return {"node": node, "went_right": bool(self._turns[leaf, depth]), "similarity": float(similarity[node])}
+        return {"node": node, "went_right": bool(self._turns[leaf, depth]), "p_right": float(p_right[node])}
 
 
 def _mistake(
-    place: float, label: float, answer: float, node: float, went_right: float, similarity: float, margin: float
+    place: float, label: float, answer: float, node: float, went_right: float, p_right: float, margin: float
 ) -> Mistake:
     """Back from a row of numbers, where NaN stands for None."""
     return Mistake(
@@ -132,6 +132,6 @@ def _mistake(
         int(answer),
         None if math.isnan(node) else int(node),
         bool(went_right),
-        None if math.isnan(similarity) else similarity,
+        None if math.isnan(p_right) else p_right,
         None if math.isnan(margin) else margin,
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_LAST_FIRST = ("projected", "pruned", "trained")
 _TURNS = {True: "right", False: "left"}
 
 
@@ -38,19 +39,31 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def stage_table(metrics: Mapping[str, Any], title: str) -> Table:
-    """What a run reached, a row for each stage; from the content of metrics.json."""
-    rows = []
+    """What a run reached, from the content of metrics.json; stages that agree in every figure share a row."""
+    stages: dict[tuple[str, ...], list[str]] = {}
     for stage, values in metrics.get("stages", {}).items():
-        accuracy, length = values["accuracy"], values["path_length"]["max_path"]
-        rows.append(
-            (
-                stage.replace("_", " "),
-                *(percent(accuracy[strategy], 1) for strategy in ("soft", "max_path", "greedy")),
-                str(values["n_prototypes"]),
-                f"{length['mean']:.1f} ± {length['std']:.1f} ({length['min']}–{length['max']})",
-            )
+        accuracy, length = values["accuracy"], values["path_length"]["greedy"]
+        figures = (
+            *(percent(accuracy[strategy], 1) for strategy in ("soft", "max_path", "greedy")),
+            str(values["n_prototypes"]),
+            f"{length['mean']:.1f} ± {length['std']:.1f} ({length['min']}–{length['max']})",
         )
-    return Table(title, ("stage", "soft", "max-path", "greedy", "prototypes", "path length"), tuple(rows))
+        stages.setdefault(figures, []).append(stage.replace("_", " "))
+    rows = tuple((", ".join(names), *figures) for figures, names in stages.items())
+    return Table(title, ("stage", "soft", "max-path", "greedy", "prototypes", "questions asked"), rows)
+
+
+def yardstick_words(metrics: Mapping[str, Any]) -> str:
+    """What reading the features as a tree costs, as a sentence; nothing where there was no classifier."""
+    classifier, stages = metrics.get("classifier"), metrics.get("stages", {})
+    if classifier is None or not stages:
+        return ""
+    accuracy = next(stages[stage] for stage in (*_LAST_FIRST, *stages) if stage in stages)["accuracy"]
+    soft, greedy = (100 * (classifier - accuracy[strategy]) for strategy in ("soft", "greedy"))
+    return (
+        f"The classifier without a tree has {percent(classifier, 1)}; reading it as a tree costs {soft:.1f} points, "
+        f"and following a single path {greedy:.1f}."
+    )
 
 
 def detail_table(metrics: Mapping[str, Any]) -> Table:
@@ -62,10 +75,18 @@ def detail_table(metrics: Mapping[str, Any]) -> Table:
             f"{values['fidelity']['greedy']:.3f}",
             percent(values["top5"], 1),
             f"{values['calibration_error']:.3f}",
+            f"{values['sureness_error']:.3f}" if "sureness_error" in values else "–",
         )
         for stage, values in metrics["stages"].items()
     )
-    header = ("stage", "fidelity of max-path", "fidelity of greedy", "top-5", "calibration error")
+    header = (
+        "stage",
+        "fidelity of max-path",
+        "fidelity of greedy",
+        "top-5",
+        "calibration error",
+        "error of the sureness",
+    )
     return Table("fidelity and calibration", header, rows)
 
 
@@ -96,7 +117,7 @@ def blame_table(mistakes: Mapping[str, Any]) -> Table:
         )
         for node in mistakes["nodes"]
     )
-    header = ("node", "mistakes", "found what is not there", "missed what is there", "mean |similarity − 0.5|")
+    header = ("node", "mistakes", "found what is not there", "missed what is there", "mean |probability − 0.5|")
     return Table("nodes that led astray most often", header, rows)
 
 
@@ -109,12 +130,19 @@ def mistake_table(mistakes: Mapping[str, Any], class_names: list[str]) -> Table:
             class_names[one["label"]],
             class_names[one["answer"]],
             "none leads to its class" if one["node"] is None else f"{one['node']}, {_TURNS[one['went_right']]}",
-            "–" if one["similarity"] is None else f"{one['similarity']:.3f}",
+            "–" if one["p_right"] is None else f"{one['p_right']:.3f}",
             "–" if one["margin"] is None else f"{one['margin']:.2f}",
         )
         for one in images
     )
-    header = ("photo", "is", "taken for", "left its path at node", "similarity there", "log-probability ahead")
+    header = (
+        "photo",
+        "is",
+        "taken for",
+        "left its path at node",
+        "p of right there",
+        "log-probability ahead",
+    )
     return Table(f"wrong answers ({mistakes['strategy'].replace('_', '-')})", header, rows)
 
 

@@ -83,8 +83,8 @@ def causes(
     mean, std = (probes.images.new_tensor(v).view(1, 3, 1, 1) for v in (preprocessing.mean, preprocessing.std))
     pixels = (probes.images * std + mean).clamp(0, 1)
     altered = torch.cat([(alter(pixels) - mean) / std for alter in ALTERATIONS.values()])
-    prototypes = probes.prototypes.repeat(len(ALTERATIONS), 1, 1, 1)
-    found = similarities(features, altered, prototypes).view(len(ALTERATIONS), -1).T.tolist()
+    rows = [row for _ in ALTERATIONS for row in range(len(probes))]
+    found = similarities(features, probes.with_images(altered, rows)).view(len(ALTERATIONS), -1).T.tolist()
     return [
         tuple(Cause(name, after - start) for name, after in zip(ALTERATIONS, row, strict=True))
         for row, start in zip(found, before, strict=True)

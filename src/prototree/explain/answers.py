@@ -11,6 +11,7 @@ from PIL import Image
 from prototree.data.augment import to_input
 from prototree.data.images import from_pillow, read_photo
 from prototree.errors import DataError
+from prototree.explain.matches import rival_of
 from prototree.run import Run
 from prototree.tree import checkpoint
 from prototree.tree.model import ProtoTree
@@ -25,8 +26,15 @@ class Turn:
     """One question on the path, and its answer."""
 
     node: int
-    present: bool
-    similarity: float
+    present: bool  # of a choice: whether the right one of its two patches was nearer
+    p_right: float
+    rather: int | None = None  # of a choice: the prototype that was nearer
+    than: int | None = None  # and the other one
+
+    def __str__(self) -> str:
+        if self.rather is not None:
+            return f"rather {self.rather} than {self.than}"
+        return f"{'has' if self.present else 'lacks'} {self.node}"
 
 
 @dataclass(frozen=True)
@@ -34,16 +42,17 @@ class Answer:
     """What a tree says of one photo."""
 
     label: str
-    probability: float  # of the label, by the whole tree
+    sureness: float  # that the greedy answer is right
+    probability: float  # of the label, by the whole tree (Eq. 4)
     path: tuple[Turn, ...]
 
     def __str__(self) -> str:
-        turns = ", ".join(f"{'has' if turn.present else 'lacks'} {turn.node}" for turn in self.path)
-        return f"{self.label} ({self.probability:.0%}): {turns or 'no question asked'}"
+        turns = ", ".join(map(str, self.path))
+        return f"{self.label} ({self.sureness:.0%} sure): {turns or 'no question asked'}"
 
 
 @torch.no_grad()
-def ask(run_or_tree: Run | ProtoTree | str | Path, photo: Asked, *, strategy: Strategy = "max_path") -> Answer:
+def ask(run_or_tree: Run | ProtoTree | str | Path, photo: Asked, *, strategy: Strategy = "greedy") -> Answer:
     """Asks a tree about one photo; a run is asked with its last tree. Pass the tree itself to ask about many photos.
 
     >>> ask("runs/birds", "bird.jpg").label
@@ -52,9 +61,16 @@ def ask(run_or_tree: Run | ProtoTree | str | Path, photo: Asked, *, strategy: St
     images = to_input(_opened(photo, tree.preprocessing.resize), tree.preprocessing)[None]
     decisions = tree.eval().predict(images.to(tree.prototypes.device))
     label, path = int(decisions.labels(strategy)[0]), decisions.path(strategy)
-    rows = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.similarity[0].tolist(), strict=True)
-    turns = tuple(Turn(node, right, similarity) for node, right, similarity in rows if node >= 0)
-    return Answer(tree.class_names[label], float(decisions.soft[0, label]), turns)
+    rows = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.p_right[0].tolist(), strict=True)
+    turns = tuple(_turn(tree, *row) for row in rows if row[0] >= 0)
+    return Answer(tree.class_names[label], float(decisions.sureness[0]), float(decisions.soft[0, label]), turns)
+
+
+def _turn(tree: ProtoTree, node: int, right: bool, p_right: float) -> Turn:
+    if tree.question.kind == "presence":
+        return Turn(node, right, p_right)
+    rather, than = (node, rival_of(tree, node)) if right else (rival_of(tree, node), node)
+    return Turn(node, right, p_right, rather, than)
 
 
 def _tree_of(run: Run | str | Path) -> ProtoTree:

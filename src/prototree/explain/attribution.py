@@ -3,7 +3,7 @@
 The cell of the nearest patch is where the network's map says the prototype is, but each number of that map depends on
 much more of the image than its cell. Three functions say what counts:
 
-- `attribute`: gradients of the log-similarity of one patch, times the image, along the way from the image's mean
+- `attribute`: gradients of the distance of one patch, times the image, along the way from the image's mean
   colour to the image (integrated gradients), with a little noise at each step (SmoothGrad). At a projected prototype's
   own image the plain gradient is 0, because the distance is 0 and cannot fall; on the way there it is not.
 - `occlude`: how much the similarity falls when a window is hidden, for windows all over the image.
@@ -25,8 +25,9 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from prototree.explain.records import Hiding
 from prototree.network.geometry import Box
+from prototree.tree.model import ProtoTree
 from prototree.tree.patches import extract_patches
-from prototree.tree.routing import log_right, similarity
+from prototree.tree.questions import Question
 
 Features = Callable[[Tensor], Tensor]
 """Images B×3×h×w to feature maps B×D×H×W."""
@@ -46,9 +47,28 @@ class Probes:
     images: Float[Tensor, "B 3 h w"]
     prototypes: Float[Tensor, "B D H1 W1"]
     patch: Int[Tensor, " B"]
+    reach: Float[Tensor, " B"]
+    question: Question
 
     def __len__(self) -> int:
         return len(self.patch)
+
+    @classmethod
+    def of(
+        cls, tree: ProtoTree, images: Float[Tensor, "B 3 h w"], prototypes: Sequence[int], patch: Int[Tensor, " B"]
+    ) -> "Probes":
+        """Images and the numbers of their prototypes in a tree."""
+        chosen = list(prototypes)
+        return cls(images, tree.prototypes.detach()[chosen], patch, tree.reach[chosen], tree.question)
+
+    def similarity(self, distance: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """Of patches at these distances to the probes' prototypes."""
+        return self.question.similarity(distance, self.reach)
+
+    def with_images(self, images: Float[Tensor, "B 3 h w"], rows: Sequence[int]) -> "Probes":
+        """Other images, each with the prototype of one of these probes."""
+        own = list(rows)
+        return Probes(images, self.prototypes[own], self.patch[own], self.reach[own], self.question)
 
 
 def patch_distances(
@@ -61,21 +81,17 @@ def patch_distances(
 
 
 @torch.no_grad()
-def similarities(
-    features: Features, images: Float[Tensor, "B 3 h w"], prototypes: Float[Tensor, "B D H1 W1"]
-) -> Float[Tensor, " B"]:
+def similarities(features: Features, probes: Probes) -> Float[Tensor, " B"]:
     """Of each image's best patch to its own prototype, a batch of bounded size at a time."""
-    parts = [
-        similarity(patch_distances(features(some), own).amin(dim=1))
-        for some, own in zip(images.split(_BATCH), prototypes.split(_BATCH), strict=True)
-    ]
-    return torch.cat(parts)
+    pairs = zip(probes.images.split(_BATCH), probes.prototypes.split(_BATCH), strict=True)
+    distance = torch.cat([patch_distances(features(some), own).amin(dim=1) for some, own in pairs])
+    return probes.similarity(distance)
 
 
 def attribute(features: Features, probes: Probes, generator: torch.Generator) -> Float[Tensor, "B n n"]:
-    """How much each part of the image adds to the log-similarity of the patch; below 0 where it takes away.
+    """How much nearer each part of the image brings the patch to its prototype; below 0 where it takes it away.
 
-    The sum over the grid approximates the log-similarity minus that of an image of nothing but the mean colour.
+    The sum over the grid approximates the distance of an image of nothing but the mean colour, less the image's own.
     """
     background = probes.images.mean(dim=(2, 3), keepdim=True)
     total = torch.zeros_like(probes.images)
@@ -84,7 +100,7 @@ def attribute(features: Features, probes: Probes, generator: torch.Generator) ->
         image = (torch.lerp(background.expand_as(probes.images), probes.images, step) + _NOISE * noise).detach()
         image.requires_grad_(True)
         distance = patch_distances(features(image), probes.prototypes).gather(1, probes.patch[:, None])
-        (gradient,) = torch.autograd.grad(log_right(distance).sum(), image)
+        (gradient,) = torch.autograd.grad(-distance.sum(), image)
         total += gradient / len(STEPS)
     side = probes.images.shape[-1]
     n_cells = max(1, min(_CELLS, side // 4))
@@ -118,16 +134,14 @@ def hide_boxes(
     generator: torch.Generator,
 ) -> list[list[Hiding]]:
     """For each probe the test of each of its boxes, all of which go through the network together."""
-    side, images, prototypes, hide = probes.images.shape[-1], [], [], []
+    side, rows_of, hide = probes.images.shape[-1], list[int](), list[Box]()
     for i, own in enumerate(boxes):
         for box in own:
             hide += [box, *random_boxes(box, side, RANDOM_BOXES, generator)]
-        times = len(own) * (1 + RANDOM_BOXES)
-        images.append(probes.images[i : i + 1].expand(times, -1, -1, -1))
-        prototypes.append(probes.prototypes[i : i + 1].expand(times, -1, -1, -1))
+            rows_of += [i] * (1 + RANDOM_BOXES)
     if not hide:
         return [[] for _ in boxes]
-    found = similarities(features, hidden(torch.cat(images), hide), torch.cat(prototypes))
+    found = similarities(features, probes.with_images(hidden(probes.images[rows_of], hide), rows_of))
     rows = iter(found.view(-1, 1 + RANDOM_BOXES).tolist())
     tests = []
     for own, start in zip(boxes, before, strict=True):
@@ -136,16 +150,12 @@ def hide_boxes(
 
 
 @torch.no_grad()
-def occlude(
-    features: Features,
-    image: Float[Tensor, "3 h w"],
-    prototypes: Float[Tensor, "N D H1 W1"],
-    before: Sequence[float],
-) -> Float[Tensor, "N n n"]:
+def occlude(features: Features, probes: Probes, before: Sequence[float]) -> Float[Tensor, "B n n"]:
     """How much each prototype's similarity falls on average over the windows that hide a place.
 
-    One image, any number of prototypes: the windows are the same for all.
+    The probes are of one image; the windows are the same for all.
     """
+    image, prototypes = probes.images[0], probes.prototypes
     side, cells = image.shape[-1], _WINDOWS + 1
     stride = side / cells
     corners = [(row, column) for row in range(_WINDOWS) for column in range(_WINDOWS)]
@@ -158,7 +168,7 @@ def occlude(
         feature_map = features(hidden(image.expand(len(some), -1, -1, -1), some))
         for number, (row, column) in enumerate(corners[first : first + _BATCH]):
             own = feature_map[number : number + 1].expand(len(prototypes), -1, -1, -1)
-            now = similarity(patch_distances(own, prototypes).amin(dim=1))
+            now = probes.similarity(patch_distances(own, prototypes).amin(dim=1))
             fall[:, row : row + 2, column : column + 2] += (start - now)[:, None, None]
             count[row : row + 2, column : column + 2] += 1
     return fall / count

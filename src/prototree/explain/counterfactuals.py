@@ -19,19 +19,16 @@ Notation used for shapes: N nodes, L leaves, h nodes on the way.
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from prototree.explain.records import Flip, RunnerUp
-from prototree.tree.routing import log_left, log_right
+from prototree.explain.records import Flip, Nearer, RunnerUp
 from prototree.tree.strategies import Strategy
 from prototree.tree.topology import Topology
 
 # How far past the balance a changed similarity goes, in log-odds: enough to be no tie in float32.
 MARGIN = 1e-4
 _NEGLIGIBLE = 1e-5
-_SMALLEST_DISTANCE = 1e-7  # as in `routing`: a projected prototype may be at distance 0
 _GAP = 1e-7  # of the solution to the best one
 
 
@@ -53,30 +50,38 @@ class _Way:
 
 
 def runner_up(
-    distance: Float[ndarray, " N"],
+    log_left: Float[ndarray, " N"],
+    log_right: Float[ndarray, " N"],
     topology: Topology,
     leaf_labels: Int[ndarray, " L"],
     soft: Float[ndarray, " K"],
     answer: int,
     strategy: Strategy,
+    choice_sharpness: float | None = None,
 ) -> RunnerUp | None:
     """The class next in line, by the whole tree's probabilities, and what would have made it the answer.
 
-    Only classes that some leaf stands for can be next in line; None where there is no other.
+    Only classes that some leaf stands for can be next in line; None where there is no other. Where nodes choose between
+    two patches, their sharpness turns log-odds into distances.
     """
     others = [int(label) for label in np.unique(leaf_labels) if label != answer]
     if not others:
         return None
     label = max(others, key=lambda k: soft[k])
-    return RunnerUp(label, smallest_flip(distance, topology, np.flatnonzero(leaf_labels == label), strategy))
+    leaves = np.flatnonzero(leaf_labels == label)
+    return RunnerUp(label, smallest_flip(log_left, log_right, topology, leaves, strategy, choice_sharpness))
 
 
 def smallest_flip(
-    distance: Float[ndarray, " N"], topology: Topology, leaves: Int[ndarray, " m"], strategy: Strategy
+    log_left: Float[ndarray, " N"],
+    log_right: Float[ndarray, " N"],
+    topology: Topology,
+    leaves: Int[ndarray, " m"],
+    strategy: Strategy,
+    choice_sharpness: float | None = None,
 ) -> tuple[Flip, ...]:
     """The smallest change with which one of these leaves becomes the end of the path."""
-    apart = torch.from_numpy(np.maximum(distance.astype(np.float64), _SMALLEST_DISTANCE))
-    right, left = log_right(apart).numpy(), log_left(apart).numpy()
+    left, right = log_left.astype(np.float64), log_right.astype(np.float64)
     edges = np.where(topology.goes_right, right[topology.paths], left[topology.paths])
     edges = np.where(topology.paths >= 0, edges, 0.0)
     log_probs = edges.sum(axis=1)
@@ -92,14 +97,19 @@ def smallest_flip(
         if change.sum() < best.sum():
             best, way = change, candidate
     assert way is not None
-    return tuple(
-        Flip(int(way.nodes[i]), float(np.exp(right[way.nodes[i]])), _similarity(way, i, float(best[i])))
-        for i in np.flatnonzero(best).tolist()
-    )
+    flips = []
+    for i in np.flatnonzero(best).tolist():
+        node, moved, nearer = int(way.nodes[i]), float(best[i]), None
+        if choice_sharpness is not None:  # log-odds are γ·(d_left − d_right)
+            sides = (node, node + topology.n_nodes)
+            wanted, other = sides if way.turns_right[i] else sides[::-1]
+            nearer = Nearer(wanted, other, moved / choice_sharpness)
+        flips.append(Flip(node, float(np.exp(right[node])), _needed(way, i, moved), nearer))
+    return tuple(flips)
 
 
-def _similarity(way: _Way, i: int, change: float) -> float:
-    """The similarity that node i of the way needs."""
+def _needed(way: _Way, i: int, change: float) -> float:
+    """The probability of going right that node i of the way needs."""
     log_odds = way.log_odds[i] + change
     return float(1 / (1 + np.exp(-log_odds if way.turns_right[i] else log_odds)))
 

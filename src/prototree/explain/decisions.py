@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from PIL import Image
@@ -19,15 +20,16 @@ from prototree.explain.attribution import Probes, attribute, occlude
 from prototree.explain.counterfactuals import runner_up
 from prototree.explain.places import Finding, InputFrame, SeenPhoto, cell_finding, grid_finding, grids_of, tested
 from prototree.explain.prototype_pictures import PrototypePictures, open_photo, reduced
-from prototree.explain.records import DecisionExplanation, Match, PathExplanation, RunnerUp, Step
+from prototree.explain.records import DecisionExplanation, Match, PathExplanation, RunnerUp, SeenPatch, Step
 from prototree.explain.whole_tree import pictures_of
 from prototree.network.preprocessing import Preprocessing
 from prototree.run import Run
-from prototree.tree import routing
 from prototree.tree.model import Decisions, ProtoTree, Routed
 from prototree.tree.patches import distance_map
-from prototree.tree.strategies import HARD, Strategy
+from prototree.tree.questions import LN2
+from prototree.tree.strategies import Strategy
 
+_PATHS: tuple[Strategy, ...] = ("greedy", "max_path")  # the explanation first
 _SIDE = 480  # pixels of the longer side of the photo that is explained
 
 
@@ -46,7 +48,7 @@ def explain_image(
 
     A run brings the pictures of its prototypes and its notes along. By itself it costs one forward pass and the
     pictures. `attribution` also asks what each similarity on the way depends on and tests every box by hiding it (some
-    15 passes for each node on the way); `occlusion` takes 49 more.
+    15 passes for each prototype on the way); `occlusion` takes 49 more.
 
     >>> explain_image(Run.open("runs/birds"), "bird.jpg").paths["greedy"].steps
     """
@@ -64,8 +66,10 @@ def explain_image(
         class_names=tree.class_names,
         label=label,
         soft=tuple(decided.decisions.soft[0].tolist()),
-        paths={strategy: decided.path(strategy, matches, pictures, notes or {}) for strategy in HARD},
-        runner_up={strategy: decided.runner_up(strategy) for strategy in HARD},
+        sureness=float(decided.decisions.sureness[0]),
+        paths={strategy: decided.path(strategy, matches, pictures, notes or {}) for strategy in _PATHS},
+        runner_up={strategy: decided.runner_up(strategy) for strategy in _PATHS},
+        question=tree.question.kind,
     )
 
 
@@ -89,35 +93,50 @@ class _Decided:
         return cls(tree, seen, images, feature_map, routed, tree.decide(routed))
 
     def matches(self, *, attribution: bool, occlusion: bool) -> dict[int, Match]:
-        """The image's best patch for every node on one of the paths."""
-        ways = [self.decisions.path(strategy).nodes[0].tolist() for strategy in HARD]
-        nodes = sorted({node for way in ways for node in way if node >= 0})
-        prototypes = self.tree.prototypes.detach()[nodes]
-        maps = grids_of(routing.similarity(distance_map(self.feature_map, prototypes))[0])
-        patch, similarity = self.routed.patch[0, nodes], self.routed.similarity[0, nodes].tolist()
+        """The image's best patch for every prototype on one of the paths."""
+        ways = [self.decisions.path(strategy).nodes[0].tolist() for strategy in _PATHS]
+        nodes = np.array(sorted({node for way in ways for node in way if node >= 0}), dtype=np.int64)
+        asked: list[int] = self.tree.prototypes_of(nodes).tolist()
+        apart = distance_map(self.feature_map, self.tree.prototypes.detach()[asked])[0]
+        maps = grids_of(self.tree.question.similarity(apart, self.tree.reach[asked][:, None, None]))
+        patch = self.routed.patch[0, asked]
+        similarity = self.tree.similarity(self.routed.distance[0, asked], asked).tolist()
         findings = [[cell_finding(self.tree, p, grid)] for p, grid in zip(patch.tolist(), maps, strict=True)]
-        if nodes and (attribution or occlusion):
-            probes = Probes(self.images.expand(len(nodes), -1, -1, -1), prototypes, patch)
+        if asked and (attribution or occlusion):
+            probes = Probes.of(self.tree, self.images.expand(len(asked), -1, -1, -1), asked, patch)
             findings = _tested(self.tree, probes, findings, similarity, attribution=attribution, occlusion=occlusion)
-        return {node: self.seen.match(self.tree, similarity[i], findings[i]) for i, node in enumerate(nodes)}
+        return {prototype: self.seen.match(self.tree, similarity[i], findings[i]) for i, prototype in enumerate(asked)}
 
     def path(
         self, strategy: Strategy, matches: Mapping[int, Match], pictures: PrototypePictures, notes: Mapping[int, str]
     ) -> PathExplanation:
-        path = self.decisions.path(strategy)
+        path, n_nodes = self.decisions.path(strategy), self.tree.topology.n_nodes
+        is_choice = self.tree.question.kind == "choice"
+
+        def seen(prototype: int, p_right: float) -> SeenPatch:
+            distance, reach = float(self.routed.distance[0, prototype]), LN2 * float(self.tree.reach[prototype])
+            in_reach = distance <= reach if is_choice else p_right > 0.5
+            match, picture = matches[prototype], pictures.crop(prototype)
+            return SeenPatch(prototype, distance, in_reach, match, picture, notes.get(prototype, ""))
+
+        turns = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.p_right[0].tolist(), strict=True)
         steps = tuple(
-            Step(node, right, matches[node].similarity, matches[node], pictures.crop(node), notes.get(node, ""))
-            for node, right in zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), strict=True)
+            Step(node, right, p_right, seen(node, p_right), seen(node + n_nodes, p_right) if is_choice else None)
+            for node, right, p_right in turns
             if node >= 0
         )
         class_probs = tuple(self.decisions.class_probs(strategy)[0].tolist())
         return PathExplanation(strategy, steps, int(path.leaf[0]), class_probs)
 
     def runner_up(self, strategy: Strategy) -> RunnerUp | None:
-        decisions, distance = self.decisions, self.routed.distance[0].detach().cpu().numpy()
+        decisions, tree = self.decisions, self.tree
+        turns = tree.question.log_turns(self.routed.distance.double(), tree.reach.double())
+        left, right = (side[0].detach().cpu().numpy() for side in turns)
         leaf_labels = decisions.leaf_probs.argmax(dim=1).cpu().numpy()
         answer = int(decisions.labels(strategy)[0])
-        return runner_up(distance, self.tree.topology, leaf_labels, decisions.soft[0].cpu().numpy(), answer, strategy)
+        soft = decisions.soft[0].cpu().numpy()
+        sharpness = tree.question.sharpness if tree.question.kind == "choice" else None
+        return runner_up(left, right, tree.topology, leaf_labels, soft, answer, strategy, sharpness)
 
 
 def _open(
@@ -151,7 +170,7 @@ def _tested(
         for own, grid in zip(findings, grids_of(attribute(tree.features, probes, generator)), strict=True):
             own.append(grid_finding("attribution", grid, tree.preprocessing))
     if occlusion:
-        fall = occlude(tree.features, probes.images[0], probes.prototypes, before)
+        fall = occlude(tree.features, probes, before)
         for own, grid in zip(findings, grids_of(fall), strict=True):
             own.append(grid_finding("occlusion", grid, tree.preprocessing))
     return [list(own) for own in tested(tree.features, probes, findings, before, generator)]

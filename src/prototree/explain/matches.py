@@ -1,4 +1,4 @@
-"""The photos nearest to each prototype, and how often each node sends a class right, from one pass over feature maps.
+"""The photos nearest to each prototype, and how often a class goes to its side, from one pass over feature maps.
 
 Notation used for tensor shapes: B batch, D prototype depth, H W feature map, n prototypes, k photos, K classes.
 """
@@ -14,44 +14,57 @@ from prototree.explain.attribution import patch_distances
 from prototree.training.maps import MapBatch
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
-from prototree.tree.routing import similarity
 
 _PAIRS = 64  # whose maps are computed at a time
 
 
 @dataclass(frozen=True)
 class Matches:
-    """For n prototypes their k nearest photos, one patch each, and the share of each class's photos sent right."""
+    """For n prototypes their k nearest photos, one patch each, and what share of each class goes their way."""
 
-    nodes: tuple[int, ...]
+    prototypes: tuple[int, ...]
     distance: Float[Tensor, "n k"]
     place: Int[Tensor, "n k"]  # in the data; −1 where there are fewer photos than k
     patch: Int[Tensor, "n k"]
     maps: Float[Tensor, "n k rows columns"]  # of similarity
-    right: Float[Tensor, "n K"]
+    share: Float[Tensor, "n K"]
 
 
 @torch.no_grad()
-def find_matches(tree: ProtoTree, maps: Iterable[MapBatch], nodes: Sequence[int], k: int) -> Matches:
+def find_matches(tree: ProtoTree, maps: Iterable[MapBatch], prototypes: Sequence[int], k: int) -> Matches:
     """Memory does not grow with the data: only the best k of each prototype are kept, and their similarity maps.
 
-    A node sends a photo right if the similarity is above 0.5, as the greedy strategy has it.
+    Photos go a prototype's way as the greedy strategy has it: within its reach, or nearer to it than to its rival.
     """
-    prototypes = tree.prototypes.detach()[list(nodes)]
-    best = _none(tree, nodes, k)
-    seen = torch.zeros(tree.n_classes, device=prototypes.device)
+    rivals = [rival_of(tree, prototype) for prototype in prototypes]
+    compared = list(dict.fromkeys([*prototypes, *rivals]))
+    own, other = ([compared.index(p) for p in some] for some in (prototypes, rivals))
+    vectors = tree.prototypes.detach()[compared]
+    is_right = torch.tensor([tree.node_of(p)[1] for p in prototypes], dtype=torch.bool, device=vectors.device)
+    best = _none(tree, prototypes, k)
+    seen = torch.zeros(tree.n_classes, device=vectors.device)
     for feature_map, labels, places in maps:
-        near = nearest_patches(feature_map, prototypes)
-        best.right.index_add_(1, labels, (similarity(near.distance) > 0.5).float().T)
+        near = nearest_patches(feature_map, vectors)
+        distance, rival = near.distance[:, own], near.distance[:, other]
+        if tree.question.kind == "presence":
+            comes = tree.similarity(distance, prototypes) > 0.5
+        else:
+            comes = torch.where(is_right, distance < rival, distance <= rival)  # a tie goes left
+        best.share.index_add_(1, labels, comes.float().T)
         seen += torch.bincount(labels, minlength=tree.n_classes)
-        best = _merge(best, feature_map, near.distance.T, near.patch.T, places, prototypes)
-    return replace(best, right=best.right / seen.clamp_min(1))
+        best = _merge(tree, best, feature_map, distance.T, near.patch[:, own].T, places)
+    return replace(best, share=best.share / seen.clamp_min(1))
 
 
-def _none(tree: ProtoTree, nodes: Sequence[int], k: int) -> Matches:
-    device, count = tree.prototypes.device, len(nodes)
+def rival_of(tree: ProtoTree, prototype: int) -> int:
+    """The prototype on the other side of the same node; itself where a node has but one."""
+    return (prototype + tree.topology.n_nodes) % tree.n_prototypes
+
+
+def _none(tree: ProtoTree, prototypes: Sequence[int], k: int) -> Matches:
+    device, count = tree.prototypes.device, len(prototypes)
     return Matches(
-        tuple(nodes),
+        tuple(prototypes),
         torch.full((count, k), torch.inf, device=device),
         torch.full((count, k), -1, device=device),
         torch.zeros((count, k), dtype=torch.long, device=device),
@@ -61,14 +74,15 @@ def _none(tree: ProtoTree, nodes: Sequence[int], k: int) -> Matches:
 
 
 def _merge(
+    tree: ProtoTree,
     best: Matches,
     feature_map: Float[Tensor, "B D H W"],
     distance: Float[Tensor, "n B"],
     patch: Int[Tensor, "n B"],
     places: Int[Tensor, " B"],
-    prototypes: Float[Tensor, "n D H1 W1"],
 ) -> Matches:
-    k = best.distance.shape[1]
+    k, chosen = best.distance.shape[1], list(best.prototypes)
+    prototypes, reach = tree.prototypes.detach()[chosen], tree.reach[chosen]
     # Stable, so that equal distances stay in the order of the data.
     both, order = torch.sort(torch.cat([best.distance, distance], dim=1), dim=1, stable=True)
     order = order[:, :k]
@@ -76,7 +90,7 @@ def _merge(
     node, rank = torch.nonzero(order >= k, as_tuple=True)  # only the newcomers' maps are computed
     for own, place in zip(node.split(_PAIRS), rank.split(_PAIRS), strict=True):
         found = patch_distances(feature_map[order[own, place] - k], prototypes[own])
-        maps[own, place] = similarity(found).view(-1, *maps.shape[2:])
+        maps[own, place] = tree.question.similarity(found, reach[own][:, None]).view(-1, *maps.shape[2:])
     return replace(
         best,
         distance=both[:, :k],

@@ -82,37 +82,37 @@ class PrototypePictures:
         self._stored = stored if stored is not None and _describes(stored, tree) else None
         self._shown = lru_cache(maxsize=_KEPT)(self._find)
 
-    def crop(self, node: int) -> Picture:
+    def crop(self, prototype: int) -> Picture:
         """The prototype's patch, cut out of its photo."""
-        return self._shown(node).crop
+        return self._shown(prototype).crop
 
-    def photo(self, node: int) -> Picture:
+    def photo(self, prototype: int) -> Picture:
         """The photo that the prototype was found in."""
-        return self._shown(node).photo
+        return self._shown(prototype).photo
 
-    def of(self, node: int) -> SourcePictures:
+    def of(self, prototype: int) -> SourcePictures:
         """Both, and the size of the photo itself."""
-        return self._shown(node)
+        return self._shown(prototype)
 
     @property
     def complete(self) -> bool:
         """Whether every prototype's picture is stored, so that no data is needed."""
         return self._stored is not None or not self._sources
 
-    def _find(self, node: int) -> SourcePictures:
-        source = self._sources[node]
+    def _find(self, prototype: int) -> SourcePictures:
+        source = self._sources[prototype]
         if source is not None and self._root is not None:
             try:
                 return _look(self._root, source)
             except DataError as error:
-                log.debug("no picture of prototype %d from the data: %s", node, error)
+                log.debug("no picture of prototype %d from the data: %s", prototype, error)
         if source is not None and self._stored is not None:
             try:
-                size = read_json(self._stored / _LIST)["sizes"][node]
-                crop, photo = (_read_picture(self._stored / name) for name in _names(node))
+                size = read_json(self._stored / _LIST)["sizes"][prototype]
+                crop, photo = (_read_picture(self._stored / name) for name in _names(prototype))
                 return SourcePictures(crop, photo, (int(size[0]), int(size[1])))
             except (DataError, CheckpointError, LookupError, TypeError, ValueError) as error:
-                log.warning("the stored picture of prototype %d cannot be used: %s", node, error)
+                log.warning("the stored picture of prototype %d cannot be used: %s", prototype, error)
         return SourcePictures(grey_square(), grey_square(), _size_from(source))
 
 
@@ -125,9 +125,9 @@ def write_pictures(tree: ProtoTree, data: ImageData, folder: Path) -> None:
     (folder / _LIST).unlink(missing_ok=True)
     sizes: list[Size] = []
     pictures = PrototypePictures(tree, data)
-    for node in range(tree.topology.n_nodes):
-        shown = pictures.of(node)
-        crop, photo = _names(node)
+    for prototype in range(tree.n_prototypes):
+        shown = pictures.of(prototype)
+        crop, photo = _names(prototype)
         write_file(
             folder / crop, webp(shown.crop, quality=_QUALITY, lossless=True)
         )  # a few pixels, of which every one shows
@@ -145,8 +145,8 @@ def _look(root: Path, source: PrototypeSource) -> SourcePictures:
     return SourcePictures(cut_out(photo, Box(*source.box)), reduced(photo), photo.size)
 
 
-def _names(node: int) -> tuple[str, str]:
-    return f"{node:03d}.webp", f"{node:03d}-photo.webp"
+def _names(prototype: int) -> tuple[str, str]:
+    return f"{prototype:03d}.webp", f"{prototype:03d}-photo.webp"
 
 
 def _read_picture(path: Path) -> Picture:

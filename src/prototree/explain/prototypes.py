@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from jaxtyping import Float
@@ -22,14 +23,14 @@ from prototree.explain.attribution import Probes, attribute, occlude, patch_dist
 from prototree.explain.matches import Matches, find_matches
 from prototree.explain.places import Finding, InputFrame, SeenPhoto, cell_finding, grid_finding, grids_of, tested
 from prototree.explain.prototype_pictures import THUMB_SIDE, open_photo, reduced
-from prototree.explain.records import Cause, Match, PrototypeExplanation
+from prototree.explain.records import Cause, Match, PrototypeExplanation, Side
 from prototree.network.backbone import FeatureExtractor
 from prototree.network.folding import folded
 from prototree.network.geometry import Box
 from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.maps import MapBatch, Tick
 from prototree.tree.model import ProtoTree, PrototypeSource
-from prototree.tree.routing import similarity
+from prototree.tree.questions import LN2
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ _TICKS = 15  # what a prototype costs, in training photos
 def explain_prototypes(
     tree: ProtoTree,
     data: ImageData,
-    nodes: Iterable[int],
+    prototypes: Iterable[int],
     *,
     views: Views | None = None,
     nearest: int = 5,
@@ -53,7 +54,7 @@ def explain_prototypes(
     """Some prototypes of a tree. One that was never projected, or whose photo is gone, is shown at its nearest
     training patch. `views` are those that the tree's prototypes come from; by default as in the paper.
     """
-    chosen = list(nodes)
+    chosen = list(prototypes)
     if not chosen:
         return ()
     tree.eval()
@@ -72,12 +73,35 @@ def explain_prototypes(
         some = range(first, min(first + _PROTOTYPES_AT_ONCE, len(chosen)))
         subjects = [examination.subject(found, i) for i in some]
         for i, subject, (source, why) in zip(some, subjects, examination.examine(subjects), strict=True):
-            right, note = tuple(found.right[i].tolist()), (notes or {}).get(chosen[i], "")
             explained.append(
-                PrototypeExplanation(chosen[i], source, subject.distance_moved, matches[i], right, why, note)
+                PrototypeExplanation(
+                    **place_of(tree, chosen[i]),
+                    source=source,
+                    distance_moved=subject.distance_moved,
+                    nearest=matches[i],
+                    right_share=tuple(found.share[i].tolist()),
+                    causes=why,
+                    note=(notes or {}).get(chosen[i], ""),
+                )
             )
         progress.add(_TICKS * len(subjects))
     return tuple(explained)
+
+
+class Place(TypedDict):
+    """What a tree says of a prototype's place."""
+
+    prototype: int
+    node: int
+    side: Side
+    reach: float
+
+
+def place_of(tree: ProtoTree, prototype: int) -> Place:
+    """Where in the tree a prototype stands, and how far it reaches."""
+    node, is_right = tree.node_of(prototype)
+    reach = LN2 * float(tree.reach[prototype])
+    return Place(prototype=prototype, node=node, side="right" if is_right else "left", reach=reach)
 
 
 def fast_features(tree: ProtoTree) -> FeatureExtractor:
@@ -121,7 +145,7 @@ class _Progress:
 class _Subject:
     """A prototype in its own photo."""
 
-    node: int
+    prototype: int
     sample: Sample
     view: View
     patch: int
@@ -140,8 +164,8 @@ class _Examination:
         self._by_name = {self._name(entry.sample.path): entry for entry in entries}
 
     def subject(self, found: Matches, i: int) -> _Subject:
-        tree, node = self._tree, found.nodes[i]
-        source = tree.sources[node]
+        tree, prototype = self._tree, found.prototypes[i]
+        source = tree.sources[prototype]
         entry = self._by_name.get(source.image) if source is not None else None
         if source is not None and entry is not None:
             view, patch = view_of(source, entry), tree.grid.number(*source.patch)
@@ -151,19 +175,21 @@ class _Examination:
         else:
             raise DataError("expected at least one readable training photo to explain with, got none")
         pixels = ViewDataset((entry.sample,), lambda _: (view,), tree.preprocessing)[0].image
-        return _Subject(node, entry.sample, view, patch, pixels, source.distance if source is not None else 0.0)
+        return _Subject(prototype, entry.sample, view, patch, pixels, source.distance if source is not None else 0.0)
 
     def examine(self, subjects: Sequence[_Subject]) -> list[tuple[Match, tuple[Cause, ...]]]:
         tree, network = self._tree, self._network
         device = tree.prototypes.device
-        probes = Probes(
+        probes = Probes.of(
+            tree,
             torch.stack([subject.pixels for subject in subjects]).to(device),
-            tree.prototypes.detach()[[subject.node for subject in subjects]],
+            [subject.prototype for subject in subjects],
             torch.tensor([subject.patch for subject in subjects], device=device),
         )
-        generator = torch.Generator().manual_seed(derived_seed("explain", *(subject.node for subject in subjects)))
+        generator = torch.Generator().manual_seed(derived_seed("explain", *(subject.prototype for subject in subjects)))
         with torch.no_grad():
-            maps = similarity(patch_distances(network(probes.images), probes.prototypes))
+            apart = patch_distances(network(probes.images), probes.prototypes)
+            maps = tree.question.similarity(apart, probes.reach[:, None])
         before = maps.amax(dim=1).tolist()
         cells = grids_of(maps.view(len(maps), *tree.grid.shape))
         contributions = grids_of(attribute(network, probes, generator))
@@ -182,8 +208,8 @@ class _Examination:
     def nearest(self, found: Matches, count: int) -> list[tuple[Match, ...]]:
         """The nearest other photos. Each is read once, however many prototypes it is near to."""
         wanted: dict[int, list[tuple[int, int]]] = {}
-        for i, (node, places) in enumerate(zip(found.nodes, found.place.tolist(), strict=True)):
-            source = self._tree.sources[node]
+        for i, (prototype, places) in enumerate(zip(found.prototypes, found.place.tolist(), strict=True)):
+            source = self._tree.sources[prototype]
             first_of: dict[str, int] = {}  # the nearest view of each photo
             for place in places:
                 if place >= 0:
@@ -197,17 +223,17 @@ class _Examination:
             seen = self._seen_photo(sample, view, THUMB_SIDE)
             for i, rank in pairs:
                 cell = cell_finding(self._tree, int(found.patch[i, rank]), found.maps[i, rank].cpu().numpy())
-                near = float(similarity(found.distance[i, rank]))
+                near = float(self._tree.similarity(found.distance[i, rank][None], [found.prototypes[i]])[0])
                 matches[i, rank] = seen.match(self._tree, near, [cell])
         return [
             tuple(matches[i, r] for r in range(found.place.shape[1]) if (i, r) in matches)
-            for i in range(len(found.nodes))
+            for i in range(len(found.prototypes))
         ]
 
     def _occlusion_of(self, probes: Probes, i: int, before: float) -> list[Finding]:
         if not self._occlusion:
             return []
-        fall = occlude(self._network, probes.images[i], probes.prototypes[i : i + 1], [before])
+        fall = occlude(self._network, probes.with_images(probes.images[i : i + 1], [i]), [before])
         return [grid_finding("occlusion", grids_of(fall)[0], self._tree.preprocessing)]
 
     def _match(self, subject: _Subject, similarity: float, findings: Sequence[Finding]) -> Match:

@@ -1,7 +1,8 @@
 """What there is to say about a tree and its decisions, as plain data: numbers, boxes and small pictures.
 
 `explain` makes these, `report` and the browser app draw them. No tensor, no file and no network here.
-Notation used for shapes: N nodes, L leaves, K classes.
+Notation used for shapes: N nodes, P prototypes (one or two a node: first all right ones, then all left ones), L leaves,
+K classes.
 """
 
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ Heat = Float[ndarray, "_ _"]
 """From 0 to 1, to be stretched over the whole photo; 0 where the network did not look."""
 
 Method = Literal["cell", "attribution", "occlusion"]
+QuestionKind = Literal["presence", "choice"]
+"""Whether a node asks for one patch, or which of two is nearer; as in `tree.questions`, which needs torch."""
+Side = Literal["right", "left"]
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,18 @@ class Cause:
 
 @dataclass(frozen=True)
 class PrototypeExplanation:
-    """All that is known about one node's prototype."""
+    """All that is known about one prototype."""
 
-    node: int
+    prototype: int  # of P
+    node: int  # that asks for it
+    side: Side  # where photos go that have it; a node that asks for presence has no left one
+    reach: float  # distance: nearer than this is present; of a choice: as near as 95 % of its side's photos come
     source: Match
     distance_moved: float  # by projection
     nearest: tuple[Match, ...]  # in other photos than the source, one patch each, nearest first
-    right_share: tuple[float, ...]  # K: how much of each class's training photos the node alone would send right
+    # K: how much of each class's training photos the node alone would send to this prototype's side, so a choice's two
+    # prototypes share out every class.
+    right_share: tuple[float, ...]
     causes: tuple[Cause, ...]
     note: str = ""  # the user's own words, such as "long beak"
 
@@ -81,21 +90,58 @@ class TreeExplanation:
     class_names: tuple[str, ...]
     left: tuple[int, ...]  # N: a node, or ~leaf
     right: tuple[int, ...]
-    prototypes: tuple[PrototypeExplanation, ...]  # N
+    prototypes: tuple[PrototypeExplanation, ...]  # P
     leaf_probs: tuple[tuple[float, ...], ...]  # L×K
     accuracy: dict[str, float]  # by strategy on the test photos; empty if never evaluated
+    question: QuestionKind = "presence"
+    sharpness: float = 1.0
+
+    def prototype_at(self, node: int, side: Side) -> PrototypeExplanation:
+        """A node's prototype; presence has only right ones."""
+        return self.prototypes[node if side == "right" else node + len(self.left)]
+
+
+@dataclass(frozen=True)
+class SeenPatch:
+    """A prototype, and what an image has that is nearest to it."""
+
+    prototype: int
+    distance: float
+    in_reach: bool  # of presence: whether it counts as present; of a choice: whether it is as near as usual on its side
+    match: Match  # the image's own best patch
+    picture: Picture  # the prototype's crop
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One node on the way of one image."""
+    """One node on the way of one image, and what was compared there."""
 
     node: int
     goes_right: bool
-    similarity: float
-    match: Match  # the image's own best patch
-    prototype: Picture  # the prototype's crop
-    note: str = ""
+    p_right: float
+    right: SeenPatch
+    left: SeenPatch | None = None  # only of a choice
+
+    @property
+    def note(self) -> str:
+        """The user's words about the node: those about its right prototype, which has the same number."""
+        return self.right.note
+
+    @property
+    def sides(self) -> tuple[SeenPatch, ...]:
+        """What was compared, as it stands on a page: left to right."""
+        return (self.right,) if self.left is None else (self.left, self.right)
+
+    @property
+    def chosen(self) -> SeenPatch:
+        """The side taken; where only one prototype was asked for, that one."""
+        return self.right if self.left is None or self.goes_right else self.left
+
+    @property
+    def against_odds(self) -> bool:
+        """Whether the path goes where the node alone would not; never on a greedy path."""
+        return self.goes_right != (self.p_right > 0.5)
 
 
 @dataclass(frozen=True)
@@ -109,12 +155,22 @@ class PathExplanation:
 
 
 @dataclass(frozen=True)
+class Nearer:
+    """Which of a choice's two prototypes would have to be nearer, by how much, if the other stays where it is."""
+
+    prototype: int
+    than: int
+    by: float
+
+
+@dataclass(frozen=True)
 class Flip:
-    """One similarity that would have to change."""
+    """One decision that would have to change: the probability of going right, which for one patch is its similarity."""
 
     node: int
-    similarity: float
+    p_right: float
     needed: float
+    nearer: Nearer | None = None  # only of a choice
 
 
 @dataclass(frozen=True)
@@ -135,8 +191,22 @@ class DecisionExplanation:
     class_names: tuple[str, ...]
     label: int | None  # the true class where it is known
     soft: tuple[float, ...]  # K
-    paths: dict[Strategy, PathExplanation]  # "max_path" and "greedy"
+    paths: dict[Strategy, PathExplanation]  # "greedy", which is the explanation, and "max_path"
     runner_up: dict[Strategy, RunnerUp | None]  # None where no change of similarities can do it
+    question: QuestionKind = "presence"
+    sureness: float = 1.0  # that the greedy answer is right: of the answers called 70 % sure, 70 of 100 are
+
+    @property
+    def answer(self) -> int:
+        """The class that the greedy path ends in."""
+        probs = self.paths["greedy"].class_probs
+        return max(range(len(probs)), key=probs.__getitem__)
+
+    @property
+    def shown_paths(self) -> tuple[PathExplanation, ...]:
+        """The greedy path first; another only where it ends elsewhere."""
+        first, *others = sorted(self.paths.values(), key=lambda path: path.strategy != "greedy")
+        return (first, *(path for path in others if path.leaf != first.leaf))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from prototree.data import ImageData
 from prototree.errors import ConfigError, DataError
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
-from prototree.explain.prototypes import explain_prototypes
+from prototree.explain.prototypes import explain_prototypes, place_of
 from prototree.explain.records import Location, Match, PrototypeExplanation, TreeExplanation
 from prototree.network.geometry import Box
 from prototree.run import PICTURES, Run
@@ -35,16 +35,16 @@ def explain_tree(
     data = data if data is not None else run.data_if_here()
     if data is not None and data.class_names != tree.class_names:
         raise DataError("expected the classes of the run in the data, got others; choose the data it was made with")
-    nodes = range(tree.topology.n_nodes)
+    every = range(tree.n_prototypes)
     if data is None:
         pictures = pictures_of(run, tree)
-        prototypes = tuple(_stored(tree, node, pictures, notes or {}) for node in nodes)
+        prototypes = tuple(_stored(tree, one, pictures, notes or {}) for one in every)
     else:
         config = run.config
         prototypes = explain_prototypes(
             tree,
             data,
-            nodes,
+            every,
             views=config.recipe.source_views(data),
             nearest=nearest,
             occlusion=occlusion,
@@ -60,6 +60,8 @@ def explain_tree(
         prototypes=prototypes,
         leaf_probs=tuple(map(tuple, class_log_probs(tree.leaf_logits.detach()).exp().tolist())),
         accuracy={str(strategy): float(value) for strategy, value in run.last_metrics.get("accuracy", {}).items()},
+        question=tree.question.kind,
+        sharpness=tree.question.sharpness,
     )
 
 
@@ -77,9 +79,11 @@ def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None 
     return PrototypePictures(tree, run.data_if_here())
 
 
-def _stored(tree: ProtoTree, node: int, pictures: PrototypePictures, notes: Mapping[int, str]) -> PrototypeExplanation:
+def _stored(
+    tree: ProtoTree, prototype: int, pictures: PrototypePictures, notes: Mapping[int, str]
+) -> PrototypeExplanation:
     """What is known of a prototype without any data: its pictures and its box, but no heat and no neighbours."""
-    source, shown = tree.sources[node], pictures.of(node)
+    source, shown = tree.sources[prototype], pictures.of(prototype)
     box = Box(*source.box) if source is not None else Box.whole(shown.size)
     heat = np.zeros(shown.photo.shape[:2], dtype=np.float32)
     match = Match(
@@ -91,5 +95,12 @@ def _stored(tree: ProtoTree, node: int, pictures: PrototypePictures, notes: Mapp
         crop=shown.crop,
         where=(Location("cell", box, heat, None),),
     )
-    distance = source.distance if source is not None else 0.0
-    return PrototypeExplanation(node, match, distance, (), (), (), notes.get(node, ""))
+    return PrototypeExplanation(
+        **place_of(tree, prototype),
+        source=match,
+        distance_moved=source.distance if source is not None else 0.0,
+        nearest=(),
+        right_share=(),
+        causes=(),
+        note=notes.get(prototype, ""),
+    )

@@ -1,10 +1,10 @@
 """A tree on the bench: prototypes replaced, sources banned, nodes removed, and the leaves refitted at once (§7).
 
 The network stays as it is, so the feature maps of all photos are computed once. An edit changes the distances to one
-prototype, then the leaves are fitted anew without gradients (Eq. 5). States are never changed; an edit makes a new one.
-A node's number is always its place in the tree of the state at hand.
+prototype; its reach, then the leaves are fitted anew without gradients (Eq. 5). A node's number is always its place in
+the tree of the state at hand.
 
-Notation used for tensor shapes: M photos, N nodes, L leaves, K classes, P patches of a map.
+Notation used for tensor shapes: M views of photos, C patches of a map.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,26 +12,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numpy import ndarray
 from torch import Tensor
 
 from prototree.data.loading import Entry, ViewDataset, Views
 from prototree.data.samples import ImageData, Sample, name_in
 from prototree.data.views import FULL, View, evaluation_views, from_photo, photo_size, to_photo
 from prototree.errors import MendError
-from prototree.mend.edits import Ban, Edit, Note, Region, Remove, Replace
+from prototree.mend.edits import Ban, Edit, Note, Region, Remove, Replace, Side
+from prototree.mend.figures import Comparison, Figures, changed_answers, figures_of
+from prototree.mend.reaches import fitted_reach, has_reaches
+from prototree.mend.states import TreeState, copied, routed, with_prototype, with_reach, without_node
 from prototree.network.geometry import Box
 from prototree.training import leaf_training
 from prototree.training.maps import StoredMaps
-from prototree.training.projection import reachable_classes
-from prototree.tree import routing
-from prototree.tree.model import Decisions, ProtoTree, PrototypeSource, Routed
+from prototree.training.projection import prototype_classes
+from prototree.tree.model import ProtoTree, PrototypeSource
 from prototree.tree.patches import NearestPatches, extract_patches
-from prototree.tree.strategies import STRATEGIES, Strategy
-from prototree.tree.topology import Topology
 
 N_SWEEPS = 5  # of Eq. 5 over the training photos after an edit
 _TOUCH = 0.01  # a patch is in a region if this share of either lies in the other
@@ -46,72 +44,18 @@ class Cell:
     patch: tuple[int, int]
     box: Region  # in pixels of the photo
 
-    def replaces(self, node: int) -> Replace:
-        """The edit that puts this patch at a node."""
-        return Replace(node, self.image, self.view, self.patch)
+    def replaces(self, node: int, side: Side = "right") -> Replace:
+        """The edit that puts this patch at a node, on one side where it compares two."""
+        return Replace(node, self.image, self.view, self.patch, side)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A training patch that could be a node's prototype."""
+    """A training patch that could be a prototype."""
 
     cell: Cell
     label: int
     similarity: float
-
-
-@dataclass(frozen=True)
-class Figures:
-    """How good a tree is on the photos that feedback comes from."""
-
-    n_photos: int
-    accuracy: dict[str, float]  # by strategy
-    fidelity: dict[str, float]  # agreement of a hard strategy with soft
-    path_length: dict[str, float]  # prototypes asked, on average
-    class_accuracy: tuple[float | None, ...]  # soft; None for a class without photos
-    n_prototypes: int
-
-
-@dataclass(frozen=True)
-class Changed:
-    """A photo that is answered differently."""
-
-    place: int  # in the list of photos
-    label: int
-    before: int
-    after: int
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two trees on the same photos."""
-
-    before: Figures
-    after: Figures
-    changed: tuple[Changed, ...]  # by the soft answer
-
-
-@dataclass(frozen=True, eq=False)
-class TreeState:
-    """A tree between two edits, with the distance of every photo to every one of its prototypes."""
-
-    tree: ProtoTree
-    training: NearestPatches
-    feedback: NearestPatches
-    leaf_start: Float[Tensor, "L K"]  # what refitting begins with: as trained, or 0 where the photos are others now
-    banned: tuple[Ban, ...]
-    notes: Mapping[int, str]
-
-    def expect(self, node: int) -> None:
-        """Refuses a number that no node has."""
-        n_nodes = self.tree.topology.n_nodes
-        if node not in range(n_nodes):
-            raise MendError(f"expected a prototype from 0 to {n_nodes - 1}, got {node}")
-
-    @cached_property
-    def decisions(self) -> Decisions:
-        """What the tree decides for the photos of the feedback."""
-        return self.tree.decide(_routed(self.tree, self.feedback))
 
 
 class Bench:
@@ -172,7 +116,7 @@ class Bench:
             case Ban():
                 return self._refitted(self._banned(state, edit))
             case Remove():
-                return self._refitted(self._removed(state, edit))
+                return self._refitted(without_node(state, edit))
 
     def locate(self, image: str, region: Region, view: str = FULL.name) -> Cell:
         """The patch of a view that lies nearest to a region of the photo."""
@@ -182,18 +126,27 @@ class Bench:
         across, down = from_photo((x, y), entry.view, photo_size(entry.sample), self.tree.preprocessing)
         return self._cell(entry, *self.tree.grid.nearest(across, down))
 
-    def candidates(self, state: TreeState, node: int, n: int = 12) -> tuple[Candidate, ...]:
-        """The nearest allowed patches to a node's prototype, one a photo, nearest first."""
-        state.expect(node)
-        prototype = state.tree.prototypes.detach()[node : node + 1]
-        return self._nearest_first(self.training.nearest(prototype, self._forbidden(state.banned)), 0, n)
+    def candidates(self, state: TreeState, node: int, n: int = 12, side: Side = "right") -> tuple[Candidate, ...]:
+        """The nearest allowed patches to a node's prototype, one a photo, nearest first.
 
-    def all_candidates(self, state: TreeState, node: int, n: int = 12) -> tuple[Candidate, ...]:
-        """The same, banned patches and all, at no cost: the state knows their distances."""
-        return self._nearest_first(state.training, node, n)
+        Where a node compares two and sources are constrained, they are of the classes on the prototype's side. One that
+        stands alone shows all that it finds: a class that has no business there is worth seeing.
+        """
+        prototype = state.prototype(node, side)
+        nearest = self._allowed(state, prototype)
+        distance = nearest.distance[:, 0]
+        if state.tree.question.kind == "choice":
+            distance = self._of_its_classes(state.tree, prototype, distance)
+        return self._nearest_first(state.tree, prototype, distance, nearest.patch[:, 0], n)
 
-    def _nearest_first(self, nearest: NearestPatches, column: int, n: int) -> tuple[Candidate, ...]:
-        distance = nearest.distance[:, column].masked_fill(~self._is_source, torch.inf)
+    def all_candidates(self, state: TreeState, prototype: int, n: int = 12) -> tuple[Candidate, ...]:
+        """The nearest patches to any prototype, banned ones and all, at no cost: the state knows their distances."""
+        distance = state.training.distance[:, prototype].masked_fill(~self._is_source, torch.inf)
+        return self._nearest_first(state.tree, prototype, distance, state.training.patch[:, prototype], n)
+
+    def _nearest_first(
+        self, tree: ProtoTree, prototype: int, distance: Float[Tensor, " M"], patch: Int[Tensor, " M"], n: int
+    ) -> tuple[Candidate, ...]:
         nearest_view: dict[int, int] = {}  # of each photo
         for row in distance.argsort(stable=True).tolist():
             if len(nearest_view) == n or not torch.isfinite(distance[row]):
@@ -201,9 +154,9 @@ class Bench:
             nearest_view.setdefault(self.training.entries[row].sample_index, row)
         return tuple(
             Candidate(
-                self._cell(entry := self.training.entries[row], *self.tree.grid.place(int(nearest.patch[row, column]))),
+                self._cell(entry := self.training.entries[row], *self.tree.grid.place(int(patch[row]))),
                 entry.sample.label,
-                float(routing.similarity(distance[row])),
+                float(tree.similarity(distance[row][None], [prototype])[0]),
             )
             for row in nearest_view.values()
         )
@@ -222,26 +175,12 @@ class Bench:
 
     def figures(self, state: TreeState) -> Figures:
         """The numbers of a state on the photos of the feedback."""
-        decisions, labels = state.decisions, self.feedback.labels
-        answers: dict[Strategy, Tensor] = {strategy: decisions.labels(strategy) for strategy in STRATEGIES}
-        right = answers["soft"] == labels
-        return Figures(
-            n_photos=len(labels),
-            accuracy={s: _share(answers[s] == labels) for s in STRATEGIES},
-            fidelity={s: _share(answers[s] == answers["soft"]) for s in STRATEGIES[1:]},
-            path_length={s: float(decisions.path(s).length.double().mean()) for s in STRATEGIES[1:]},
-            class_accuracy=tuple(
-                _share(right[labels == k]) if (labels == k).any() else None for k in range(self.tree.n_classes)
-            ),
-            n_prototypes=state.tree.topology.n_nodes,
-        )
+        return figures_of(state.tree, state.decisions, self.feedback.labels)
 
     def compare(self, before: TreeState, after: TreeState) -> Comparison:
         """What lies between two states."""
-        then, now, labels = before.decisions.labels(), after.decisions.labels(), self.feedback.labels
-        changed = torch.nonzero(then != now)[:, 0].tolist()
-        rows = tuple(Changed(i, int(labels[i]), int(then[i]), int(now[i])) for i in changed)
-        return Comparison(self.figures(before), self.figures(after), rows)
+        changed = changed_answers(before.decisions, after.decisions, self.feedback.labels)
+        return Comparison(self.figures(before), self.figures(after), changed)
 
     def has(self, image: str, view: str) -> bool:
         """Whether there is such a view of a training photo."""
@@ -263,7 +202,7 @@ class Bench:
         box = to_photo(grid.box(row, column), entry.view, photo_size(entry.sample), self.tree.preprocessing)
         return Cell(self.name(entry.sample), entry.view.name, (row, column), box.edges)
 
-    def _forbidden(self, banned: Sequence[Ban]) -> dict[int, Bool[Tensor, " P"]]:
+    def _forbidden(self, banned: Sequence[Ban]) -> dict[int, Bool[Tensor, " C"]]:
         """Banned patches of each view that has some."""
         grid = self.tree.grid
         places = [grid.place(patch) for patch in range(grid.n_patches)]
@@ -275,20 +214,34 @@ class Bench:
                 masks[row] = torch.tensor([any(_overlaps(region, box) for region in regions) for box in boxes])
         return masks
 
+    def _allowed(self, state: TreeState, prototype: int) -> NearestPatches:
+        """Each view's nearest patch that is not banned; infinitely far in views that are no sources."""
+        own = state.tree.prototypes.detach()[prototype : prototype + 1]
+        nearest = self.training.nearest(own, self._forbidden(state.banned))
+        return NearestPatches(nearest.distance.masked_fill(~self._is_source[:, None], torch.inf), nearest.patch)
+
+    def _of_its_classes(self, tree: ProtoTree, prototype: int, distance: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
+        """Infinitely far for other classes than may be the source (Eq. S1), if sources are constrained."""
+        if not self._constrain:
+            return distance
+        other_class = ~prototype_classes(tree)[prototype, self.training.labels]
+        constrained = distance.masked_fill(other_class, torch.inf)
+        # As in projection: where no patch of these classes is left, any class will do.
+        return constrained if torch.isfinite(constrained).any() else distance
+
     def _replaced(self, state: TreeState, edit: Replace) -> TreeState:
+        prototype = state.prototype(edit.node, edit.side)
         cell = self._cell(self.entry(edit.image, edit.view), *edit.patch)
         if self.is_banned(state, cell):
             raise MendError(f"{edit.image} is banned there; choose another patch, or undo the ban")
-        return self._with_prototype(state, edit.node, cell)
+        return self._with_prototype(state, prototype, cell)
 
-    def _with_prototype(self, state: TreeState, node: int, cell: Cell) -> TreeState:
+    def _with_prototype(self, state: TreeState, prototype: int, cell: Cell) -> TreeState:
         row = self._row[cell.image, cell.view]
-        old, entry = state.tree.prototypes.detach(), self.training.entries[row]
-        patches = extract_patches(self.training.maps([row]), (old.shape[2], old.shape[3]))[0]
+        old, entry = state.tree.prototypes.detach()[prototype], self.training.entries[row]
+        patches = extract_patches(self.training.maps([row]), (old.shape[1], old.shape[2]))[0]
         # Patches are flattened as prototypes are: depth, then height, then width.
-        prototype = patches[self.tree.grid.number(*cell.patch)].view_as(old[node])
-        tree = _copied(state.tree)
-        tree.prototypes.data[node] = prototype
+        vector = patches[self.tree.grid.number(*cell.patch)].view_as(old)
         region = entry.view.region
         source = PrototypeSource(
             image=cell.image,
@@ -296,78 +249,51 @@ class Bench:
             view=cell.view,
             patch=cell.patch,
             box=cell.box,
-            distance=float(torch.linalg.vector_norm(prototype - old[node])),
+            distance=float(torch.linalg.vector_norm(vector - old)),
             region=region.edges if region is not None else None,
             flip=entry.view.flip,
         )
-        tree.sources = (*tree.sources[:node], source, *tree.sources[node + 1 :])
-        return replace(
-            state,
-            tree=tree,
-            training=_with_column(state.training, node, self.training.nearest(prototype[None])),
-            feedback=_with_column(state.feedback, node, self.feedback.nearest(prototype[None])),
-            leaf_start=_emptied(state.leaf_start, tree.topology, node),
-        )
+        training, feedback = (maps.nearest(vector[None]) for maps in (self.training, self.feedback))
+        return self._with_fitted_reach(with_prototype(state, prototype, vector, source, training, feedback), prototype)
+
+    def _with_fitted_reach(self, state: TreeState, prototype: int) -> TreeState:
+        """The leaves still say which classes are on which side: they are fitted afterwards."""
+        if not has_reaches(state.tree):
+            return state
+        # As in training: two that are compared are judged on their sources, one that stands alone on what it is asked.
+        rows = torch.nonzero(self._is_source)[:, 0] if state.tree.question.kind == "choice" else self._whole
+        distance, labels = state.training.distance[rows, prototype], self.training.labels[rows]
+        reach = fitted_reach(state.tree, prototype, distance, labels)
+        return with_reach(state, prototype, reach) if reach is not None else state
 
     def _banned(self, state: TreeState, edit: Ban) -> TreeState:
         """Prototypes that come from there are projected anew (Eq. 6, S1), on what is still allowed."""
         if not any(image == edit.image for image, _ in self._row):
             raise MendError(f"expected a training photo, got {edit.image!r}; there is none of that name")
         state = replace(state, banned=(*state.banned, edit))
-        forbidden = self._forbidden(state.banned)
-        for node, source in enumerate(state.tree.sources):
+        for prototype, source in enumerate(state.tree.sources):
             if source is None or source.image != edit.image or not _overlaps(edit.region, source.box):
                 continue
-            nearest = self.training.nearest(state.tree.prototypes.detach()[node : node + 1], forbidden)
-            distance = nearest.distance[:, 0].masked_fill(~self._is_source, torch.inf)
-            if self._constrain:
-                other_class = ~reachable_classes(state.tree)[node, self.training.labels]
-                constrained = distance.masked_fill(other_class, torch.inf)
-                # As in projection: where no patch of these classes is left, any class will do.
-                distance = constrained if torch.isfinite(constrained).any() else distance
+            nearest = self._allowed(state, prototype)
+            distance = self._of_its_classes(state.tree, prototype, nearest.distance[:, 0])
             row = int(distance.argmin())
             if not torch.isfinite(distance[row]):
-                raise MendError(f"no patch would be left for prototype {node}; undo some bans first")
+                raise MendError(f"no patch would be left for {state.words_for(prototype)}; undo some bans first")
             place = self.tree.grid.place(int(nearest.patch[row, 0]))
-            state = self._with_prototype(state, node, self._cell(self.training.entries[row], *place))
+            state = self._with_prototype(state, prototype, self._cell(self.training.entries[row], *place))
         return state
-
-    def _removed(self, state: TreeState, edit: Remove) -> TreeState:
-        topology = state.tree.topology
-        if topology.n_nodes == 1:
-            raise MendError("expected at least one node to be left; a tree that is a single leaf decides nothing")
-        kept = int((topology.left if edit.keep == "left" else topology.right)[edit.node])
-        smaller, nodes, leaf_ids = _spliced(topology, edit.node, kept)
-        if smaller.n_nodes == 0:
-            raise MendError("expected at least one node to be left; keep the other side")
-        return replace(
-            state,
-            tree=state.tree.with_topology(smaller, nodes, leaf_ids),
-            training=NearestPatches(state.training.distance[:, nodes], state.training.patch[:, nodes]),
-            feedback=NearestPatches(state.feedback.distance[:, nodes], state.feedback.patch[:, nodes]),
-            leaf_start=_emptied(state.leaf_start, topology, kept)[leaf_ids],
-            notes={new: state.notes[old] for new, old in enumerate(nodes.tolist()) if old in state.notes},
-        )
 
     @torch.no_grad()
     def _refitted(self, state: TreeState) -> TreeState:
         """Leaves whose photos are others now start from nothing, the rest from where training left them."""
-        tree = _copied(state.tree)
+        tree = copied(state.tree)
         tree.leaf_logits.data = state.leaf_start.clone()
         whole = NearestPatches(state.training.distance[self._whole], state.training.patch[self._whole])
-        routed, labels = _routed(tree, whole), self.training.labels[self._whole]
+        through, labels = routed(tree, whole), self.training.labels[self._whole]
         for _ in range(N_SWEEPS):
-            leaf_training.refit_leaves(tree, lambda visit: visit(routed, labels))
+            leaf_training.refit_leaves(tree, lambda visit: visit(through, labels))
             tree.leaf_logits.mul_(self._weight)
         return replace(state, tree=tree)
-
-
-def _spliced(topology: Topology, node: int, kept: int) -> tuple[Topology, Int[ndarray, " n"], Int[ndarray, " m"]]:
-    """The tree with one child of a node in its place, with the old number of each node and leaf."""
-    left, right = topology.left.tolist(), topology.right.tolist()
-    for side in (left, right):
-        side[:] = [kept if child == node else child for child in side]
-    return Topology.from_children(left, right, root=kept if node == 0 else 0)
 
 
 def training_set(data: ImageData, tree: ProtoTree, source_views: Views) -> ViewDataset:
@@ -390,28 +316,6 @@ def _are_sources(entries: Sequence[Entry], source_views: Views) -> Bool[Tensor, 
     return torch.tensor([entry.view in source_views(entry.sample) for entry in entries])
 
 
-def _routed(tree: ProtoTree, nearest: NearestPatches) -> Routed:
-    with torch.no_grad():
-        return Routed(nearest.distance, nearest.patch, routing.log_path_probs(nearest.distance, tree.topology))
-
-
-def _copied(tree: ProtoTree) -> ProtoTree:
-    topology = tree.topology
-    return tree.with_topology(topology, np.arange(topology.n_nodes), np.arange(topology.n_leaves))
-
-
-def _with_column(nearest: NearestPatches, index: int, column: NearestPatches) -> NearestPatches:
-    distance, patch = nearest.distance.clone(), nearest.patch.clone()
-    distance[:, index], patch[:, index] = column.distance[:, 0], column.patch[:, 0]
-    return NearestPatches(distance, patch)
-
-
-def _emptied(leaf_start: Float[Tensor, "L K"], topology: Topology, node: int) -> Float[Tensor, "L K"]:
-    """With nothing in the leaves below a node, or in one leaf, given as `~leaf`."""
-    is_below = np.arange(topology.n_leaves) == ~node if node < 0 else (topology.paths == node).any(axis=1)
-    return leaf_start.masked_fill(torch.from_numpy(is_below)[:, None], 0.0)
-
-
 def _overlaps(region: Region | None, box: Region) -> bool:
     """Whether a box lies in a banned region, be it in part."""
     if region is None:
@@ -420,7 +324,3 @@ def _overlaps(region: Region | None, box: Region) -> bool:
     down = min(region[3], box[3]) - max(region[1], box[1])
     smaller = min((edge[2] - edge[0]) * (edge[3] - edge[1]) for edge in (region, box))
     return across > 0 and down > 0 and across * down > _TOUCH * smaller
-
-
-def _share(hits: Bool[Tensor, " M"]) -> float:
-    return int(hits.sum()) / len(hits)

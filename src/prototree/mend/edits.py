@@ -7,7 +7,7 @@ Edits are always made in order from the first one, so that says which node is me
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from prototree.errors import CheckpointError, ConflictError, MendError
 from prototree.files import read_json, write_json
@@ -19,15 +19,23 @@ MAX_EDITS = 10_000
 Region = tuple[float, float, float, float]
 """Left, top, right, bottom in pixels of the upright photo."""
 
+Side = Literal["right", "left"]
+"""Which of a node's prototypes: one that asks for presence has only the right one, one that compares has both."""
+
 
 @dataclass(frozen=True)
 class Replace:
-    """The node's prototype becomes this patch of this training photo."""
+    """The node's prototype, on one side where it has two, becomes this patch of this training photo."""
 
     node: int
     image: str  # relative to the data's root
     view: str
     patch: tuple[int, int]  # row and column in the feature map
+    side: Side = "right"
+
+    def __post_init__(self) -> None:
+        if self.side not in get_args(Side):
+            raise MendError(f"expected the side 'right' or 'left', got {self.side!r}")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from prototree.progress import Observer
 from prototree.run import CONFIG, NOTES, Run
 from prototree.training.maps import link_caches
 from prototree.tree import checkpoint
-from prototree.tree.model import PrototypeSource
+from prototree.tree.model import ProtoTree
 
 BEGUN = "begun.json"  # in the new run: which tree it began with
 
@@ -75,17 +75,18 @@ def _link_caches(run: Run, out: Path) -> None:
 
 def _carry_over(run: Run, learned: Run) -> None:
     """Notes and bans; nodes are known by their patches, should pruning have taken one away."""
-    notes = {_place(source): run.notes[node] for node, source in enumerate(run.tree().sources) if node in run.notes}
-    sources = enumerate(learned.tree().sources)
-    found = {str(node): notes[_place(source)] for node, source in sources if _place(source) in notes}
-    write_json(learned.folder / NOTES, found)
+    notes = {patches: run.notes[node] for node, patches in enumerate(_patches(run.tree())) if node in run.notes}
+    nodes = enumerate(_patches(learned.tree()))
+    write_json(learned.folder / NOTES, {str(node): notes[patches] for node, patches in nodes if patches in notes})
     mending = {key: value for key, value in _mending(run).items() if key in ("version", "edits", "banned")}
     content = mending | {"from": run.folder.resolve().name, "relearned": True}
     write_json(learned.folder / MENDING, content)
 
 
-def _place(source: PrototypeSource | None) -> tuple[str, str, tuple[int, int]] | None:
-    return (source.image, source.view, source.patch) if source is not None else None
+def _patches(tree: ProtoTree) -> list[tuple[tuple[str, str, tuple[int, int]] | None, ...]]:
+    """Of each node, where its prototypes come from: one, or one for each side."""
+    places = [(source.image, source.view, source.patch) if source is not None else None for source in tree.sources]
+    return [tuple(places[node :: tree.topology.n_nodes]) for node in range(tree.topology.n_nodes)]
 
 
 def _mending(run: Run) -> dict[str, Any]:

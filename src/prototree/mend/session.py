@@ -30,8 +30,10 @@ from prototree.evaluation.metrics import evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
 from prototree.files import read_json, write_file, write_json
 from prototree.mend import edits
-from prototree.mend.bench import Bench, Comparison, Figures, TreeState, photo_set, training_set
+from prototree.mend.bench import Bench, photo_set, training_set
 from prototree.mend.edits import Ban, Edit, History, read_history
+from prototree.mend.figures import Comparison, Figures
+from prototree.mend.states import TreeState
 from prototree.run import NOTES, Run
 from prototree.training.maps import StoredMaps, Tick, cache_features
 from prototree.tree import checkpoint

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 
 from prototree.evaluation import plots
-from prototree.evaluation.tables import blame_table, class_table, detail_table, mistake_table, stage_table
+from prototree.evaluation.tables import (
+    blame_table,
+    class_table,
+    detail_table,
+    mistake_table,
+    stage_table,
+    yardstick_words,
+)
 from prototree.files import read_json, write_file
 from prototree.run import MISTAKES, Run
 
@@ -19,7 +26,10 @@ def write_results(run: Run, stages: Sequence[str]) -> None:
         blame_table(mistakes),
         mistake_table(mistakes, metrics["classes"]),
     ]
-    write_file(folder / "results.md", "\n".join(table.to_markdown() for table in tables).encode())
+    first, *others = (table.to_markdown() for table in tables)
+    words = yardstick_words(metrics)
+    parts = [first, *([f"{words}\n"] if words else []), *others]
+    write_file(folder / "results.md", "\n".join(parts).encode())
     if not plots.available():
         return
     (folder / "plots").mkdir(exist_ok=True)

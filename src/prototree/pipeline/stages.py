@@ -14,6 +14,7 @@ from prototree.data import ImageData
 from prototree.data.loading import Entry, ViewDataset, derived_seed
 from prototree.data.samples import name_in
 from prototree.data.views import evaluation_views
+from prototree.evaluation.classifier import ClassifierAccuracy
 from prototree.evaluation.metrics import Metrics, evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
 from prototree.explain.prototype_pictures import write_pictures
@@ -25,6 +26,8 @@ from prototree.training import distributed
 from prototree.training.batches import CachedBatches, PhotoBatches, maps_of
 from prototree.training.projection import Projected, SourcePhotos, measure_again, project
 from prototree.training.workshop import Workshop
+from prototree.training.yardstick import FOLDER as CLASSIFIER
+from prototree.training.yardstick import Yardstick, load_yardstick
 from prototree.tree import checkpoint
 from prototree.tree.checkpoint import PROJECTED, PRUNED, TRAINED
 from prototree.tree.model import ProtoTree
@@ -39,6 +42,8 @@ OWN_FILES = (
     METRICS,
     "last",
     "head",
+    "held",
+    CLASSIFIER,
     "pretrained",
     "cache",
     "teacher",
@@ -97,9 +102,7 @@ class Stages:
     def project(self) -> Projected:
         """Eq. 6 or S1, with the other one measured beside it."""
         tree, config = self.run.tree(PRUNED).to(self.device), self.config
-        self.observer.stage(
-            f"projecting {tree.topology.n_nodes} prototypes onto {len(self.data.train)} training photos"
-        )
+        self.observer.stage(f"projecting {tree.n_prototypes} prototypes onto {len(self.data.train)} training photos")
         batches = config.recipe.source_batches(self.workshop, tree)
         photos = SourcePhotos(self.data.root, batches.entries)
         maps = maps_of(batches, tree.features, self.device)
@@ -133,18 +136,24 @@ class Stages:
             trees[ANY_CLASS] = self._with_any_class(last)
         self.observer.stage(f"evaluating on {len(self.data.test)} test photos")
         batches = self.test_batches(first)
-        finder = MistakeFinder(last)
-        metrics = evaluate_all(trees, finder.watch(maps_of(batches, first.features, self.device)))
+        finder, beside = MistakeFinder(last), ClassifierAccuracy(self._yardstick(first))
+        maps = beside.watch(batches, first.features, self.device)
+        metrics = evaluate_all(trees, finder.watch(maps))
         self._write_mistakes(finder, batches.entries)
         self.run.note(
             version=1,
             data={"kind": self.data.kind, "train": len(self.data.train), "test": len(self.data.test)},
             classes=list(self.data.class_names),
             stages={name: one.to_json() for name, one in metrics.items()},
+            classifier=beside.accuracy(),
         )
         if distributed.is_first():
             write_results(self.run, names)
         return metrics
+
+    def _yardstick(self, tree: ProtoTree) -> Yardstick | None:
+        found = load_yardstick(tree.features, tree.n_classes, self.run.folder)
+        return found.to(self.device) if found is not None else None
 
     def test_batches(self, tree: ProtoTree) -> PhotoBatches:
         """Every test photo, whole."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from prototree.evaluation.tables import percent
-from prototree.explain.records import Location, Picture
+from prototree.explain.records import Location, Picture, PrototypeExplanation
 from prototree.report.encoding import CROP_SIDE, reduced
 from prototree.report.layout import Layout, arrange
 from prototree.report.marks import (
@@ -26,7 +26,7 @@ from prototree.report.marks import (
     paragraph,
     text_width,
 )
-from prototree.report.words import ABSENT, PRESENT, Reading, count
+from prototree.report.words import Reading, count
 
 # tree.css has the same sizes.
 SLOT, LEVEL = 116.0, 184.0
@@ -66,8 +66,9 @@ def subtree(
                 cards += (_small_leaf_card if small else _leaf_card)(reading, ~id_, spot)
             continue
         cards += _node_card(reading, id_, spot, small=small)
-        for child, present in ((tree.left[id_], False), (tree.right[id_], True)):
-            lines += _edge(spot, _spot(layout, child), present)
+        for child, right in ((tree.left[id_], False), (tree.right[id_], True)):
+            word, strong = reading.side_word(id_, right), right or reading.is_choice
+            lines += _edge(spot, _spot(layout, child), word, strong)
     # Half a node's card may stick out beyond the outermost slots.
     overhang = max(0.0, (NODE_WIDTH - SLOT) / 2)
     width = SLOT * len(layout.ends) + 2 * overhang
@@ -81,23 +82,24 @@ def _spot(layout: Layout, id_: int) -> Spot:
     return Spot((place.x + 0.5) * SLOT - width / 2, place.level * LEVEL, width, height)
 
 
-def _edge(parent: Spot, child: Spot, present: bool) -> list[Mark]:
+def _edge(parent: Spot, child: Spot, word: str, strong: bool) -> list[Mark]:
     start, end = parent.x + parent.width / 2, child.x + child.width / 2
     bottom, middle = parent.y + parent.height, parent.y + parent.height + (LEVEL - NODE_HEIGHT) * 0.42
-    colour = PRESENT_INK if present else ABSENT_INK
-    line = Stroke(((start, bottom), (start, middle), (end, middle), (end, child.y)), colour, 1.6, dashed=not present)
-    word = PRESENT if present else ABSENT
+    colour = PRESENT_INK if strong else ABSENT_INK
+    line = Stroke(((start, bottom), (start, middle), (end, middle), (end, child.y)), colour, 1.6, dashed=not strong)
     width = text_width(word, 10.0) + 8
     behind = Block(end - width / 2, child.y - 23, width, 14.0, fill=PAPER)
-    return [line, behind, Label(end, child.y - 12, word, 10.0, colour, bold=present)]
+    return [line, behind, Label(end, child.y - 12, word, 10.0, colour, bold=strong)]
 
 
 def _node_card(reading: Reading, node: int, spot: Spot, *, small: bool) -> list[Mark]:
-    prototype = reading.explanation.prototypes[node]
-    source = prototype.source
+    sides = reading.sides(node)
     if small:
-        patch = fitted(reduced(source.crop, 48), spot)
-        return [patch, Block(patch.x, patch.y, patch.width, patch.height, stroke=RULE)]
+        return _small_patches(sides, spot)
+    if len(sides) == 2:
+        return _choice_card(reading, *sides, spot)
+    (prototype,) = sides
+    source = prototype.source
     crop = Spot(spot.x + _PAD, spot.y + _PAD, _PICTURE, _PICTURE)
     photo = Spot(crop.x + _PICTURE + 6, crop.y, spot.width - 2 * _PAD - _PICTURE - 6, _PICTURE)
     caption = f"{node} · {prototype.note}" if prototype.note else f"{node} · from {class_name(reading, source.label)}"
@@ -112,14 +114,45 @@ def _node_card(reading: Reading, node: int, spot: Spot, *, small: bool) -> list[
     ]  # fmt: skip
 
 
+def _small_patches(sides: tuple[PrototypeExplanation, ...], spot: Spot) -> list[Mark]:
+    marks: list[Mark] = []
+    width = spot.width / len(sides)
+    for i, side in enumerate(sides):
+        patch = fitted(reduced(side.source.crop, 48), Spot(spot.x + i * width, spot.y, width, spot.height))
+        marks += [patch, Block(patch.x, patch.y, patch.width, patch.height, stroke=RULE)]
+    return marks
+
+
+def _choice_card(reading: Reading, left: PrototypeExplanation, right: PrototypeExplanation, spot: Spot) -> list[Mark]:
+    """Two patches, each on the side it leads to."""
+    marks: list[Mark] = [Block(spot.x, spot.y, spot.width, spot.height, PAPER, RULE, 1.2, 8.0)]
+    half = (spot.width - 2 * _PAD - 10) / 2
+    for side, x in ((left, spot.x + _PAD), (right, spot.x + spot.width - _PAD - half)):
+        name = side.note or class_name(reading, side.source.label)
+        caption = f"{side.prototype} · {name}"
+        ink = INK if side.note else SOFT_INK
+        marks += [
+            fitted(reduced(side.source.crop, CROP_SIDE), Spot(x, spot.y + _PAD, half, _PICTURE)),
+            *paragraph(caption, x + half / 2, spot.y + _PAD + _PICTURE + 18, half, most_lines=1, colour=ink),
+        ]
+    middle = spot.x + spot.width / 2
+    marks.append(Stroke(((middle, spot.y + _PAD), (middle, spot.y + spot.height - _PAD)), RULE, 1.0))
+    return marks
+
+
 def _stub_card(reading: Reading, node: int, spot: Spot, goes_on: str) -> list[Mark]:
-    prototype, middle = reading.explanation.prototypes[node], spot.x + spot.width / 2
-    crop = Spot(middle - 32, spot.y + 6, 64.0, 64.0)
+    sides, middle = reading.sides(node), spot.x + spot.width / 2
+    wide = 64.0 if len(sides) == 1 else 44.0
+    start = middle - (wide * len(sides) + 4 * (len(sides) - 1)) / 2
+    crops = [
+        fitted(reduced(side.source.crop, CROP_SIDE), Spot(start + i * (wide + 4), spot.y + 6, wide, 64.0))
+        for i, side in enumerate(sides)
+    ]
     heading = f"{node} → {goes_on}" if goes_on else f"{node} …"
     size = count(len(reading.labels_below(node)), "class", "classes")
     return [
         Block(spot.x, spot.y, spot.width, spot.height, FAINT, RULE, 1.2, 8.0),
-        fitted(reduced(prototype.source.crop, CROP_SIDE), crop),
+        *crops,
         Label(middle, spot.y + 88, heading, 11.0, INK, bold=True),
         Label(middle, spot.y + 104, f"{size} below", 10.0, SOFT_INK),
     ]

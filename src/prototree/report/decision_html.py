@@ -10,17 +10,28 @@ from typing import Any
 from markupsafe import Markup
 
 from prototree.evaluation.tables import percent
-from prototree.explain.records import DecisionExplanation, Location, Match, PathExplanation, VoteExplanation
+from prototree.explain.records import (
+    DecisionExplanation,
+    Flip,
+    Location,
+    Match,
+    PathExplanation,
+    SeenPatch,
+    Step,
+    VoteExplanation,
+)
 from prototree.report.encoding import CROP_SIDE, PHOTO_SIDE, data_url, heat_url, reduced
 from prototree.report.templating import asset, render
 from prototree.report.words import (
     METHOD_LONG,
     METHOD_SHORT,
-    STRATEGY_LONG,
     STRATEGY_NAMES,
+    compared_distances,
     hiding_words,
     likeliest,
     runner_up_words,
+    step_words,
+    strategy_words,
 )
 
 Decided = DecisionExplanation | VoteExplanation
@@ -39,14 +50,15 @@ def decision_body(explanation: Decided) -> str:
     several = isinstance(explanation, VoteExplanation)
     decisions = explanation.decisions if isinstance(explanation, VoteExplanation) else (explanation,)
     probs = explanation.class_probs if isinstance(explanation, VoteExplanation) else explanation.soft
-    first, winner = decisions[0], likeliest(probs)
+    first = decisions[0]
+    winner, share = (likeliest(probs), max(probs)) if several else (first.answer, first.sureness)
     methods = _methods(decisions)
     return render(
         "decision_body.html",
         image=first.image,
         photo=data_url("photo", reduced(first.photo, 480)),
         winner=first.class_names[winner],
-        share=percent(probs[winner]),
+        share=percent(share),
         truth=None if first.label is None else first.class_names[first.label],
         right=first.label == winner,
         bars=_bars(probs, first.class_names),
@@ -68,9 +80,12 @@ def decision_json(explanation: Decided) -> dict[str, Any]:
     names = explanation.class_names
     return {
         "image": explanation.image,
+        "question": explanation.question,
         "size": list(explanation.size),
         "label": explanation.label,
         "classes": list(names),
+        "answer": {"label": explanation.answer, "class": names[explanation.answer]},
+        "sureness": round(explanation.sureness, 6),
         "soft": _numbers(explanation.soft),
         "paths": {strategy: _path_json(path, names) for strategy, path in explanation.paths.items()},
         "runner_up": {
@@ -78,10 +93,7 @@ def decision_json(explanation: Decided) -> dict[str, Any]:
             and {
                 "label": runner_up.label,
                 "class": names[runner_up.label],
-                "flips": [
-                    {"node": flip.node, "similarity": _number(flip.similarity), "needed": _number(flip.needed)}
-                    for flip in runner_up.flips
-                ],
+                "flips": list(map(_flip_json, runner_up.flips)),
             }
             for strategy, runner_up in explanation.runner_up.items()
         },
@@ -95,7 +107,8 @@ def _title(explanation: Decided) -> str:
 
 
 def _methods(decisions: Sequence[DecisionExplanation]) -> tuple[Any, ...]:
-    matches = (step.match for one in decisions for path in one.paths.values() for step in path.steps)
+    steps = (step for one in decisions for path in one.paths.values() for step in path.steps)
+    matches = (side.match for step in steps for side in step.sides)
     return tuple(dict.fromkeys(where.method for match in matches for where in match.where))
 
 
@@ -107,40 +120,53 @@ def _bars(probs: Sequence[float], names: Sequence[str]) -> list[tuple[str, str, 
 
 def _tree(decision: DecisionExplanation) -> dict[str, Any]:
     names = decision.class_names
-    winner = likeliest(decision.soft)
     return {
-        "winner": names[winner],
-        "share": percent(decision.soft[winner]),
+        "winner": names[decision.answer],
+        "share": percent(decision.sureness),
         "bars": _bars(decision.soft, names),
         "paths": [
             {
-                "strategy": strategy,
-                "name": STRATEGY_NAMES[strategy],
-                "meaning": STRATEGY_LONG[strategy],
-                "steps": [_step(path, i) for i in range(len(path.steps))],
+                "strategy": path.strategy,
+                "name": STRATEGY_NAMES[path.strategy],
+                "meaning": strategy_words(path.strategy, decision.question),
+                "steps": list(map(_step, path.steps)),
                 "end": names[likeliest(path.class_probs)],
                 "share": percent(max(path.class_probs)),
                 "bars": _bars(path.class_probs, names),
-                "runner_up": runner_up_words(decision.runner_up.get(strategy), names),
+                "runner_up": runner_up_words(decision.runner_up.get(path.strategy), names),
             }
-            for strategy, path in decision.paths.items()
+            for path in decision.shown_paths
         ],
     }
 
 
-def _step(path: PathExplanation, i: int) -> dict[str, Any]:
-    step = path.steps[i]
-    match, against = step.match, step.goes_right != (step.similarity > 0.5)
+def _step(step: Step) -> dict[str, Any]:
+    sides = [_side(side, words) for side, words in zip(step.sides, compared_distances(step), strict=True)]
     return {
         "node": step.node,
-        "note": step.note,
         "present": step.goes_right,
-        "similarity": f"{step.similarity:.2f}",
-        "width": f"{100 * min(max(step.similarity, 0.0), 1.0):.1f}",
-        "against": against and path.strategy == "max_path",
-        "prototype": data_url(f"prototype-{step.node}", reduced(step.prototype, CROP_SIDE)),
-        "crop": data_url(f"piece-{step.node}", reduced(match.crop, CROP_SIDE)),
-        "photo": data_url(f"photo-{step.node}", reduced(match.photo, PHOTO_SIDE)),
+        "p_right": f"{step.p_right:.2f}",
+        "width": f"{100 * min(max(step.p_right, 0.0), 1.0):.1f}",
+        "words": step_words(step),
+        "against": step.against_odds,
+        "is_choice": step.left is not None,
+        "nearer": int(step.p_right > 0.5),  # which of the two sides
+        "taken": int(step.goes_right),
+        "sides": sides,
+        "only": sides[-1],
+    }
+
+
+def _side(side: SeenPatch, distance: str) -> dict[str, Any]:
+    match, number = side.match, side.prototype
+    return {
+        "prototype": number,
+        "note": side.note,
+        "distance": distance,
+        "in_reach": side.in_reach,
+        "picture": data_url(f"prototype-{number}", reduced(side.picture, CROP_SIDE)),
+        "crop": data_url(f"piece-{number}", reduced(match.crop, CROP_SIDE)),
+        "photo": data_url(f"photo-{number}", reduced(match.photo, PHOTO_SIDE)),
         "size": match.size,
         "where": [_where(match, where) for where in match.where],
     }
@@ -157,28 +183,55 @@ def _path_json(path: PathExplanation, names: Sequence[str]) -> dict[str, Any]:
         "leaf": path.leaf,
         "prediction": {"label": winner, "class": names[winner]},
         "class_probs": _numbers(path.class_probs),
-        "steps": [
+        "steps": list(map(_step_json, path.steps)),
+    }
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    """One patch that is there or not; or, of a choice, what was compared on either side."""
+    told: dict[str, Any] = {"node": step.node, "note": step.note}
+    if step.left is None:
+        told |= {"present": step.goes_right, "similarity": _number(step.p_right), **_seen_json(step.right)}
+    else:
+        told |= {
+            "goes_right": step.goes_right,
+            "p_right": _number(step.p_right),
+            "words": step_words(step),
+            "left": {**_seen_json(step.left), "similarity": _number(step.left.match.similarity)},
+            "right": {**_seen_json(step.right), "similarity": _number(step.right.match.similarity)},
+        }
+    return told
+
+
+def _seen_json(side: SeenPatch) -> dict[str, Any]:
+    return {
+        "prototype": side.prototype,
+        "distance": _number(side.distance),
+        "in_reach": side.in_reach,
+        "where": [
             {
-                "node": step.node,
-                "note": step.note,
-                "present": step.goes_right,
-                "similarity": _number(step.similarity),
-                "where": [
-                    {
-                        "method": where.method,
-                        "box": _numbers(where.box.edges),
-                        "hiding": where.hiding
-                        and {
-                            "before": _number(where.hiding.before),
-                            "box_hidden": _number(where.hiding.box_hidden),
-                            "random_hidden": _number(where.hiding.random_hidden),
-                        },
-                    }
-                    for where in step.match.where
-                ],
+                "method": where.method,
+                "box": _numbers(where.box.edges),
+                "hiding": where.hiding
+                and {
+                    "before": _number(where.hiding.before),
+                    "box_hidden": _number(where.hiding.box_hidden),
+                    "random_hidden": _number(where.hiding.random_hidden),
+                },
             }
-            for step in path.steps
+            for where in side.match.where
         ],
+    }
+
+
+def _flip_json(flip: Flip) -> dict[str, Any]:
+    if flip.nearer is None:
+        return {"node": flip.node, "similarity": _number(flip.p_right), "needed": _number(flip.needed)}
+    return {
+        "node": flip.node,
+        "p_right": _number(flip.p_right),
+        "needed": _number(flip.needed),
+        "nearer": {"prototype": flip.nearer.prototype, "than": flip.nearer.than, "by": _number(flip.nearer.by)},
     }
 
 

@@ -6,7 +6,7 @@ from PIL import Image
 
 from prototree.errors import ShapeError
 from prototree.evaluation.tables import percent
-from prototree.explain.records import DecisionExplanation, PathExplanation, Step
+from prototree.explain.records import DecisionExplanation, PathExplanation, SeenPatch, Step
 from prototree.report import printing
 from prototree.report.cards import Spot, distribution, fitted, photo_with_box
 from prototree.report.encoding import CROP_SIDE, PHOTO_SIDE, heated, reduced
@@ -24,7 +24,14 @@ from prototree.report.marks import (
     Stroke,
     paragraph,
 )
-from prototree.report.words import ABSENT, PRESENT, STRATEGY_NAMES, likeliest
+from prototree.report.words import (
+    ABSENT,
+    NEITHER_CLOSE,
+    PRESENT,
+    STRATEGY_NAMES,
+    compared_distances,
+    likeliest,
+)
 from prototree.tree.strategies import Strategy
 
 _MARGIN, _GAP = 28.0, 34.0
@@ -59,9 +66,10 @@ def decision_drawing(explanation: DecisionExplanation, strategy: Strategy) -> Dr
         *_photo_card(explanation, spots[0]),
     ]
     for step, spot in zip(path.steps, spots[1:-1], strict=True):
-        marks += _step_card(step, spot)
+        marks += _step_card(step, spot) if step.left is None else _choice_card(step, spot)
     marks += _end_card(explanation, path, spots[-1])
-    turns = [None, *(step.goes_right for step in path.steps)]
+    # A choice is no absence, whichever side it takes.
+    turns = [None, *(step.goes_right or step.left is not None for step in path.steps)]
     for i, (before, after) in enumerate(pairwise(spots)):
         marks += _arrow(before, after, turns[i])
     return Drawing(width, top + rows * (_CARD.height + _GAP) - _GAP + _MARGIN, tuple(marks))
@@ -76,7 +84,7 @@ def _photo_card(explanation: DecisionExplanation, spot: Spot) -> list[Mark]:
 
 def _step_card(step: Step, spot: Spot) -> list[Mark]:
     colour, word = (PRESENT_INK, PRESENT) if step.goes_right else (ABSENT_INK, ABSENT)
-    match = step.match
+    match = step.right.match
     photo = reduced(match.photo, PHOTO_SIDE)
     shown = heated(photo, match.where[0].heat) if match.where else photo
     left = Spot(spot.x + 10, spot.y + 30, 78.0, 78.0)
@@ -86,13 +94,51 @@ def _step_card(step: Step, spot: Spot) -> list[Mark]:
     return [
         Block(spot.x, spot.y, spot.width, spot.height, PAPER, colour if step.goes_right else RULE, 1.6, 10.0),
         *paragraph(name, spot.x + 10, spot.y + 20, spot.width - 20, size=12.0, most_lines=1, anchor="start", bold=True),
-        fitted(reduced(step.prototype, CROP_SIDE), left),
+        fitted(reduced(step.right.picture, CROP_SIDE), left),
         Label(left.x + 39, left.y + 92, "best piece here:", 9.5, SOFT_INK),
         fitted(reduced(match.crop, CROP_SIDE), below),
         *photo_with_box(shown, match.size, match.where[:1], right, PHOTO_SIDE),
-        Label(spot.x + 10, spot.y + spot.height - 9, f"similarity {step.similarity:.2f}", 12.0, SOFT_INK, "start"),
+        Label(spot.x + 10, spot.y + spot.height - 9, f"similarity {step.p_right:.2f}", 12.0, SOFT_INK, "start"),
         Label(spot.x + spot.width - 10, spot.y + spot.height - 9, word, 12.0, colour, "end", bold=True),
     ]
+
+
+def _choice_card(step: Step, spot: Spot) -> list[Mark]:
+    """The photo's best piece beside each of the two prototypes; the nearer one is framed."""
+    near = any(side.in_reach for side in step.sides)
+    heading = "more like which?" if near else f"more like which? ({NEITHER_CLOSE})"
+    marks: list[Mark] = [
+        Block(spot.x, spot.y, spot.width, spot.height, PAPER, RULE, 1.6, 10.0),
+        *paragraph(
+            heading, spot.x + 10, spot.y + 20, spot.width - 20, size=12.0, most_lines=1, anchor="start", bold=True
+        ),
+    ]
+    width = (spot.width - 24) / 2
+    for i, (side, distance) in enumerate(zip(step.sides, compared_distances(step), strict=True)):
+        column = Spot(spot.x + 8 + i * (width + 8), spot.y + 28, width, spot.height - 36)
+        marks += _rival(side, distance, column, nearer=(step.p_right > 0.5) == bool(i))
+    return marks
+
+
+def _rival(side: SeenPatch, distance: str, spot: Spot, *, nearer: bool) -> list[Mark]:
+    match, half = side.match, (spot.width - 14) / 2
+    photo = reduced(match.photo, PHOTO_SIDE)
+    shown = heated(photo, match.where[0].heat) if match.where else photo
+    name = f"{side.prototype} · {side.note}" if side.note else f"prototype {side.prototype}"
+    said, colour = (f"nearer: {distance}", PRESENT_INK) if nearer else (distance, ABSENT_INK)
+    frame = (PRESENT_INK, 2.4) if nearer else (RULE, 1.0)
+    middle = spot.x + spot.width / 2
+    return [
+        Block(spot.x, spot.y, spot.width, spot.height, PAPER, *frame, 8.0),
+        *paragraph(name, middle, spot.y + 14, spot.width - 8, size=10.0, most_lines=1, colour=SOFT_INK),
+        fitted(reduced(side.picture, CROP_SIDE), Spot(spot.x + 5, spot.y + 20, half, half)),
+        fitted(reduced(match.crop, CROP_SIDE), Spot(spot.x + 9 + half, spot.y + 20, half, half)),
+        *photo_with_box(
+            shown, match.size, match.where[:1],
+            Spot(spot.x + 5, spot.y + half + 26, spot.width - 10, spot.height - half - 50), PHOTO_SIDE,
+        ),
+        Label(middle, spot.y + spot.height - 9, said, 12.0, colour, bold=nearer),
+    ]  # fmt: skip
 
 
 def _end_card(explanation: DecisionExplanation, path: PathExplanation, spot: Spot) -> list[Mark]:

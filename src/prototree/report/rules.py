@@ -8,7 +8,7 @@ from prototree.report.words import Reading, Rule, count, plain
 
 
 def rules_text(explanation: TreeExplanation) -> str:
-    """Every rule on one line, by class: `has this, lacks that → Scarlet Tanager`."""
+    """Every rule on one line, by class: `has this, lacks that → Scarlet Tanager`, or `rather this than that → …`."""
     reading, names = Reading(explanation), [plain(name) for name in explanation.class_names]
     size = f"{count(len(explanation.prototypes), 'prototype')}, {count(len(names), 'class', 'classes')}"
     lines = [plain(explanation.title), size, "", "RULES (numbers are prototypes, listed below)", ""]
@@ -21,7 +21,8 @@ def rules_text(explanation: TreeExplanation) -> str:
     lines += ["", "PROTOTYPES", ""]
     for prototype in explanation.prototypes:
         name = f" “{plain(prototype.note)}”" if prototype.note else ""
-        lines.append(f"prototype {prototype.node}{name}: {_found_in(prototype.source, names)}")
+        side = f", {prototype.side} of node {prototype.node}" if reading.is_choice else ""
+        lines.append(f"prototype {prototype.prototype}{name}{side}: {_found_in(prototype.source, names)}")
     return "\n".join(lines) + "\n"
 
 
@@ -30,10 +31,14 @@ def rules_json(explanation: TreeExplanation) -> dict[str, Any]:
     reading = Reading(explanation)
     return {
         "title": explanation.title,
+        "question": explanation.question,
         "classes": list(explanation.class_names),
         "prototypes": [
             {
+                "prototype": prototype.prototype,
                 "node": prototype.node,
+                "side": prototype.side,
+                "reach": round(prototype.reach, 6),
                 "note": prototype.note,
                 "image": prototype.source.image,
                 "label": prototype.source.label,
@@ -48,7 +53,7 @@ def rules_json(explanation: TreeExplanation) -> dict[str, Any]:
                 "label": rule.label,
                 "probability": round(rule.share, 6),
                 "near_uniform": reading.is_unsure(rule.leaf),
-                "conditions": [{"node": node, "present": present} for node, present in rule.turns],
+                "conditions": [_condition(reading, *turn) for turn in rule.turns],
             }
             for rule in reading.rules
         ],
@@ -56,7 +61,14 @@ def rules_json(explanation: TreeExplanation) -> dict[str, Any]:
 
 
 def _sentence(reading: Reading, rule: Rule, outcome: str) -> str:
-    return f"{reading.turn_words(rule.conditions) or 'always'} → {outcome}"
+    return f"{reading.turn_words(reading.conditions(rule)) or 'always'} → {outcome}"
+
+
+def _condition(reading: Reading, node: int, right: bool) -> dict[str, Any]:
+    if not reading.is_choice:
+        return {"node": node, "present": right}
+    rather, than = reading.rather(node, right)
+    return {"node": node, "goes_right": right, "rather": rather.prototype, "than": than.prototype}
 
 
 def _found_in(match: Match, names: list[str]) -> str:

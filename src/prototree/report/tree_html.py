@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from prototree.evaluation.tables import percent
-from prototree.explain.records import Location, Match, Picture, TreeExplanation
+from prototree.explain.records import Location, Match, Picture, PrototypeExplanation, TreeExplanation
 from prototree.report.cards import LEAF_HEIGHT, LEAF_WIDTH, LEVEL, NODE_HEIGHT, NODE_WIDTH, SLOT
 from prototree.report.encoding import (
     CROP_SIDE,
@@ -27,11 +27,11 @@ from prototree.report.templating import asset, render, script_json
 from prototree.report.words import (
     METHOD_LONG,
     METHOD_SHORT,
-    STRATEGY_LONG,
     STRATEGY_NAMES,
     Reading,
     count,
     hiding_words,
+    strategy_words,
 )
 from prototree.tree.strategies import STRATEGIES
 
@@ -68,7 +68,11 @@ def tree_body(explanation: TreeExplanation) -> str:
         title=explanation.title,
         size=f"{count(len(explanation.prototypes), 'prototype')} · "
         f"{count(len(explanation.class_names), 'class', 'classes')}",
-        accuracy=[(STRATEGY_NAMES[s], percent(explanation.accuracy[s]), STRATEGY_LONG[s]) for s in shown],
+        accuracy=[
+            (STRATEGY_NAMES[s], percent(explanation.accuracy[s]), strategy_words(s, explanation.question))
+            for s in shown
+        ],
+        question=explanation.question,
     )
 
 
@@ -78,6 +82,7 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
     places = arrange(explanation.left, explanation.right).places
     return {
         "title": explanation.title,
+        "question": explanation.question,
         "classes": list(explanation.class_names),
         "sizes": {
             "slot": SLOT, "level": LEVEL, "node": [NODE_WIDTH, NODE_HEIGHT], "leaf": [LEAF_WIDTH, LEAF_HEIGHT],
@@ -91,7 +96,10 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
                 "left": explanation.left[node],
                 "right": explanation.right[node],
                 "below": list(reading.labels_below(node)),
-                **_prototype_data(explanation, node, picture_url),
+                **_prototype_data(explanation.prototype_at(node, "right"), picture_url),
+                "other": _prototype_data(explanation.prototype_at(node, "left"), picture_url)
+                if reading.is_choice
+                else None,
             }
             for node in range(len(explanation.left))
         ],
@@ -114,20 +122,21 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
     }  # fmt: skip
 
 
-def _prototype_data(explanation: TreeExplanation, node: int, picture_url: PictureUrl) -> dict[str, Any]:
-    prototype = explanation.prototypes[node]
-    source = prototype.source
+def _prototype_data(prototype: PrototypeExplanation, picture_url: PictureUrl) -> dict[str, Any]:
+    number, source = prototype.prototype, prototype.source
     return {
+        "prototype": number,
+        "reach": _number(prototype.reach),
         "note": prototype.note,
         "moved": _number(prototype.distance_moved),
-        "photo": picture_url(f"photo-{node}", reduced(source.photo, PHOTO_SIDE)),
+        "photo": picture_url(f"photo-{number}", reduced(source.photo, PHOTO_SIDE)),
         "size": list(source.size),
-        **_match_data(source, f"crop-{node}", picture_url),
+        **_match_data(source, f"crop-{number}", picture_url),
         "where": [_where_data(where) for where in source.where],
         "nearest": [
             {
-                **_match_data(match, f"nearest-{node}-{i}", picture_url),
-                "photo": picture_url(f"nearest-photo-{node}-{i}", reduced(match.photo, SMALL_PHOTO_SIDE)),
+                **_match_data(match, f"nearest-{number}-{i}", picture_url),
+                "photo": picture_url(f"nearest-photo-{number}-{i}", reduced(match.photo, SMALL_PHOTO_SIDE)),
                 "size": list(match.size),
                 "where": [{"box": _box(where)} for where in match.where[:1]],
             }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prototree.errors import ShapeError
 from prototree.evaluation.tables import percent
-from prototree.explain.records import TreeExplanation
+from prototree.explain.records import PrototypeExplanation, TreeExplanation
 from prototree.files import write_file
 from prototree.report import printing
 from prototree.report.cards import Spot, fitted, subtree
@@ -55,7 +55,8 @@ def subtree_svg(explanation: TreeExplanation, node: int, depth: int) -> str:
     whole = arrange(explanation.left, explanation.right, root=node)
     closed = {id_ for id_, place in whole.places.items() if id_ >= 0 and place.level == depth}
     drawing = _framed(subtree(Reading(explanation), node, closed, lambda below: ""))
-    return drawing.svg(f"{explanation.title}: below prototype {node}")
+    noun = "node" if explanation.question == "choice" else "prototype"
+    return drawing.svg(f"{explanation.title}: below {noun} {node}")
 
 
 def tree_pdf(explanation: TreeExplanation, path: Path) -> None:
@@ -98,7 +99,11 @@ def _overview(reading: Reading) -> Drawing:
     accuracy = [f"{STRATEGY_NAMES[s].lower()} {percent(tree.accuracy[s])}" for s in STRATEGIES if s in tree.accuracy]
     if accuracy:
         facts.append(f"correct on test photos: {', '.join(accuracy)}")
-    how = "Read from the top: solid lines lead on where the prototype is present in a photo, dashed lines where absent."
+    how = (
+        "Read from the top: at each pair of prototypes follow the line below the one that the photo is more like."
+        if reading.is_choice
+        else "Read from the top: solid lines lead on where the prototype is present, dashed lines where it is absent."
+    )
     inner = PAGE_WIDTH - 2 * MARGIN
     head = [
         *paragraph(tree.title, MARGIN, MARGIN + 22, inner, size=24.0, most_lines=1, anchor="start", bold=True),
@@ -112,7 +117,8 @@ def _overview(reading: Reading) -> Drawing:
 def _sheet_page(reading: Reading, sheet: list[Piece], page_of: dict[int, int], number: int) -> Drawing:
     drawings = [subtree(reading, root, closed, lambda below: f"page {page_of[below]}") for root, closed in sheet]
     roots = ", ".join(str(root) for root, _ in sheet)
-    title = "From the root" if sheet[0][0] == 0 else f"From {'prototype' if len(sheet) == 1 else 'prototypes'} {roots}"
+    noun = ("node" if reading.is_choice else "prototype") + ("" if len(sheet) == 1 else "s")
+    title = "From the root" if sheet[0][0] == 0 else f"From {noun} {roots}"
     marks: list[Mark] = [Label(MARGIN, MARGIN + 14, title, 15.0, INK, "start", bold=True)]
     # All at one scale, side by side, each over as much of the page as it needs.
     inner, high = PAGE_WIDTH - 2 * MARGIN, PAGE_HEIGHT - 2 * MARGIN - _HEAD - 16
@@ -131,14 +137,16 @@ def _index_pages(reading: Reading, leaf_page: dict[int, int], first: int) -> lis
     rules = [rule for rule in ranked if not reading.is_unsure(rule.leaf)]
     rows = int((PAGE_HEIGHT - 2 * MARGIN - _HEAD - 40) // _ROW)
     made: list[Drawing] = []
+    how = (
+        "From the root on: the photo must be more like the framed prototype than like the faded one beside it."
+        if reading.is_choice
+        else "Framed: must be present. Faded and struck through: must be absent."
+    )
     for start in range(0, len(rules), rows):
         marks: list[Mark] = [
             Label(MARGIN, MARGIN + 14, "Classes and the rules that lead to them", 15.0, INK, "start", bold=True),
-            Label(
-                MARGIN, MARGIN + 32, "Framed: must be present. Faded and struck through: must be absent.",
-                11.0, SOFT_INK, "start",
-            ),
-        ]  # fmt: skip
+            Label(MARGIN, MARGIN + 32, how, 11.0, SOFT_INK, "start"),
+        ]
         for i, rule in enumerate(rules[start : start + rows]):
             marks += _index_row(reading, rule, leaf_page.get(rule.leaf, 1), MARGIN + _HEAD + 8 + i * _ROW)
         made.append(_page(marks, first + len(made)))
@@ -155,25 +163,32 @@ def _index_row(reading: Reading, rule: Rule, page: int, y: float) -> list[Mark]:
         Label(PAGE_WIDTH - MARGIN, y + 22, f"page {page}", 11.0, SOFT_INK, "end"),
         Stroke(((MARGIN, y + _ROW - 4), (PAGE_WIDTH - MARGIN, y + _ROW - 4)), RULE, 0.6),
     ]  # fmt: skip
-    step = _ROW_CROP + 7
+    step = (2 * _ROW_CROP - 10 if reading.is_choice else _ROW_CROP) + 7
     most = int((PAGE_WIDTH - 2 * MARGIN - name_width - 60) // step)
     # What must be present says most about a class; where not all fits, absences are left out.
-    shown = rule.conditions[:most]
-    for i, (node, present) in enumerate(shown):
+    shown = reading.conditions(rule)[:most]
+    for i, (node, right) in enumerate(shown):
         spot = Spot(MARGIN + name_width + i * step, y, _ROW_CROP, _ROW_CROP)
-        picture = reduced(reading.explanation.prototypes[node].source.crop, _OVERVIEW_CROP)
-        crop = fitted(picture if present else faded(picture), spot)
-        marks.append(crop)
-        edges = crop.x, crop.y, crop.width, crop.height
-        if present:
-            marks.append(Block(*edges, stroke=PRESENT_INK, thickness=2.5))
+        if reading.is_choice:
+            near, far = reading.rather(node, right)
+            small = Spot(spot.x + _ROW_CROP + 2, y + 6, _ROW_CROP - 12, _ROW_CROP - 12)
+            marks += [*_index_crop(near, spot, wanted=True), *_index_crop(far, small, wanted=False)]
         else:
-            ends = ((crop.x, crop.y + crop.height), (crop.x + crop.width, crop.y))
-            marks += [Block(*edges, stroke=ABSENT_INK, thickness=0.8), Stroke(ends, ABSENT_INK, 1.4)]
+            marks += _index_crop(reading.explanation.prototype_at(node, "right"), spot, wanted=right)
     if len(shown) < len(rule.turns):
         more = f"+{len(rule.turns) - len(shown)}"
         marks.append(Label(MARGIN + name_width + len(shown) * step, y + 22, more, 11.0, SOFT_INK, "start"))
     return marks
+
+
+def _index_crop(prototype: PrototypeExplanation, spot: Spot, *, wanted: bool) -> list[Mark]:
+    picture = reduced(prototype.source.crop, _OVERVIEW_CROP)
+    crop = fitted(picture if wanted else faded(picture), spot)
+    edges = crop.x, crop.y, crop.width, crop.height
+    if wanted:
+        return [crop, Block(*edges, stroke=PRESENT_INK, thickness=2.5)]
+    ends = ((crop.x, crop.y + crop.height), (crop.x + crop.width, crop.y))
+    return [crop, Block(*edges, stroke=ABSENT_INK, thickness=0.8), Stroke(ends, ABSENT_INK, 1.4)]
 
 
 def _placed(drawing: Drawing, spot: Spot, factor: float | None = None) -> list[Mark]:

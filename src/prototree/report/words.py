@@ -5,7 +5,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from prototree.explain.records import Hiding, Method, PrototypeExplanation, RunnerUp, TreeExplanation
+from prototree.explain.records import (
+    Flip,
+    Hiding,
+    Method,
+    PrototypeExplanation,
+    QuestionKind,
+    RunnerUp,
+    SeenPatch,
+    Step,
+    TreeExplanation,
+)
 from prototree.report.layout import reading_order
 from prototree.tree.strategies import Strategy
 
@@ -18,11 +28,20 @@ METHOD_LONG: dict[Method, str] = {
     "occlusion": "The places where the similarity falls most when they are covered up.",
 }
 STRATEGY_NAMES: dict[Strategy, str] = {"soft": "Soft", "max_path": "Most likely path", "greedy": "Greedy path"}
-STRATEGY_LONG: dict[Strategy, str] = {
+_STRATEGY_LONG: dict[Strategy, str] = {
     "soft": "All leaves vote, each weighted by how likely the photo is to arrive there.",
-    "max_path": "The leaf that the photo is most likely to arrive at decides, and the way to it is the explanation.",
-    "greedy": "At each prototype the photo goes to “present” if the similarity is above 0.5, otherwise to “absent”.",
+    "max_path": "The leaf that the photo is most likely to arrive at decides.",
 }
+_GREEDY_LONG: dict[QuestionKind, str] = {
+    "presence": "At each prototype the photo goes to “present” if the similarity is above 0.5, otherwise to “absent”.",
+    "choice": "At each node the photo goes to the side of the prototype to which it comes nearer.",
+}
+NEITHER_CLOSE = "neither is close"
+
+
+def strategy_words(strategy: Strategy, question: QuestionKind) -> str:
+    """What a strategy does, as a sentence."""
+    return _GREEDY_LONG[question] if strategy == "greedy" else _STRATEGY_LONG[strategy]
 
 
 def plain(text: str) -> str:
@@ -55,14 +74,51 @@ def hiding_words(hiding: Hiding | None) -> str:
 def runner_up_words(runner_up: RunnerUp | None, class_names: Sequence[str]) -> str:
     """What another class would have needed, as a sentence."""
     if runner_up is None:
-        return "No change of the similarities would have led this tree to another class."
-    name = class_names[runner_up.label]
-    needed = [
-        f"at prototype {flip.node} the similarity would have to {'rise' if flip.needed > flip.similarity else 'fall'} "
-        f"from {flip.similarity:.2f} to {flip.needed:.2f}"
-        for flip in runner_up.flips
-    ]
-    return f"For {name} to win instead, {' and '.join(needed) or 'nothing would have to change'}."
+        return "No change would have led this tree to another class."
+    needed = " and ".join(map(flip_words, runner_up.flips))
+    return f"For {class_names[runner_up.label]} to win instead, {needed or 'nothing would have to change'}."
+
+
+def flip_words(flip: Flip) -> str:
+    """What would have to change at one node, as half a sentence."""
+    if flip.nearer is not None:
+        by = f"{distance_words(flip.nearer.by)} nearer" if flip.nearer.by >= 0.0005 else "a little nearer"
+        return f"prototype {flip.nearer.prototype} would have to be {by}, compared with prototype {flip.nearer.than}"
+    turn = "rise" if flip.needed > flip.p_right else "fall"
+    for digits in (2, 3, 4):
+        now, then = f"{flip.p_right:.{digits}f}", f"{flip.needed:.{digits}f}"
+        if now != then:
+            return f"at prototype {flip.node} the similarity would have to {turn} from {now} to {then}"
+    return f"at prototype {flip.node} the similarity would have to {turn} a little from {flip.p_right:.2f}"
+
+
+def distance_words(distance: float) -> str:
+    """A distance with as many digits as it takes to tell it from 0."""
+    return f"{distance:.2f}" if distance >= 0.05 or distance <= 0 else f"{distance:.3f}"
+
+
+def compared_distances(step: Step) -> tuple[str, ...]:
+    """The distances of a step's sides, left to right, with enough digits to tell which is smaller."""
+    for digits in (2, 3, 4):
+        said = tuple(f"{side.distance:.{digits}f}" for side in step.sides)
+        if len(set(said)) == len(said):
+            break
+    return said
+
+
+def seen_name(side: SeenPatch) -> str:
+    """What a prototype is called in the sentences about a photo."""
+    return f"“{plain(side.note)}”" if side.note else str(side.prototype)
+
+
+def step_words(step: Step) -> str:
+    """How it went at one node: `present`, or `nearer to 7 (0.40) than to 17 (1.10)`."""
+    if step.left is None:
+        return PRESENT if step.goes_right else ABSENT
+    left, right = (f"{seen_name(s)} ({d})" for s, d in zip(step.sides, compared_distances(step), strict=True))
+    near, far = (right, left) if step.p_right > 0.5 else (left, right)
+    neither = "" if any(side.in_reach for side in step.sides) else f"; {NEITHER_CLOSE}"
+    return f"nearer to {near} than to {far}{neither}"
 
 
 def likeliest(probs: Sequence[float]) -> int:
@@ -72,22 +128,18 @@ def likeliest(probs: Sequence[float]) -> int:
 
 def prototype_name(prototype: PrototypeExplanation) -> str:
     """What a prototype is called in text: the user's own words, or its number."""
-    return f"“{plain(prototype.note)}”" if prototype.note else str(prototype.node)
+    return f"“{plain(prototype.note)}”" if prototype.note else str(prototype.prototype)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The way to one leaf: each prototype on it, and whether it must be present."""
+    """The way to one leaf: each node on it, and whether it is left to the right: its prototype must be present, or the
+    right one of its two must be nearer."""
 
     leaf: int
     label: int  # the leaf's most likely class
     share: float  # how likely
     turns: tuple[tuple[int, bool], ...]
-
-    @property
-    def conditions(self) -> tuple[tuple[int, bool], ...]:
-        """The turns as people say them: first what must be there."""
-        return tuple(sorted(self.turns, key=lambda turn: not turn[1]))
 
 
 @dataclass(frozen=True)
@@ -95,6 +147,31 @@ class Reading:
     """What follows from a tree's shape and its leaves, worked out once."""
 
     explanation: TreeExplanation
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether nodes choose between two prototypes."""
+        return self.explanation.question == "choice"
+
+    def sides(self, node: int) -> tuple[PrototypeExplanation, ...]:
+        """A node's prototypes, as they stand on a page: left to right."""
+        right = self.explanation.prototype_at(node, "right")
+        return (self.explanation.prototype_at(node, "left"), right) if self.is_choice else (right,)
+
+    def rather(self, node: int, right: bool) -> tuple[PrototypeExplanation, PrototypeExplanation]:
+        """Of a choice: the prototype that must be nearer for this turn, and the other one."""
+        left, other = self.sides(node)
+        return (other, left) if right else (left, other)
+
+    def conditions(self, rule: Rule) -> tuple[tuple[int, bool], ...]:
+        """The turns as people say them: first what must be there; choices in their order."""
+        return rule.turns if self.is_choice else tuple(sorted(rule.turns, key=lambda turn: not turn[1]))
+
+    def side_word(self, node: int, right: bool) -> str:
+        """What stands at a line: `present`, or `more like 7`."""
+        if self.is_choice:
+            return f"more like {self.rather(node, right)[0].prototype}"
+        return PRESENT if right else ABSENT
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
@@ -141,9 +218,11 @@ class Reading:
         return f"{count(len(names), 'class', 'classes')}: {listed(names, most)}"
 
     def turn_words(self, turns: Iterable[tuple[int, bool]]) -> str:
-        """`has “long beak”, 7; lacks 3`: first what must be present; numbers are prototypes."""
-        turns = tuple(turns)
-        said = []
+        """`has “long beak”, 7; lacks 3`, first what must be present; or `rather 7 than 17`; numbers are prototypes."""
+        turns, said = tuple(turns), []
+        if self.is_choice:
+            pairs = [map(prototype_name, self.rather(node, right)) for node, right in turns]
+            return ", ".join(f"rather {near} than {far}" for near, far in pairs)
         for word, wanted in (("has", True), ("lacks", False)):
             names = [prototype_name(self.explanation.prototypes[node]) for node, has in turns if has is wanted]
             if names:

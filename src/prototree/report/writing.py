@@ -39,8 +39,8 @@ def write_report(explanation: TreeExplanation, folder: Path) -> list[Path]:
     return [*written, folder / "tree.pdf"]
 
 
-def write_decision(explanation: Decided, folder: Path, strategy: Strategy) -> list[Path]:
-    """One decision as decision.html, decision.json and, a tree each, decision.png; what was written.
+def write_decision(explanation: Decided, folder: Path, strategy: Strategy = "greedy") -> list[Path]:
+    """One decision as decision.html, decision.json and, a tree each, decision.png of one path; what was written.
 
     Without matplotlib there is no picture, and a warning says so.
     """

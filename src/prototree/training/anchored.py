@@ -1,10 +1,10 @@
 """What the recipe `warm` learns: the head as a classifier, then the head under a tree whose prototypes stay patches.
 
-Notation used for tensor shapes: B batch, C channels of the backbone's map, P patches, N nodes, K classes.
+Notation used for tensor shapes: B batch, C channels of the backbone's map, N nodes, P prototypes, K classes, M photos.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,16 +16,20 @@ from prototree.network.backbone import FeatureExtractor
 from prototree.training.batches import Batches, CachedBatches, maps_of
 from prototree.training.engine import Group, Objective
 from prototree.training.growth import Start, wide_head
-from prototree.training.leaf_training import Visit
+from prototree.training.leaf_training import LeafTrainer, Visit
 from prototree.training.maps import Inputs
 from prototree.training.objectives import LABEL_SMOOTHING, Cosine, Schedule, SoftTargets, TreeObjective
-from prototree.training.projection import Nearest, find_nearest, reachable_classes
+from prototree.training.projection import prototype_classes, side_classes
 from prototree.training.recipes.warm import Warm
-from prototree.tree.model import ProtoTree
+from prototree.training.yardstick import LOGIT_GAIN
+from prototree.tree.leaves import class_log_probs, log_predict
+from prototree.tree.model import ProtoTree, Routed
 from prototree.tree.patches import nearest_patches
+from prototree.tree.questions import Question, QuestionKind
 
 FEWEST_PATCHES = 60  # of a map that a step sees, whatever their share
-LOGIT_GAIN = 4.0  # pooled values lie in [0, 1]; without it the classifier's logits grow slowly
+FIRST_SHARPNESS: dict[QuestionKind, float] = {"presence": 1.0, "choice": 3.0}  # where the recipe leaves it open
+IN_REACH = 0.95  # share of the photos of a prototype's classes that are to be within its reach, where two are compared
 
 
 class HeadObjective(Objective):
@@ -80,9 +84,13 @@ class HeadObjective(Objective):
 
 
 class AnchoredObjective(TreeObjective):
-    """Algorithm 1 with prototypes that are, at every step, the latent patches of their sources."""
+    """Prototypes that are, at every step, the latent patches of their sources, and leaves that stand for a class each.
 
-    anchors: Float[Tensor, "N C 1 1"]
+    Questions begin soft and become sharp. The tree's answer is compared with the teacher's softened one; towards the
+    end it is softened itself, so that it may be as sure as it is right.
+    """
+
+    anchors: Float[Tensor, "P C 1 1"]
 
     def __init__(
         self,
@@ -94,23 +102,38 @@ class AnchoredObjective(TreeObjective):
         start: Start,
         sources: CachedBatches,
     ) -> None:
-        super().__init__(tree, batches, Schedule(epochs, freeze_epochs=epochs), targets=targets)
+        super().__init__(tree, batches, Schedule(epochs, freeze_epochs=epochs), LeafTrainer(), targets)
         tree.prototypes.requires_grad_(False)
         tree.leaf_logits.requires_grad_(False)
         tree.leaf_logits.copy_(one_hot(start.leaf_class, tree.n_classes) * (len(batches.entries) / tree.n_classes))
         self.register_buffer("anchors", start.anchors)
-        self._recipe, self._sources = recipe, sources
-        self._moves = () if start.is_given else recipe.move_sources
+        self.log_reach = nn.Parameter(tree.reach.log()) if tree.question.kind == "presence" else None
+        self._recipe, self._sources, self._epochs = recipe, sources, epochs
+        self._begin = start.first_sharpness or recipe.first_sharpness or FIRST_SHARPNESS[tree.question.kind]
         self._turns = Turns.of(tree)
-        self._pace = Cosine(epochs, batches.n_batches)
+        self._pace, self._done = Cosine(epochs, batches.n_batches), 0.0
 
     def groups(self, epoch: int) -> list[Group]:
-        return [Group(list(self.tree.features.head.parameters()), self._recipe.rate, self._recipe.weight_decay)]
+        head = Group(list(self.tree.features.head.parameters()), self._recipe.rate, self._recipe.weight_decay)
+        return [head] if self.log_reach is None else [head, Group([self.log_reach], self._recipe.rate)]
 
     def pace(self, epoch: int, share: float) -> float:
+        self._done = (epoch + share) / self._epochs
         return self._pace.at(epoch + share)
 
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    @property
+    def _question(self) -> Question:
+        """As sharp as it is by now."""
+        end = self.tree.question.sharpness
+        return replace(self.tree.question, sharpness=between(self._begin, end, self._done / self._recipe.sharp_at))
+
+    @property
+    def _temper(self) -> float:
+        """How much the tree's own answer is softened by now."""
+        start, stop = self._recipe.temper_from, self._recipe.temper_to
+        return between(1.0, self._recipe.temperature, (self._done - start) / max(stop - start, 1e-9))
+
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         features = self.tree.features
         x, anchors = random_patches(features.backbone.tail(values), self._recipe.patch_share), self.anchors
         # Photos and sources through the head together, so that batch norm treats them alike.
@@ -119,51 +142,61 @@ class AnchoredObjective(TreeObjective):
         rows = filled.reshape(n_rows, x.shape[3], -1).transpose(1, 2)[:, :, None]
         z = features.from_map(torch.cat([x, rows]))
         prototypes = z[len(x) :, :, 0].transpose(1, 2).flatten(0, 1)[: len(anchors), :, None, None]
-        routed = self.tree.route(z[: len(x)], prototypes)
-        return routed.distance, routed.patch, routed.log_path_probs
+        reach = None if self.log_reach is None else self.log_reach.exp()
+        routed = self.tree.routed(nearest_patches(z[: len(x)], prototypes), self._question, reach)
+        return routed.distance, routed.patch, routed.log_path_probs, routed.p_right
 
     def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        losses, hits = super().loss(outputs, inputs)
-        misses = self._turns.misses(outputs[0], inputs.labels, self._recipe.near, self._recipe.far)
-        return losses + self._recipe.margin * misses, hits
+        log_y = log_predict(Routed(*outputs).log_path_probs, class_log_probs(self.tree.leaf_logits))
+        target = self._target(inputs)
+        if not target.is_floating_point():
+            target = one_hot(target, log_y.shape[1]).float()
+        losses = -(target * (log_y / self._temper).log_softmax(dim=1)).sum(dim=1)
+        if self.log_reach is not None and self._recipe.margin:
+            unit, recipe = self.log_reach.exp(), self._recipe
+            misses = self._turns.misses(outputs[0], inputs.labels, recipe.near * unit, recipe.far * unit)
+            losses = losses + recipe.margin * misses
+        return losses, (log_y.argmax(dim=1) == inputs.labels).float()
+
+    def after_batch(self, inputs: Inputs) -> None:
+        """Leaves stay as they are until the end."""
 
     def sweep_labels(self, visit: Visit) -> None:
         """The plain photos with their labels."""
         for z, labels, _ in maps_of(self._sources, self.tree.features, self.tree.prototypes.device):
             visit(self.tree.route(z), labels)
 
-    def end_epoch(self, epoch: int) -> None:
-        if epoch + 1 in {round(share * self._schedule.epochs) for share in self._moves}:
-            self._move_to_medoids()
-
     @torch.no_grad()
-    def _move_to_medoids(self) -> None:
-        """One k-medoids step: each source becomes the patch nearest to the mean of those it now stands for.
-
-        That is the mean of the nearest patches of the photos whose class lies right of the node.
-        """
-        self.update_prototypes()
-        device, features = self.anchors.device, self.tree.features
-        right, total = classes_right(self.tree).to(device), torch.zeros_like(self.tree.prototypes).flatten(1)
-        count = total.new_zeros(len(total), 1)
-        for z, labels, _ in maps_of(self._sources, features, device):
-            belongs = right[:, labels].T.float()  # B N
-            patch = nearest_patches(z, self.tree.prototypes).patch
-            winners = z.flatten(2).gather(2, patch[:, None].expand(-1, z.shape[1], -1))  # B D N
-            total += torch.einsum("bdn,bn->nd", winners, belongs)
-            count += belongs.sum(dim=0)[:, None]
-        self.tree.prototypes.copy_((total / count.clamp_min(1))[:, :, None, None])
-        (nearest,) = find_nearest(self.tree, maps_of(self._sources, features, device), right)
-        found = torch.isfinite(nearest.distance) & first_of_each(nearest).to(device)
-        values = self._sources.inputs(nearest.place[found].tolist()).values.to(device)
-        rows = torch.arange(len(values), device=device)
-        self.anchors[found] = values.flatten(2)[rows, :, nearest.patch[found]][:, :, None, None]
-
-    @torch.no_grad()
-    def update_prototypes(self) -> None:
-        """The prototypes as the finished head sees their sources."""
+    def update_tree(self) -> None:
+        """The prototypes as the finished head sees their sources, and their reaches."""
         self.eval()
         self.tree.prototypes.copy_(self.tree.features.from_map(self.anchors))
+        if self.log_reach is not None:
+            self.tree.reach.copy_(self.log_reach.exp())
+        else:
+            maps = maps_of(self._sources, self.tree.features, self.tree.prototypes.device)
+            self.tree.reach.copy_(reaches(self.tree, maps))
+
+
+@torch.no_grad()
+def reaches(tree: ProtoTree, maps: Any) -> Float[Tensor, " P"]:
+    """How far, in units of ln 2, most photos of the classes on a prototype's side are from it."""
+    found, seen = [], []
+    for z, labels, _ in maps:
+        found.append(nearest_patches(z, tree.prototypes).distance)
+        seen.append(labels)
+    distance, labels, own = torch.cat(found), torch.cat(seen), prototype_classes(tree)
+    reach = torch.ones_like(tree.reach)
+    for prototype in range(tree.n_prototypes):
+        mine = distance[own[prototype, labels], prototype]
+        if len(mine):
+            reach[prototype] = usual_reach(mine)
+    return reach
+
+
+def usual_reach(distance: Float[Tensor, " M"]) -> float:
+    """How far, in units of ln 2, most of these photos are."""
+    return max(float(torch.quantile(distance, IN_REACH)) / math.log(2), 1e-3)
 
 
 @dataclass(frozen=True)
@@ -176,38 +209,24 @@ class Turns:
     @classmethod
     def of(cls, tree: ProtoTree) -> "Turns":
         """Towards the leaf in which a class has the majority; no way at all for a class that has none."""
-        right, below = classes_right(tree), reachable_classes(tree).cpu()
-        return cls(right.T, (below & ~right).T)
+        left, right = side_classes(tree)
+        return cls(right.T, (left & ~right).T)
 
     def misses(
-        self, distance: Float[Tensor, "B N"], labels: Int[Tensor, " B"], near: float, far: float
+        self,
+        distance: Float[Tensor, "B N"],
+        labels: Int[Tensor, " B"],
+        near: Float[Tensor, " N"],
+        far: Float[Tensor, " N"],
     ) -> Float[Tensor, " B"]:
-        """How much farther than `near` right turns are and how much nearer than `far` left turns, summed.
-
-        The soft targets alone leave similarities at the share of photos that turn right, far below one half.
-        """
+        """How much farther than `near` right turns are and how much nearer than `far` left turns, summed."""
         right, left = (side.to(distance.device)[labels] for side in (self.right, self.left))
         return (right * relu(distance - near) + left * relu(far - distance)).sum(dim=1)
 
 
-def first_of_each(nearest: Nearest) -> Bool[Tensor, " N"]:
-    """Of the prototypes that would have the same patch, the nearest alone: one picture twice says nothing new."""
-    taken: set[tuple[int, int]] = set()
-    first = torch.zeros(len(nearest.distance), dtype=torch.bool)
-    for node in nearest.distance.argsort(stable=True).tolist():
-        patch = (int(nearest.place[node]), int(nearest.patch[node]))
-        first[node] = patch not in taken
-        taken.add(patch)
-    return first
-
-
-def classes_right(tree: ProtoTree) -> Bool[Tensor, "N K"]:
-    """The majority classes of the leaves to the right of each node."""
-    right = torch.zeros(tree.topology.n_nodes, tree.n_classes, dtype=torch.bool)
-    majority = tree.leaf_logits.argmax(dim=1).tolist()
-    for leaf, (path, turns) in enumerate(zip(tree.topology.paths, tree.topology.goes_right, strict=True)):
-        right[path[turns], majority[leaf]] = True
-    return right
+def between(start: float, end: float, share: float) -> float:
+    """From one value to another as the share goes from 0 to 1, and no further."""
+    return start + (end - start) * min(max(share, 0.0), 1.0)
 
 
 def random_patches(x: Float[Tensor, "B C H W"], share: float) -> Float[Tensor, "B C 1 P"]:

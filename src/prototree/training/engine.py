@@ -207,6 +207,7 @@ class Loop:
         if distributed.is_first():
             self._observer.epoch(row, self._n_epochs)
             if self._options.folder is not None:
+                self._options.folder.parent.mkdir(parents=True, exist_ok=True)
                 write_file(self._options.folder.parent / "log.csv", _as_csv(self._rows))
 
     def _save(self) -> None:

@@ -1,9 +1,10 @@
-"""A tree to start from, grown from the classes: who is told apart from whom, and by which training patch.
+"""A tree to start from, grown from the classes: who is told apart from whom, and by which training patches.
 
-Groups of alike classes part from the rest one after the other, and so do the classes within a group. Each prototype
-starts as the training patch that tells best who turns right.
+Where a node asks for one patch, groups of alike classes part from the rest one after the other, and so do the classes
+within a group. Where it compares two, the classes are parted in two alike groups, each again, and so on. Each prototype
+starts as the training patch that tells its own side best from the other.
 
-Notation used for tensor shapes: C channels of the backbone's map, D prototype depth, N nodes, L leaves, K classes,
+Notation used for tensor shapes: C channels of the backbone's map, D prototype depth, P prototypes, L leaves, K classes,
 M photos looked at.
 """
 
@@ -26,9 +27,11 @@ from prototree.network.backbone import FeatureExtractor, WideHead
 from prototree.training.batches import CachedBatches
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
+from prototree.tree.questions import QuestionKind
 from prototree.tree.topology import Topology
 
-N_CANDIDATES, CANDIDATES_A_CLASS = 1500, 30  # random patches to choose the first prototypes from, at least
+N_CANDIDATES, CANDIDATES_A_CLASS = 2000, 40  # random patches to choose the first prototypes from, at least
+LOOKED_AT, LOOKED_AT_A_CLASS = 1200, 12  # views that the choice is judged by, at least
 MAX_NUMBERS = 2e8  # of feature maps held in memory while choosing
 
 Part = int | list[Any]
@@ -41,8 +44,8 @@ class Start:
 
     topology: Topology
     leaf_class: Int[Tensor, " L"]
-    anchors: Float[Tensor, "N C 1 1"]  # in the backbone's map
-    is_given: bool = False  # whether the patches are to stay as someone chose them
+    anchors: Float[Tensor, "P C 1 1"]  # in the backbone's map
+    first_sharpness: float | None = None  # that questions begin with; None: as the recipe has it
 
 
 def standardise(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> None:
@@ -81,6 +84,7 @@ def grow(
     features: FeatureExtractor,
     maps: Float[Tensor, "M C H W"],
     labels: Int[Tensor, " M"],
+    question: QuestionKind,
     mean_path: float,
     median_distance: float,
     seed: int,
@@ -95,13 +99,15 @@ def grow(
     photo = torch.randint(len(z), (n_candidates,), generator=generator)
     patch = torch.randint(n_patches, (n_candidates,), generator=generator)
     candidates = z.flatten(2)[photo, :, patch][:, :, None, None]
-    distance = torch.cat([nearest_patches(part, candidates).distance for part in z.split(64)])
+    looked_at = torch.randperm(len(z), generator=generator)[: max(LOOKED_AT, LOOKED_AT_A_CLASS * n_classes)]
+    distance = torch.cat([nearest_patches(z[some], candidates).distance for some in looked_at.split(64)])
     pooled = z.amax(dim=(2, 3))
     means = torch.stack([pooled[labels == k].mean(dim=0) for k in range(n_classes)])
-    planter = _Planter(distance, labels, labels[photo])
-    planter.grow(hierarchy(means.double().numpy(), mean_path))
+    planter, points = _Planter(distance, labels[looked_at], labels[photo], question), means.double().numpy()
+    planter.grow(hierarchy(points, mean_path) if question == "presence" else halves(points, list(range(n_classes))))
     topology, nodes, leaf_ids = Topology.from_children(planter.left, planter.right)
-    chosen = torch.tensor(planter.chosen)[nodes]
+    sides = [torch.tensor(side)[nodes] for side in (planter.chosen_right, planter.chosen_left) if side]
+    chosen = torch.cat(sides)
     anchors = maps.flatten(2)[photo[chosen], :, patch[chosen]][:, :, None, None]
     return Start(topology, torch.tensor(planter.leaf_class)[leaf_ids], anchors)
 
@@ -114,13 +120,13 @@ def start_from(tree: ProtoTree, sources: CachedBatches, root: Path) -> Start:
     """
     place = {(name_in(root, entry.sample.path), entry.view.name): i for i, entry in enumerate(sources.entries)}
     anchors = []
-    for node, source in enumerate(tree.sources):
+    for number, source in enumerate(tree.sources):
         if source is None or (source.image, source.view) not in place:
             found = "is no patch of a photo" if source is None else f"comes from {source.image}, {source.view}"
-            raise DataError(f"expected every prototype to be a patch of a training photo, but number {node} {found}")
+            raise DataError(f"expected every prototype to be a patch of a training photo, but number {number} {found}")
         seen = sources.inputs([place[source.image, source.view]]).values
         anchors.append(seen[0, :, *source.patch, None, None])
-    return Start(tree.topology, tree.leaf_logits.argmax(dim=1), torch.stack(anchors), is_given=True)
+    return Start(tree.topology, tree.leaf_logits.argmax(dim=1), torch.stack(anchors), tree.question.sharpness)
 
 
 def hierarchy(means: Float[ndarray, "K D"], longest: float) -> Part:
@@ -133,6 +139,13 @@ def hierarchy(means: Float[ndarray, "K D"], longest: float) -> Part:
     while (found := _nest(means, everything, levels)) and mean_path(found) > longest and 2**levels < len(means):
         levels += 1
     return found
+
+
+def halves(means: Float[ndarray, "K D"], classes: list[int]) -> Part:
+    """Two groups of alike classes, and each again, down to single ones."""
+    if len(classes) == 1:
+        return classes[0]
+    return [halves(means, [classes[place] for place in group]) for group in ward_groups(means[classes], 2)]
 
 
 def mean_path(part: Part) -> float:
@@ -167,12 +180,15 @@ class _Planter:
         distance: Float[Tensor, "M candidates"],
         labels: Int[Tensor, " M"],
         candidate_class: Int[Tensor, " candidates"],
+        question: QuestionKind,
     ) -> None:
+        self._is_choice = question == "choice"
         self._distance, self._labels, self._candidate_class = distance, labels, candidate_class
         self._free = torch.ones(len(candidate_class), dtype=torch.bool)
         self.left: list[int] = []
         self.right: list[int] = []
-        self.chosen: list[int] = []
+        self.chosen_right: list[int] = []
+        self.chosen_left: list[int] = []
         self.leaf_class: list[int] = []
 
     def grow(self, part: Part) -> int:
@@ -183,14 +199,21 @@ class _Planter:
         if len(part) == 1:
             return self.grow(part[0])
         (_, candidate), place = max((self._best(_classes(one), _classes(part)), i) for i, one in enumerate(part))
-        self._free[candidate] = False
+        rest = part[:place] + part[place + 1 :]
+        self._take(candidate, self.chosen_right)
+        if self._is_choice:
+            self._take(self._best(_classes(rest), _classes(part))[1], self.chosen_left)
         node = len(self.left)
-        self.chosen.append(candidate)
         self.left.append(0)
         self.right.append(0)
-        self.left[node] = self.grow(part[:place] + part[place + 1 :])
+        self.left[node] = self.grow(rest)
         self.right[node] = self.grow(part[place])
         return node
+
+    def _take(self, candidate: int, chosen: list[int]) -> None:
+        """One patch, one prototype."""
+        self._free[candidate] = False
+        chosen.append(candidate)
 
     def _best(self, part: list[int], among: list[int]) -> tuple[float, int]:
         rows = torch.isin(self._labels, torch.tensor(among))

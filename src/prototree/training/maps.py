@@ -61,22 +61,31 @@ class Inputs:
 class MapCache:
     """A map for every entry of a data set, as augmented in each of V epochs; perhaps in several files."""
 
-    files: tuple[np.ndarray, ...]  # each V × entries × map; one after the other
+    files: tuple[np.ndarray, ...]  # each V × rows × map; one after the other
     entries: Sequence[Entry]
     unreadable: frozenset[int]
+    rows: tuple[int, ...] | None = None  # of each entry in the files; None: the entries are all rows in order
+
+    def only(self, places: Sequence[int]) -> "MapCache":
+        """Some of the entries, in the order named."""
+        unreadable = frozenset(new for new, old in enumerate(places) if old in self.unreadable)
+        return MapCache(self.files, tuple(self.entries[place] for place in places), unreadable, tuple(places))
 
     def join(self, other: "MapCache") -> "MapCache":
         """The entries of both."""
+        assert self.rows is None
+        assert other.rows is None
         unreadable = self.unreadable | {len(self.entries) + index for index in other.unreadable}
         return MapCache(self.files + other.files, (*self.entries, *other.entries), unreadable)
 
     def read(self, indices: Sequence[int], epoch: int) -> Inputs:
         usable = [index for index in indices if index not in self.unreadable]
+        row_of = usable if self.rows is None else [self.rows[index] for index in usable]
         rows = np.empty((len(usable), *self.files[0].shape[2:]), dtype=np.float32)
         start = 0
         for file in self.files:
-            here = [place for place, index in enumerate(usable) if start <= index < start + file.shape[1]]
-            rows[here] = file[epoch % len(file), [usable[place] - start for place in here]]
+            here = [place for place, row in enumerate(row_of) if start <= row < start + file.shape[1]]
+            rows[here] = file[epoch % len(file), [row_of[place] - start for place in here]]
             start += file.shape[1]
         values = torch.from_numpy(rows)
         labels = torch.tensor([self.entries[index].sample.label for index in usable], dtype=torch.long)

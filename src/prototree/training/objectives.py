@@ -127,13 +127,14 @@ class TreeObjective(Objective):
                 inputs = Inputs(inputs.values.to(device), inputs.labels.to(device), inputs.entries)
                 visit(self.tree.route(self._batches.encode(self.tree.features, inputs.values)), inputs)
 
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         feature_map = self._batches.encode(self.tree.features, values)
         if not len(values):  # this process's share of a small batch: nothing, but all parameters take part
             nothing = 0 * (feature_map.sum() + self.tree.prototypes.sum())
-            return nothing.expand(0, self.tree.topology.n_nodes), values.new_zeros(0), nothing.expand(0, 1)
+            nodes = nothing.expand(0, self.tree.topology.n_nodes)
+            return nodes, values.new_zeros(0), nothing.expand(0, 1), nodes
         routed = self.tree.route(feature_map)
-        return routed.distance, routed.patch, routed.log_path_probs
+        return routed.distance, routed.patch, routed.log_path_probs, routed.p_right
 
     def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
         if not len(inputs.labels):

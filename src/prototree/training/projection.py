@@ -1,6 +1,6 @@
 """Every prototype becomes its nearest latent training patch (Eq. 6, and Eq. S1 with class constraints).
 
-Notation used for tensor shapes: B batch, D prototype depth, H W feature map, N prototypes, K classes.
+Notation used for tensor shapes: B batch, D prototype depth, H W feature map, P prototypes, K classes.
 """
 
 import logging
@@ -38,10 +38,10 @@ class SourcePhotos:
 class Nearest:
     """For each prototype the nearest patch found so far. Ties go to the lowest place in the data, then in the map."""
 
-    distance: Float[Tensor, " N"]
-    place: Int[Tensor, " N"]  # in the data
-    patch: Int[Tensor, " N"]  # in the map, row-major
-    vector: Float[Tensor, "N E"]
+    distance: Float[Tensor, " P"]
+    place: Int[Tensor, " P"]  # in the data
+    patch: Int[Tensor, " P"]  # in the map, row-major
+    vector: Float[Tensor, "P E"]
 
     def merge(self, other: "Nearest") -> "Nearest":
         closer = (other.distance < self.distance) | (
@@ -55,33 +55,41 @@ class Nearest:
         )
 
 
-def reachable_classes(tree: ProtoTree) -> Bool[Tensor, "N K"]:
-    """𝒴' of Eq. S1: the majority classes of the leaves below each node."""
+def side_classes(tree: ProtoTree) -> tuple[Bool[Tensor, "N K"], Bool[Tensor, "N K"]]:
+    """The majority classes of the leaves to the left and to the right of each node."""
     majority = tree.leaf_logits.argmax(dim=1).cpu().numpy()
-    allowed = np.zeros((tree.topology.n_nodes, tree.n_classes), dtype=bool)
-    for leaf, path in enumerate(tree.topology.paths):
-        allowed[path[path >= 0], majority[leaf]] = True
-    return torch.from_numpy(allowed).to(tree.leaf_logits.device)
+    sides = np.zeros((2, tree.topology.n_nodes, tree.n_classes), dtype=bool)
+    for leaf, (path, turns) in enumerate(zip(tree.topology.paths, tree.topology.goes_right, strict=True)):
+        on_path = path >= 0
+        sides[turns[on_path].astype(int), path[on_path], majority[leaf]] = True
+    left, right = torch.from_numpy(sides).to(tree.leaf_logits.device)
+    return left, right
+
+
+def prototype_classes(tree: ProtoTree) -> Bool[Tensor, "P K"]:
+    """𝒴' of Eq. S1: the classes below each prototype's node; where a node has two, those on the prototype's side."""
+    left, right = side_classes(tree)
+    return left | right if tree.question.kind == "presence" else torch.cat([right, left])
 
 
 @torch.no_grad()
 def find_nearest(
-    tree: ProtoTree, maps: Iterable[MapBatch], *constraints: Bool[Tensor, "N K"] | None
+    tree: ProtoTree, maps: Iterable[MapBatch], *constraints: Bool[Tensor, "P K"] | None
 ) -> tuple[Nearest, ...]:
     """One pass over the data: the nearest patch to each prototype, once per constraint (None: any class).
 
     Memory does not grow with the data. In several processes, each passes its share, and all get the same answer.
     """
-    n_nodes, prototypes = tree.topology.n_nodes, tree.prototypes.detach()
+    n_prototypes, prototypes = tree.n_prototypes, tree.prototypes.detach()
     empty = Nearest(
-        torch.full((n_nodes,), torch.inf, dtype=prototypes.dtype, device=prototypes.device),
-        torch.full((n_nodes,), -1, device=prototypes.device),
-        torch.zeros(n_nodes, dtype=torch.long, device=prototypes.device),
+        torch.full((n_prototypes,), torch.inf, dtype=prototypes.dtype, device=prototypes.device),
+        torch.full((n_prototypes,), -1, device=prototypes.device),
+        torch.zeros(n_prototypes, dtype=torch.long, device=prototypes.device),
         prototypes.flatten(1).clone(),
     )
     found = [empty for _ in constraints]
     for feature_map, labels, places in maps:
-        if not len(labels) or not n_nodes:
+        if not len(labels) or not n_prototypes:
             continue
         nearest = nearest_patches(feature_map.to(prototypes.dtype), prototypes)
         patches = extract_patches(feature_map, (prototypes.shape[2], prototypes.shape[3])).to(prototypes.dtype)
@@ -134,7 +142,7 @@ def project(
     `places` says which photo and view each place in the data is, for the sources that the tree keeps. `compare` also
     keeps the patches found without class constraints, in the same pass.
     """
-    constraint = reachable_classes(tree) if constrain_classes else None
+    constraint = prototype_classes(tree) if constrain_classes else None
     found = find_nearest(tree, maps, *([constraint, None] if constraint is not None else [None]))
     nearest, unconstrained = found[0], found[-1]
     if not torch.isfinite(unconstrained.distance).all():
@@ -172,9 +180,9 @@ def _image_of(entry: Entry, preprocessing: Preprocessing) -> Float[Tensor, "3 h 
 
 
 def _best_in_batch(
-    distance: Float[Tensor, "B N"],
-    patch: Int[Tensor, "B N"],
-    patches: Float[Tensor, "B P E"],
+    distance: Float[Tensor, "B P"],
+    patch: Int[Tensor, "B P"],
+    patches: Float[Tensor, "B cells E"],
     places: Int[Tensor, " B"],
 ) -> Nearest:
     shortest, image = distance.min(dim=0)

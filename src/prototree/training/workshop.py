@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from prototree.data.augment import augmentation
 from prototree.data.loading import ViewDataset, derived_seed
@@ -14,10 +15,12 @@ from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.preprocessing import Preprocessing
 from prototree.progress import Observer
 from prototree.settings import Common
+from prototree.training import distributed
 from prototree.training.batches import Batches, CachedBatches, PhotoBatches
 from prototree.training.engine import Objective, Options
 from prototree.training.maps import MapCache, cache_borders, cache_size
 from prototree.training.objectives import ClassifierObjective, Cosine, blend_with_start, train
+from prototree.training.yardstick import save_yardstick
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,11 @@ class Workshop:
     def train(self, objective: Objective, batches: Batches, epochs: int, name: str) -> None:
         """Trains an objective, from the state in the folder `name` of the run where there is one."""
         train(objective, batches, epochs, self._options(name), self.observer)
+
+    def keep_yardstick(self, head: nn.Module, linear: nn.Linear, folder: str = "") -> None:
+        """Keeps the classifier that taught the tree, so that the tree can be judged beside it."""
+        if distributed.is_first():
+            save_yardstick(head, linear, self.folder / folder)
 
     def _options(self, name: str) -> Options:
         settings, device = self.settings, self.device

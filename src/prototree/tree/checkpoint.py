@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
-from prototree.errors import CheckpointError, ProtoTreeError
+from prototree.errors import CheckpointError, ProtoTreeError, ShapeError
 from prototree.files import read_json, sync_folder, write_file, write_json
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree.model import ProtoTree, PrototypeSource
+from prototree.tree.questions import PAPER, REACH_RANGE, Question
+from prototree.tree.sureness import Sureness
 from prototree.tree.topology import Topology
 
-VERSION = 1
+VERSION = 2
 WEIGHTS, TREE = "weights.safetensors", "tree.json"
 TRAINED, PRUNED, PROJECTED = "trained", "pruned", "projected"
 STAGES = (PROJECTED, PRUNED, TRAINED)
@@ -43,6 +46,8 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
             "size": list(tree.prototypes.shape[2:]),
             "sources": [source and dataclasses.asdict(source) for source in tree.sources],
         },
+        "question": dataclasses.asdict(tree.question),
+        "sureness": dataclasses.asdict(tree.sureness),
         "backbone": {"name": backbone.name, "level": backbone.level, "head_width": tree.features.head_width},
         "preprocessing": tree.preprocessing.to_json(),
     }
@@ -61,7 +66,10 @@ def load(folder: Path | str) -> ProtoTree:
         raise CheckpointError(f"{folder / TREE} does not describe a prototype tree; got kind {header.get('kind')!r}")
     try:
         tree = _build(header)
+        if header["version"] == 1:  # the paper's similarity was the only one
+            tensors["reach"] = torch.ones(tree.n_prototypes)
         tree.load_state_dict(tensors)
+        _check_reach(tree)
     except (KeyError, TypeError, ValueError, RuntimeError, ProtoTreeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(
@@ -129,10 +137,19 @@ def _build(header: dict[str, Any]) -> ProtoTree:
     )
     height, width = header["prototypes"]["size"]
     features = FeatureExtractor(backbone, header["prototypes"]["depth"], header["backbone"]["head_width"])
-    tree = ProtoTree(topology, features, [str(name) for name in header["classes"]], (height, width))
+    question = Question(**header["question"]) if "question" in header else PAPER
+    names = [str(name) for name in header["classes"]]
+    tree = ProtoTree(topology, features, names, (height, width), question=question)
     tree.preprocessing = preprocessing
+    tree.sureness = Sureness(**header.get("sureness", {}))
     tree.sources = tuple(source and _source(source) for source in header["prototypes"]["sources"])
     return tree
+
+
+def _check_reach(tree: ProtoTree) -> None:
+    low, high = REACH_RANGE
+    if not ((tree.reach >= low) & (tree.reach <= high)).all():
+        raise ShapeError(f"expected reaches from {low:g} to {high:g}, got {tree.reach.min():g} to {tree.reach.max():g}")
 
 
 def _source(values: dict[str, Any]) -> PrototypeSource:

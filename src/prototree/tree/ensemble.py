@@ -46,7 +46,7 @@ class Ensemble:
     @property
     def n_prototypes(self) -> int:
         """All prototypes of all trees: the size of the global explanation."""
-        return sum(tree.topology.n_nodes for tree in self.trees)
+        return sum(tree.n_prototypes for tree in self.trees)
 
     @torch.no_grad()
     def predict(self, images: Float[Tensor, "B 3 h w"]) -> list[Decisions]:

@@ -1,12 +1,14 @@
 """ProtoTree: an image's features go through a soft binary tree of prototypes to a class distribution (§3, Fig. 4).
 
-Notation used for tensor shapes: B batch, D prototype depth, H W feature map, N internal nodes, L leaves, K classes.
+Notation used for tensor shapes: B batch, D prototype depth, H W feature map, N internal nodes, P prototypes (one or two
+a node, see `questions`), L leaves, K classes.
 """
 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
@@ -17,9 +19,11 @@ from prototree.network.backbone import FeatureExtractor
 from prototree.network.geometry import PatchGrid
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree import leaves, routing
-from prototree.tree.patches import extract_patches, nearest_patches
+from prototree.tree.patches import NearestPatches, extract_patches, nearest_patches
+from prototree.tree.questions import PAPER, Question
 from prototree.tree.routing import Path
 from prototree.tree.strategies import Strategy
+from prototree.tree.sureness import Sureness, lead
 from prototree.tree.topology import Topology
 
 # Up to this many prototypes a level, one matrix product with all of them beats subtractions on each level (measured
@@ -45,14 +49,10 @@ class PrototypeSource:
 class Routed:
     """A batch that has gone through the tree."""
 
-    distance: Float[Tensor, "B N"]  # to the nearest patch
-    patch: Int[Tensor, "B N"]  # which one that is, row-major in the map of patches
+    distance: Float[Tensor, "B P"]  # of each prototype to the nearest patch
+    patch: Int[Tensor, "B P"]  # which one that is, row-major in the map of patches
     log_path_probs: Float[Tensor, "B L"]
-
-    @property
-    def similarity(self) -> Float[Tensor, "B N"]:
-        """Eq. 2: the probability of going right at each node."""
-        return routing.similarity(self.distance)
+    p_right: Float[Tensor, "B N"]  # Eq. 2: the probability of going right at each node, without gradient
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Decisions:
     max_path: Path
     greedy: Path
     leaf_probs: Float[Tensor, "L K"]
+    sureness: Float[Tensor, " B"]  # that the greedy answer is right
 
     def class_probs(self, strategy: Strategy = "soft") -> Float[Tensor, "B K"]:
         """Class probabilities: of the whole tree, or of the one leaf the path ends in."""
@@ -80,12 +81,14 @@ class Decisions:
 
 
 class ProtoTree(nn.Module):
-    """A soft decision tree whose nodes ask how near the image's best patch comes to a prototype.
+    """A soft decision tree whose nodes ask how near the image's best patches come to their prototypes.
 
     >>> tree = ProtoTree(Topology.full(height=9), FeatureExtractor(Backbone("resnet50")), class_names)
     >>> decisions = tree.predict(images)
-    >>> decisions.labels("greedy"), decisions.greedy.nodes, decisions.greedy.similarity
+    >>> decisions.labels("greedy"), decisions.greedy.nodes, decisions.greedy.p_right
     """
+
+    reach: Float[Tensor, " P"]
 
     def __init__(
         self,
@@ -94,6 +97,7 @@ class ProtoTree(nn.Module):
         class_names: Sequence[str] | int,
         prototype_size: tuple[int, int] = (1, 1),
         generator: torch.Generator | None = None,
+        question: Question = PAPER,
     ) -> None:
         super().__init__()
         names = [str(k) for k in range(class_names)] if isinstance(class_names, int) else class_names
@@ -103,15 +107,38 @@ class ProtoTree(nn.Module):
         self.features = features
         self.class_names = tuple(names)
         self.preprocessing: Preprocessing = features.backbone.preprocessing
-        self.sources: tuple[PrototypeSource | None, ...] = (None,) * topology.n_nodes
-        shape = (topology.n_nodes, features.depth, *_checked_size(prototype_size, features.backbone.map_size))
+        self.question = question
+        self.sureness = Sureness()
+        n_prototypes = question.patches_each * topology.n_nodes
+        self.sources: tuple[PrototypeSource | None, ...] = (None,) * n_prototypes
+        shape = (n_prototypes, features.depth, *_checked_size(prototype_size, features.backbone.map_size))
         self.prototypes = nn.Parameter(0.5 + 0.1 * torch.randn(shape, generator=generator))
+        self.register_buffer("reach", torch.ones(n_prototypes))  # in units of ln 2
         # c of Eq. 4–5: trained without gradients, uniform at the start.
         self.leaf_logits = nn.Parameter(torch.zeros(topology.n_leaves, len(names)), requires_grad=False)
 
     @property
     def n_classes(self) -> int:
         return self.leaf_logits.shape[1]
+
+    @property
+    def n_prototypes(self) -> int:
+        return len(self.prototypes)
+
+    def node_of(self, prototype: int) -> tuple[int, bool]:
+        """The node that a prototype belongs to, and whether it stands for the right side."""
+        return prototype % self.topology.n_nodes, prototype < self.topology.n_nodes
+
+    def prototypes_of(self, nodes: Int[ndarray, " n"]) -> Int[ndarray, " p"]:
+        """The prototypes of some nodes: all right ones, then all left ones."""
+        return np.concatenate([nodes + side * self.topology.n_nodes for side in range(self.question.patches_each)])
+
+    def similarity(
+        self, distance: Float[Tensor, "*pairs p"], prototypes: Sequence[int] | None = None
+    ) -> Float[Tensor, "*pairs p"]:
+        """How similar patches at these distances are; the last dimension counts prototypes, all or those named."""
+        reach = self.reach if prototypes is None else self.reach[list(prototypes)]
+        return self.question.similarity(distance, reach)
 
     @property
     def grid(self) -> PatchGrid:
@@ -126,7 +153,7 @@ class ProtoTree(nn.Module):
         return self.route(self.features(images))
 
     def route(
-        self, feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "N D H1 W1"] | None = None
+        self, feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "P D H1 W1"] | None = None
     ) -> Routed:
         """Ready feature maps through the tree (Eq. 1–3), with its own prototypes or others in their place."""
         prototypes = self.prototypes if prototypes is None else prototypes
@@ -135,13 +162,20 @@ class ProtoTree(nn.Module):
             raise ShapeError(f"expected non-empty feature maps B×{expected}×H×W, got {tuple(feature_map.shape)}")
         with torch.autocast(feature_map.device.type, enabled=False):  # distances stay in full precision
             nearest = nearest_patches(feature_map.to(self.prototypes.dtype), prototypes.to(self.prototypes.dtype))
-            log_path_probs = routing.log_path_probs(nearest.distance, self.topology)
+            return self.routed(nearest)
+
+    def routed(
+        self, nearest: NearestPatches, question: Question | None = None, reach: Float[Tensor, " P"] | None = None
+    ) -> Routed:
+        """Eq. 2–3 from the distances to all prototypes, with the tree's own question and reaches or others."""
+        left, right = (question or self.question).log_turns(nearest.distance, self.reach if reach is None else reach)
+        log_path_probs = routing.log_path_probs(left, right, self.topology)
         if not torch.isfinite(log_path_probs).all():
             raise ShapeError(
                 "expected finite features, got NaN or infinity; look for broken input images or a learning rate that "
                 "is too high"
             )
-        return Routed(nearest.distance, nearest.patch, log_path_probs)
+        return Routed(nearest.distance, nearest.patch, log_path_probs, right.detach().exp())
 
     def log_likelihood(self, routed: Routed, target: leaves.Labels | leaves.SoftLabels) -> Float[Tensor, " B"]:
         """Σ_k y_k log ŷ_k of each image; the training loss is minus its mean."""
@@ -151,14 +185,15 @@ class ProtoTree(nn.Module):
     def decide(self, routed: Routed) -> Decisions:
         """Soft, max-path and greedy decisions from one pass."""
         leaf_probs = leaves.class_log_probs(self.leaf_logits).exp()
-        similarity, log_path_probs = routed.similarity, routed.log_path_probs
-        greedy = routing.greedy_leaves(similarity, self.topology)
+        p_right, log_path_probs = routed.p_right, routed.log_path_probs
+        greedy = routing.greedy_leaves(p_right, self.topology)
         max_path = routing.max_path_leaves(log_path_probs)
         return Decisions(
             soft=leaves.predict(log_path_probs, leaf_probs),
-            max_path=routing.path_to(max_path, similarity, self.topology),
-            greedy=routing.path_to(greedy, similarity, self.topology),
+            max_path=routing.path_to(max_path, p_right, self.topology),
+            greedy=routing.path_to(greedy, p_right, self.topology),
             leaf_probs=leaf_probs,
+            sureness=self.sureness.of(lead(log_path_probs, greedy, leaf_probs.argmax(dim=1))),
         )
 
     @torch.no_grad()
@@ -171,26 +206,31 @@ class ProtoTree(nn.Module):
         """The greedy path alone; where that is faster, only the prototypes on it are compared."""
         n_nodes, n_levels = self.topology.n_nodes, len(self.topology.levels)
         if not n_nodes or (len(feature_map) > 1 and n_nodes <= _FEW_A_LEVEL * n_levels):
-            similarity = self.route(feature_map).similarity
-            return routing.path_to(routing.greedy_leaves(similarity, self.topology), similarity, self.topology)
+            p_right = self.route(feature_map).p_right
+            return routing.path_to(routing.greedy_leaves(p_right, self.topology), p_right, self.topology)
         size = (self.prototypes.shape[2], self.prototypes.shape[3])
         patches = extract_patches(feature_map.to(self.prototypes.dtype), size)
-        prototypes = self.prototypes.flatten(1)
+        prototypes, sides = self.prototypes.flatten(1), range(self.question.patches_each)
 
-        def similarity_at(node: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-            distance = torch.linalg.vector_norm(patches - prototypes[node][:, None], dim=2).amin(dim=1)
-            return routing.similarity(distance)
+        def right_at(node: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+            own = torch.stack([node + side * n_nodes for side in sides], dim=1)  # B, one or two
+            apart = torch.linalg.vector_norm(patches[:, :, None] - prototypes[own][:, None], dim=3).amin(dim=1)
+            # Images are told apart here, not nodes: each has its own node's prototypes and reaches.
+            turns = [self.question.log_turns(d[None], r)[1] for d, r in zip(apart, self.reach[own], strict=True)]
+            return torch.cat(turns)[:, 0].exp()
 
         start = torch.zeros(len(feature_map), dtype=torch.long, device=feature_map.device)
-        return routing.follow_greedily(start, similarity_at, self.topology)
+        return routing.follow_greedily(start, right_at, self.topology)
 
     def with_topology(self, topology: Topology, nodes: Int[ndarray, " n"], leaf_ids: Int[ndarray, " m"]) -> "ProtoTree":
         """A new tree of some of this one's nodes and leaves. The feature extractor is shared, the rest copied."""
         tree = copy.copy(self)
-        tree._parameters = dict(self._parameters)
+        tree._parameters, tree._buffers = dict(self._parameters), dict(self._buffers)
         tree.topology = topology
-        tree.sources = tuple(self.sources[node] for node in nodes)
-        tree.prototypes = nn.Parameter(self.prototypes.detach()[nodes].clone())
+        kept = self.prototypes_of(nodes)
+        tree.sources = tuple(self.sources[prototype] for prototype in kept)
+        tree.prototypes = nn.Parameter(self.prototypes.detach()[kept].clone())
+        tree.reach = self.reach[kept].clone()
         tree.leaf_logits = nn.Parameter(self.leaf_logits.detach()[leaf_ids].clone(), requires_grad=False)
         return tree
 

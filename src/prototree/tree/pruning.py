@@ -20,11 +20,11 @@ class Pruned:
 
     @property
     def prototypes_before(self) -> int:
-        return self.leaves_before - 1
+        return self.tree.question.patches_each * (self.leaves_before - 1)
 
     @property
     def prototypes_after(self) -> int:
-        return self.leaves_after - 1
+        return self.tree.n_prototypes
 
     @property
     def share_pruned(self) -> float:

@@ -13,30 +13,14 @@ from torch import Tensor
 
 from prototree.tree.topology import Topology
 
-# A projected prototype can be at distance 0, where 1 − p_right is 0; this keeps its logarithm and gradient finite.
-_SMALLEST_DISTANCE = 1e-7
 
-
-def log_right(distance: Float[Tensor, "*pairs"]) -> Float[Tensor, "*pairs"]:
-    """Eq. 2: log of the probability of going right, which is the log of the similarity."""
-    return -distance
-
-
-def similarity(distance: Float[Tensor, "*pairs"]) -> Float[Tensor, "*pairs"]:
-    """Eq. 2 of any distances, a probability. Whatever speaks of similarity asks here."""
-    return torch.exp(log_right(distance))
-
-
-def log_left(distance: Float[Tensor, "*pairs"]) -> Float[Tensor, "*pairs"]:
-    """log(1 − p_right), finite at distance 0."""
-    return torch.log(-torch.expm1(-distance.clamp_min(_SMALLEST_DISTANCE)))
-
-
-def log_path_probs(distance: Float[Tensor, "B N"], topology: Topology) -> Float[Tensor, "B L"]:
+def log_path_probs(
+    log_left: Float[Tensor, "B N"], log_right: Float[Tensor, "B N"], topology: Topology
+) -> Float[Tensor, "B L"]:
     """Eq. 3: the log-probability of arriving in each leaf, one level of the tree at a time."""
     # Children interleaved as l0 r0 l1 r1 …, so that a level's children are one slice.
-    edges = torch.stack([log_left(distance), log_right(distance)], dim=2)  # B N 2
-    arriving = distance.new_zeros(len(distance), 1)  # the root's log-probability is 0
+    edges = torch.stack([log_left, log_right], dim=2)  # B N 2
+    arriving = log_right.new_zeros(len(log_right), 1)  # the root's log-probability is 0
     leaves = [] if topology.n_nodes else [arriving]
     for level in topology.levels:
         children = (arriving[:, :, None] + edges[:, level.nodes]).flatten(1)
@@ -45,19 +29,19 @@ def log_path_probs(distance: Float[Tensor, "B N"], topology: Topology) -> Float[
     return torch.cat(leaves, dim=1)
 
 
-SimilarityAt = Callable[[Int[Tensor, " B"]], Float[Tensor, " B"]]
-"""The similarity of each image to the prototype of its own node."""
+RightAt = Callable[[Int[Tensor, " B"]], Float[Tensor, " B"]]
+"""The probability of each image to go right at its own node."""
 
 
-def greedy_leaves(similarity: Float[Tensor, "B N"], topology: Topology) -> Int[Tensor, " B"]:
+def greedy_leaves(p_right: Float[Tensor, "B N"], topology: Topology) -> Int[Tensor, " B"]:
     """§5.3, second strategy: at each node right if p_right > 0.5, else left."""
-    start = torch.zeros(len(similarity), dtype=torch.long, device=similarity.device)
-    return _descend(start, lambda at: similarity.gather(1, at[:, None])[:, 0], topology)[0]
+    start = torch.zeros(len(p_right), dtype=torch.long, device=p_right.device)
+    return _descend(start, lambda at: p_right.gather(1, at[:, None])[:, 0], topology)[0]
 
 
-def follow_greedily(start: Int[Tensor, " B"], similarity_at: SimilarityAt, topology: Topology) -> "Path":
-    """The greedy path, asking only the prototypes that lie on it. `start` is the root for every image."""
-    leaf, found = _descend(start, similarity_at, topology)
+def follow_greedily(start: Int[Tensor, " B"], right_at: RightAt, topology: Topology) -> "Path":
+    """The greedy path, asking only the nodes that lie on it. `start` is the root for every image."""
+    leaf, found = _descend(start, right_at, topology)
     chosen = leaf.cpu().numpy()
     nodes = torch.as_tensor(topology.paths[chosen], device=leaf.device)
     turns = torch.as_tensor(topology.goes_right[chosen], device=leaf.device)
@@ -65,9 +49,9 @@ def follow_greedily(start: Int[Tensor, " B"], similarity_at: SimilarityAt, topol
 
 
 def _descend(
-    at: Int[Tensor, " B"], similarity_at: SimilarityAt, topology: Topology
+    at: Int[Tensor, " B"], right_at: RightAt, topology: Topology
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, "B height"]]:
-    """The leaves, and the similarity at every step (anything behind the leaf)."""
+    """The leaves, and the probability of going right at every step (anything behind the leaf)."""
     # Leaves point to themselves, so that images on short paths wait for the others: ids are N + leaf.
     n_nodes, n_leaves = topology.n_nodes, topology.n_leaves
     ends = torch.arange(n_nodes, n_nodes + n_leaves)
@@ -77,7 +61,7 @@ def _descend(
     )
     found = []
     for _ in topology.levels:
-        found.append(similarity_at(at.clamp_max(n_nodes - 1)))
+        found.append(right_at(at.clamp_max(n_nodes - 1)))
         at = torch.where(found[-1] > 0.5, right[at], left[at])
     return at - n_nodes, torch.stack(found, dim=1) if found else torch.zeros(len(at), 0, device=at.device)
 
@@ -94,22 +78,22 @@ class Path:
     leaf: Int[Tensor, " B"]
     nodes: Int[Tensor, "B height"]
     goes_right: Bool[Tensor, "B height"]
-    similarity: Float[Tensor, "B height"]
+    p_right: Float[Tensor, "B height"]  # where a node asks for one patch: the similarity that was found
 
     @property
     def length(self) -> Int[Tensor, " B"]:
-        """How many prototypes were consulted."""
+        """How many questions were asked."""
         return (self.nodes >= 0).sum(dim=1)
 
 
-def path_to(leaf: Int[Tensor, " B"], similarity: Float[Tensor, "B N"], topology: Topology) -> Path:
-    """The nodes on the way to each image's leaf, the turns taken, and the similarity found at each."""
+def path_to(leaf: Int[Tensor, " B"], p_right: Float[Tensor, "B N"], topology: Topology) -> Path:
+    """The nodes on the way to each image's leaf, the turns taken, and the probability of going right at each."""
     chosen = leaf.cpu().numpy()
     nodes = torch.as_tensor(topology.paths[chosen], device=leaf.device)
     turns = torch.as_tensor(topology.goes_right[chosen], device=leaf.device)
     if not topology.n_nodes:
-        return Path(leaf, nodes, turns, similarity.new_zeros(len(leaf), 0))
-    found = similarity.gather(1, nodes.clamp_min(0)).masked_fill(nodes < 0, 0)
+        return Path(leaf, nodes, turns, p_right.new_zeros(len(leaf), 0))
+    found = p_right.gather(1, nodes.clamp_min(0)).masked_fill(nodes < 0, 0)
     return Path(leaf, nodes, turns, found)
 
 

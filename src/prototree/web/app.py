@@ -128,9 +128,11 @@ def _add_reading(app: FastAPI, service: Service, asking: Queue, mending: Queue) 
         return await _in_turn(mending, partial(service.node, node))  # type: ignore[no-any-return]
 
     @app.get("/api/nodes/{node}/candidates", tags=["mend"], responses=_refusals(404, 503))
-    async def candidates(node: PathIndex, count: Annotated[int, Query(ge=1, le=60)] = 12) -> shapes.CandidatesShape:
+    async def candidates(
+        node: PathIndex, count: Annotated[int, Query(ge=1, le=60)] = 12, side: shapes.Side = "right"
+    ) -> shapes.CandidatesShape:
         """The nearest training patches, one a photo: the cluster that a prototype stands for."""
-        return await _in_turn(mending, partial(service.candidates, node, count))  # type: ignore[no-any-return]
+        return await _in_turn(mending, partial(service.candidates, node, count, side))  # type: ignore[no-any-return]
 
     @app.get("/api/photos/{split}", tags=["photos"], responses=_refusals(404))
     async def photos(

@@ -1,17 +1,21 @@
 """Edits in words."""
 
 from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
+from prototree.tree.questions import QuestionKind
 
 
-def sentence(edit: Edit) -> str:
+def sentence(edit: Edit, question: QuestionKind = "presence") -> str:
     """What an edit does, with the number that the prototype had at the time."""
     match edit:
         case Replace():
-            return f"Prototype {edit.node} is now a patch of {edit.image}"
+            which = f", {edit.side} side," if question == "choice" else ""
+            return f"Prototype {edit.node}{which} is now a patch of {edit.image}"
         case Ban():
             what = "a region of " if edit.region is not None else ""
             return f"Banned {what}{edit.image} as a source"
         case Remove():
+            if question == "choice":
+                return f"Removed prototype {edit.node}, keeping what was on its {edit.keep} side"
             side = "absent" if edit.keep == "left" else "present"
             return f"Removed prototype {edit.node}, keeping what was below “{side}”"
         case Note():

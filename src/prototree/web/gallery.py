@@ -8,7 +8,8 @@ from prototree.data.samples import ImageData, Sample
 from prototree.data.views import photo_size
 from prototree.errors import DataError, MendError
 from prototree.explain.prototype_pictures import cut_out, open_photo, reduced
-from prototree.mend.bench import Bench, Cell, TreeState
+from prototree.mend.bench import Bench, Cell
+from prototree.mend.states import TreeState
 from prototree.network.geometry import Box
 from prototree.web import shapes
 from prototree.web.results import NotFoundError, picture_file

@@ -8,7 +8,8 @@ from threading import Lock
 import numpy as np
 
 from prototree.data.images import webp
-from prototree.explain.records import DecisionExplanation, Picture
+from prototree.explain.records import DecisionExplanation, Picture, SeenPatch, Step
+from prototree.report.words import flip_words, step_words
 from prototree.web import shapes
 
 _TOP = 5  # classes listed
@@ -59,36 +60,40 @@ def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result
     def share(label: int, probs: Sequence[float]) -> shapes.ClassShareShape:
         return shapes.ClassShareShape(label=label, name=names[label], share=float(probs[label]))
 
-    ways = []
-    for strategy, path in explained.paths.items():
-        steps = []
-        for step in path.steps:
-            pictures[f"prototype-{step.node}"] = picture_file(step.prototype)
-            pictures[f"patch-{step.node}"] = picture_file(step.match.crop)
-            box = step.match.where[0].box
-            steps.append(
-                shapes.StepShape(
-                    node=step.node,
-                    note=step.note,
-                    similarity=step.similarity,
-                    present=step.goes_right,
-                    prototype=f"/results/{id_}/prototype-{step.node}",
-                    patch=f"/results/{id_}/patch-{step.node}",
-                    box=list(box.edges),
-                )
-            )
+    def compared(side: SeenPatch) -> shapes.ComparedShape:
+        pictures[f"prototype-{side.prototype}"] = picture_file(side.picture)
+        pictures[f"patch-{side.prototype}"] = picture_file(side.match.crop)
+        return shapes.ComparedShape(
+            number=side.prototype,
+            note=side.note,
+            prototype=f"/results/{id_}/prototype-{side.prototype}",
+            patch=f"/results/{id_}/patch-{side.prototype}",
+            box=list(side.match.where[0].box.edges),
+            distance=side.distance,
+            in_reach=side.in_reach,
+        )
+
+    def told(step: Step) -> shapes.StepShape:
+        return shapes.StepShape(
+            node=step.node,
+            similarity=step.p_right,
+            present=step.goes_right,
+            words=step_words(step),
+            other=compared(step.left) if step.left is not None else None,
+            **compared(step.right).model_dump(exclude={"number"}),
+        )
+
+    ways: list[shapes.WayShape] = []
+    for path in sorted(explained.paths.values(), key=lambda path: path.strategy != "greedy"):
         answer = int(np.argmax(path.class_probs))
-        runner_up, needed = explained.runner_up.get(strategy), []
+        runner_up, needed = explained.runner_up.get(path.strategy), []
         if runner_up is not None:
-            needed = [
-                f"prototype {flip.node}: similarity {flip.needed:.2f} instead of {flip.similarity:.2f}"
-                for flip in runner_up.flips
-            ]
-            needed.insert(0, names[runner_up.label])
+            needed = [names[runner_up.label], *map(flip_words, runner_up.flips)]
         ways.append(
             shapes.WayShape(
-                strategy=strategy,  # type: ignore[arg-type]
-                steps=steps,
+                strategy=path.strategy,  # type: ignore[arg-type]
+                differs=path.leaf != explained.shown_paths[0].leaf,
+                steps=list(map(told, path.steps)),
                 answer=share(answer, path.class_probs),
                 needed=needed,
             )
@@ -103,6 +108,9 @@ def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result
         height=explained.size[1],
         photo=f"/results/{id_}/photo",
         truth=names[explained.label] if explained.label is not None else None,
+        question=explained.question,
+        answer=names[explained.answer],
+        sureness=explained.sureness,
         soft=[share(int(label), explained.soft) for label in order],
         ways=ways,
     )

@@ -17,10 +17,11 @@ from prototree.explain.decisions import explain_image
 from prototree.explain.prototype_pictures import PrototypePictures
 from prototree.explain.records import TreeExplanation
 from prototree.files import read_json
-from prototree.mend.bench import Figures, TreeState
-from prototree.mend.edits import Ban, Edit, Note, Remove, Replace
+from prototree.mend.edits import Ban, Edit, Note, Remove, Replace, Side
+from prototree.mend.figures import Figures
 from prototree.mend.relearning import learns_on
 from prototree.mend.session import MENDING, Moment, Session
+from prototree.mend.states import TreeState
 from prototree.web import shapes
 from prototree.web.edit_words import sentence
 from prototree.web.gallery import PICTURE_SIDE, Gallery
@@ -55,6 +56,7 @@ class Service:
             feedback_photos=self.gallery.count("feedback"),
             feedback=session.feedback_name,
             held_back=len(session.held_back or ()),
+            question=session.state.tree.question.kind,
             learns_on=learns_on(session.run),
         )
 
@@ -73,12 +75,12 @@ class Service:
         _expect_node(state, node)
         return self._node(state, node)
 
-    def candidates(self, node: int, count: int) -> shapes.CandidatesShape:
+    def candidates(self, node: int, count: int, side: Side = "right") -> shapes.CandidatesShape:
         moment = self.session.moment
         _expect_node(moment.state, node)
-        found = self.session.bench.candidates(moment.state, node, count)
+        found = self.session.bench.candidates(moment.state, node, count, side)
         patches = [self.gallery.patch(candidate.cell, candidate.similarity) for candidate in found]
-        return shapes.CandidatesShape(node=node, revision=moment.history.revision, candidates=patches)
+        return shapes.CandidatesShape(node=node, side=side, revision=moment.history.revision, candidates=patches)
 
     # ---- trying images
 
@@ -97,7 +99,7 @@ class Service:
             strategy=found["strategy"],
             photos=self.gallery.count("feedback"),
             nodes=[
-                shapes.BlameShape(node=b["node"], mistakes=b["n_mistakes"], found_wrongly=b["n_went_right"])
+                shapes.BlameShape(node=b["node"], mistakes=b["n_mistakes"], went_right=b["n_went_right"])
                 for b in found["nodes"]
             ],
             images=[
@@ -106,8 +108,8 @@ class Service:
                     truth=self.classes[mistake["label"]],
                     answer=self.classes[mistake["answer"]],
                     node=mistake["node"],
-                    present=mistake["went_right"],
-                    similarity=mistake["similarity"],
+                    went_right=mistake["went_right"],
+                    p_right=mistake["p_right"],
                 )
                 for mistake in found["images"]
             ],
@@ -120,10 +122,11 @@ class Service:
         bench = self.session.bench
         comparison = bench.compare(moment.previous, moment.state)
         done, undone = moment.history.done, moment.history.undone
+        question = moment.state.tree.question.kind
         return shapes.MendingShape(
             revision=moment.history.revision,
-            done=list(map(sentence, done)),
-            undone=list(map(sentence, reversed(undone))),
+            done=[sentence(edit, question) for edit in done],
+            undone=[sentence(edit, question) for edit in reversed(undone)],
             original=_figures(bench.figures(bench.start)),
             before=_figures(comparison.before),
             now=_figures(comparison.after),
@@ -167,10 +170,11 @@ class Service:
             case shapes.ReplaceEdit():
                 image = self.gallery.name(edit.photo)
                 if edit.patch is not None:
-                    return Replace(edit.node, image, edit.view, (edit.patch[0], edit.patch[1]))
+                    return Replace(edit.node, image, edit.view, (edit.patch[0], edit.patch[1]), edit.side)
                 if edit.region is None:
                     raise MendError("expected a region of the photo or a patch of a view, got neither")
-                return self.session.bench.locate(image, _region(edit.region), edit.view).replaces(edit.node)
+                cell = self.session.bench.locate(image, _region(edit.region), edit.view)
+                return cell.replaces(edit.node, edit.side)
             case shapes.BanEdit():
                 return Ban(self.gallery.name(edit.photo), _region(edit.region) if edit.region is not None else None)
             case shapes.RemoveEdit():
@@ -179,19 +183,30 @@ class Service:
                 return Note(edit.node, edit.text.strip())
 
     def _node(self, state: TreeState, node: int) -> shapes.NodeShape:
-        topology, source = state.tree.topology, state.tree.sources[node]
-        cell = self.gallery.own_cell(state, node)
+        topology, question = state.tree.topology, state.tree.question.kind
+        source, distance = self._prototype(state, state.prototype(node))
+        other, other_distance = None, None
+        if question == "choice":
+            other, other_distance = self._prototype(state, state.prototype(node, "left"))
         below, left, right = self._below(state), int(topology.left[node]), int(topology.right[node])
         return shapes.NodeShape(
             node=node,
+            question=question,
             left=left,
             right=right,
             note=state.notes.get(node, ""),
             classes_left=[self.classes[label] for label in below[left]],
             classes_right=[self.classes[label] for label in below[right]],
-            source=self.gallery.patch(cell, 1.0) if cell is not None else None,
-            distance=source.distance if source is not None else 0.0,
+            source=source,
+            distance=distance,
+            other=other,
+            other_distance=other_distance,
         )
+
+    def _prototype(self, state: TreeState, prototype: int) -> tuple[shapes.PatchShape | None, float]:
+        """The patch that a prototype is, and how far it has moved to become it."""
+        source, cell = state.tree.sources[prototype], self.gallery.own_cell(state, prototype)
+        return self.gallery.patch(cell, 1.0) if cell is not None else None, source.distance if source else 0.0
 
     def _classes_below(self, state: TreeState) -> dict[int, tuple[int, ...]]:
         """The classes that are decided below each node (or leaf, as `~leaf`), in the order of the leaves."""

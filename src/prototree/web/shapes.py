@@ -10,6 +10,8 @@ Pixel = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 RegionList = Annotated[list[Pixel], Field(min_length=4, max_length=4, description="left, top, right, bottom")]
 PatchList = Annotated[list[Annotated[int, Field(ge=0, le=4096)]], Field(min_length=2, max_length=2)]
 Split = Literal["training", "feedback"]
+Side = Literal["right", "left"]
+Asked = Literal["presence", "choice"]
 
 
 class Shape(BaseModel):
@@ -43,6 +45,7 @@ class RunShape(Shape):
     feedback_photos: int
     feedback: str
     held_back: int
+    question: Asked  # of every node
     learns_on: bool  # whether the network can be trained on with the mended tree
 
 
@@ -90,9 +93,14 @@ class PatchShape(Shape):
 
 
 class NodeShape(Shape):
-    """A node of the tree as it is, by its place in it; `~leaf` is a leaf."""
+    """A node of the tree as it is, by its place in it; `~leaf` is a leaf.
+
+    With `presence` it asks whether `source` is there (right) or not; with `choice` which is nearer, `source` (right) or
+    `other` (left).
+    """
 
     node: int
+    question: Asked
     left: int
     right: int
     note: str
@@ -100,12 +108,15 @@ class NodeShape(Shape):
     classes_right: list[str]
     source: PatchShape | None
     distance: float
+    other: PatchShape | None = None
+    other_distance: float | None = None
 
 
 class CandidatesShape(Shape):
     """The training patches nearest to a prototype that may take its place."""
 
     node: int
+    side: Side
     revision: int
     candidates: list[PatchShape]
 
@@ -118,22 +129,39 @@ class ClassShareShape(Shape):
     share: float
 
 
-class StepShape(Shape):
-    """One question on the way down."""
+class ComparedShape(Shape):
+    """A prototype, and the image's best patch for it."""
 
-    node: int
+    number: int  # of the prototype
     note: str
-    similarity: float
-    present: bool
     prototype: str
     patch: str
     box: list[float]
+    distance: float
+    in_reach: bool
+
+
+class StepShape(Shape):
+    """One question on the way down. Where two patches are compared, this is the right one, and `other` the left one."""
+
+    node: int
+    note: str
+    similarity: float  # the probability of going right: where one patch is asked for, its similarity
+    present: bool  # whether the way goes right
+    prototype: str
+    patch: str
+    box: list[float]
+    distance: float
+    in_reach: bool
+    words: str
+    other: ComparedShape | None = None
 
 
 class WayShape(Shape):
-    """One way down the tree."""
+    """One way down the tree; `differs` says whether it ends elsewhere than the first one."""
 
     strategy: Literal["max_path", "greedy"]
+    differs: bool = False
     steps: list[StepShape]
     answer: ClassShareShape
     needed: list[str]
@@ -150,6 +178,9 @@ class DecisionShape(Shape):
     height: int
     photo: str
     truth: str | None
+    question: Literal["presence", "choice"] = "presence"
+    answer: str  # where the greedy path ends
+    sureness: float  # that it is right
     soft: list[ClassShareShape]
     ways: list[WayShape]
 
@@ -168,8 +199,8 @@ class MistakeShape(Shape):
     truth: str
     answer: str
     node: int | None
-    present: bool
-    similarity: float | None
+    went_right: bool
+    p_right: float | None  # at the node; where it asks for presence, the similarity
 
 
 class BlameShape(Shape):
@@ -177,7 +208,7 @@ class BlameShape(Shape):
 
     node: int
     mistakes: int
-    found_wrongly: int
+    went_right: int
 
 
 class MistakesShape(Shape):
@@ -190,10 +221,14 @@ class MistakesShape(Shape):
 
 
 class ReplaceEdit(Shape):
-    """Puts a patch of a training photo at a node: the one nearest to `region`, or the one at `patch` of a view."""
+    """Puts a patch of a training photo at a node: the one nearest to `region`, or the one at `patch` of a view.
+
+    Where a node compares two, `side` says which of them it replaces.
+    """
 
     edit: Literal["replace"]
     node: Index
+    side: Side = "right"
     photo: Index
     region: RegionList | None = None
     view: Annotated[str, Field(max_length=40)] = "full"

@@ -7,14 +7,15 @@ import torch
 
 from prototree.data.views import FULL, photo_size
 from prototree.explain.places import InputFrame
+from prototree.explain.prototypes import place_of
 from prototree.explain.records import Location, Match, Picture, PrototypeExplanation, TreeExplanation
-from prototree.mend.bench import Bench, Candidate, TreeState
+from prototree.mend.bench import Bench, Candidate
+from prototree.mend.states import TreeState
 from prototree.network.geometry import Box
 from prototree.report.encoding import data_url
 from prototree.report.tree_html import tree_data
 from prototree.tree.leaves import class_log_probs
 from prototree.tree.patches import distance_map
-from prototree.tree.routing import similarity
 from prototree.web.gallery import Gallery
 
 _NEAREST = 6
@@ -33,8 +34,8 @@ class TreeView:
         """The explanation, and the data of its page."""
         bench, tree = self._bench, state.tree
         urls: dict[str, str] = {}
-        rights = self._right_shares(state)
-        prototypes = tuple(self._prototype(state, node, right, urls) for node, right in enumerate(rights))
+        shares = self._shares(state)
+        prototypes = tuple(self._prototype(state, one, share, urls) for one, share in enumerate(shares))
         explanation = TreeExplanation(
             title=self._title,
             class_names=tree.class_names,
@@ -43,13 +44,21 @@ class TreeView:
             prototypes=prototypes,
             leaf_probs=tuple(map(tuple, class_log_probs(tree.leaf_logits.detach()).exp().tolist())),
             accuracy=bench.figures(state).accuracy,
+            question=tree.question.kind,
+            sharpness=tree.question.sharpness,
         )
         # The page fetches its pictures one by one when they come into view; here stand only their addresses.
         return explanation, tree_data(explanation, lambda name, picture: urls.get(name) or data_url(name, picture))
 
-    def _right_shares(self, state: TreeState) -> list[tuple[float, ...]]:
+    def _shares(self, state: TreeState) -> list[tuple[float, ...]]:
+        """For each prototype the share of each class's training photos that its node sends to its side."""
         whole = torch.tensor([entry.view == FULL for entry in self._bench.training.entries])
-        present = (similarity(state.training.distance[whole]) > 0.5).double()
+        distance = state.training.distance[whole]
+        if state.tree.question.kind == "choice":
+            right, left = distance.chunk(2, dim=1)
+            present = torch.cat([right < left, left <= right], dim=1).double()  # a tie goes left
+        else:
+            present = (state.tree.similarity(distance) > 0.5).double()
         labels = self._bench.training.labels[whole]
         counts = torch.bincount(labels, minlength=self._bench.tree.n_classes).clamp_min(1)
         sums = torch.zeros(self._bench.tree.n_classes, present.shape[1], dtype=torch.float64).index_add_(
@@ -58,33 +67,34 @@ class TreeView:
         return [tuple(row) for row in (sums / counts[:, None]).T.tolist()]
 
     def _prototype(
-        self, state: TreeState, node: int, right: tuple[float, ...], urls: dict[str, str]
+        self, state: TreeState, number: int, share: tuple[float, ...], urls: dict[str, str]
     ) -> PrototypeExplanation:
-        bench, source = self._bench, state.tree.sources[node]
-        found = bench.all_candidates(state, node, _NEAREST + 1)
-        own = self._gallery.own_cell(state, node)
+        bench, source = self._bench, state.tree.sources[number]
+        found = bench.all_candidates(state, number, _NEAREST + 1)
+        own = self._gallery.own_cell(state, number)
         nearest = [candidate for candidate in found if own is None or candidate.cell.image != own.image][:_NEAREST]
         own = own or nearest[0].cell
         entry = bench.entry(own.image, own.view)
-        prototype = state.tree.prototypes.detach()[node : node + 1]
-        grid = similarity(distance_map(bench.map_of(own), prototype))[0, 0].numpy()
+        prototype = state.tree.prototypes.detach()[number : number + 1]
+        apart = distance_map(bench.map_of(own), prototype)[0, 0]
+        grid = state.tree.similarity(apart[..., None], [number])[..., 0].numpy()
         size = photo_size(entry.sample)
         frame = InputFrame(entry.view, size, state.tree.preprocessing)
         heat = frame.heat(grid, _HEAT, (prototype.shape[2], prototype.shape[3]))
-        urls[f"photo-{node}"] = self._gallery.photo_url(own)
-        urls[f"crop-{node}"] = self._gallery.crop_url(own)
+        urls[f"photo-{number}"] = self._gallery.photo_url(own)
+        urls[f"crop-{number}"] = self._gallery.crop_url(own)
         for rank, candidate in enumerate(nearest):
-            urls[f"nearest-{node}-{rank}"] = self._gallery.crop_url(candidate.cell)
-            urls[f"nearest-photo-{node}-{rank}"] = self._gallery.photo_url(candidate.cell, "thumb")
+            urls[f"nearest-{number}-{rank}"] = self._gallery.crop_url(candidate.cell)
+            urls[f"nearest-photo-{number}-{rank}"] = self._gallery.photo_url(candidate.cell, "thumb")
         where = (Location("cell", Box(*own.box), heat, None),)
         return PrototypeExplanation(
-            node=node,
+            **place_of(state.tree, number),
             source=Match(own.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where),
             distance_moved=source.distance if source else 0.0,
             nearest=tuple(map(self._neighbour, nearest)),
-            right_share=right,
+            right_share=share,
             causes=(),
-            note=state.notes.get(node, ""),
+            note=state.notes.get(number, ""),
         )
 
     def _neighbour(self, candidate: Candidate) -> Match:

@@ -1,8 +1,9 @@
 // The page of a whole tree: pan, zoom, fold, search, and all that is known about each prototype.
 //
 // Reads #tree-data (see `tree_data`) and fills the elements of tree_body.html. Ids are as in the data: a node, or ~leaf.
-// For the browser app: selecting a prototype empties #node-extra and dispatches "prototree:select" on document with
-// detail {node}; dispatching "prototree:show" with detail {node} opens that prototype.
+// A node has one prototype, its own fields; where it chooses between two, those are the right one's, `other` has the left
+// one's. For the browser app: selecting a node empties #node-extra and dispatches "prototree:select" on document with
+// detail {node}, and {pair: true} for a choice; dispatching "prototree:show" with detail {node} opens that node.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("tree-data").textContent);
@@ -40,7 +41,22 @@
   const name = (label) => (label === null ? "unknown class" : data.classes[label]);
   const named = (label, tag = "bdi") => make(tag, { text: name(label) });
   const fixed = (value) => (value === null ? "?" : value.toFixed(2));
-  const called = (node) => (nodeOf(node).note ? nodeOf(node).note : `Prototype ${node}`);
+  const choosing = data.question === "choice";
+  const sidesOf = (id) => (choosing ? [nodeOf(id).other, nodeOf(id)] : [nodeOf(id)]); // left to right
+  const short = (side) => (side.note ? `“${side.note}”` : `${side.prototype}`);
+  const called = (id) => (choosing ? `${sidesOf(id).map(short).join(" or ")}?` : nodeOf(id).note || `Prototype ${id}`);
+  const rather = (id, right) => { const [left, own] = sidesOf(id); return right ? [own, left] : [left, own]; };
+
+  // What is said of a turn to the right or left at a node: at a line, and in a sentence.
+  function turnWord(id, right) {
+    if (choosing) return `more like ${rather(id, right)[0].prototype}`;
+    return right ? "present" : "absent";
+  }
+  function turnWords(id, right) {
+    if (choosing) return `rather ${rather(id, right).map(short).join(" than ")}`;
+    return `${right ? "has" : "lacks"} ${called(id)}`;
+  }
+  const turnClass = (right) => (right || choosing ? "present" : "absent"); // a choice is no absence
 
   function percent(share) {
     if (share === null) return "?";
@@ -135,7 +151,7 @@
       const turn = Math.sign(to.middle - from.middle) * Math.min(10, Math.abs(to.middle - from.middle) / 2);
       const d = `M${from.middle} ${bottom}V${middle - 10}Q${from.middle} ${middle} ${from.middle + turn} ${middle}` +
         `H${to.middle - turn}Q${to.middle} ${middle} ${to.middle} ${middle + 10}V${to.y}`;
-      paths[(isPresent(id) ? "present" : "absent") + (trail.has(id) ? " on" : "")] += d;
+      paths[turnClass(isPresent(id)) + (trail.has(id) ? " on" : "")] += d;
     }
     for (const kind in lines) lines[kind].setAttribute("d", paths[kind]);
   }
@@ -180,11 +196,18 @@
     return svg;
   }
 
+  const cropOf = (side) => make("img", { class: "crop", src: side.crop, alt: "", draggable: "false", decoding: "async" });
+
+  function duel(id) { // the two prototypes of a choice, each on the side it leads to
+    return make("span", { class: "duel" }, ...sidesOf(id).map((side, right) => make("span", { class: "rival" }, cropOf(side),
+      make("span", { class: "caption" }, right ? null : "←", make("b", { text: side.prototype }), make("bdi", { class: side.note ? "note" : "", text: side.note || name(side.label) }), right ? "→" : null))));
+  }
+
   function build(id) {
     const card = make("div", { role: "treeitem", tabindex: id === current ? 0 : -1, "data-id": id, class: `card ${isLeaf(id) ? "leaf" : "node"}` });
     if (parents.get(id) !== null) {
-      const present = isPresent(id);
-      card.append(make("span", { class: `turn word ${present ? "present" : "absent"}`, text: present ? "present" : "absent" }));
+      const right = isPresent(id);
+      card.append(make("span", { class: `turn word ${turnClass(right)}`, text: turnWord(parents.get(id), right) }));
     }
     if (isLeaf(id)) {
       const leaf = leafOf(id);
@@ -192,12 +215,15 @@
       card.append(bars(leaf), make("bdi", { class: "name", text: leaf.unsure ? "no clear class" : name(leaf.label) }), make("span", { class: "share", text: percent(leaf.share) }));
       card.setAttribute("aria-label", `${leaf.unsure ? "no clear class" : name(leaf.label)}, ${percent(leaf.share)}`);
     } else {
-      const node = nodeOf(id);
-      card.append(
-        make("span", { class: "pictures" }, make("img", { class: "crop", src: node.crop, alt: "", draggable: "false", decoding: "async" }), photoWithBox(node)),
-        make("span", { class: "caption" }, make("b", { text: id }), " ", node.note ? "" : "from ", make("bdi", { class: node.note ? "note" : "", text: node.note || name(node.label) })),
-        make("button", { type: "button", class: "fold", tabindex: -1 }),
-      );
+      if (choosing) card.append(duel(id));
+      else {
+        const node = nodeOf(id);
+        card.append(
+          make("span", { class: "pictures" }, cropOf(node), photoWithBox(node)),
+          make("span", { class: "caption" }, make("b", { text: id }), " ", node.note ? "" : "from ", make("bdi", { class: node.note ? "note" : "", text: node.note || name(node.label) })),
+        );
+      }
+      card.append(make("button", { type: "button", class: "fold", tabindex: -1 }));
     }
     dress(id, card);
     built.set(id, card);
@@ -216,7 +242,8 @@
     const folded = closed.has(id), number = nodeOf(id).below.length, button = card.querySelector(".fold");
     card.classList.toggle("folded", folded);
     card.setAttribute("aria-expanded", !folded);
-    card.setAttribute("aria-label", `Prototype ${id}${nodeOf(id).note ? `, ${nodeOf(id).note}` : ""}, from a photo of ${name(nodeOf(id).label)}; below: ${belowWords(id)}`);
+    const told = sidesOf(id).map((side) => `prototype ${side.prototype}${side.note ? `, ${side.note}` : ""}, from a photo of ${name(side.label)}`).join("; or more like ");
+    card.setAttribute("aria-label", `${choosing ? "More like " : ""}${told}; below: ${belowWords(id)}`.replace(/^p/, "P"));
     button.textContent = folded ? `+ ${number}` : "–";
     const action = `${folded ? "Unfold" : "Fold"} ${number} ${number === 1 ? "class" : "classes"} below`;
     button.setAttribute("aria-label", action);
@@ -476,7 +503,7 @@
     highlight([id]);
     for (const one of [before, id]) if (one !== null && built.has(one) && places.has(one)) dress(one, built.get(one));
     if (!map.hidden) goTo(id, focus);
-    if (!isLeaf(id)) document.dispatchEvent(new CustomEvent("prototree:select", { detail: { node: id } }));
+    if (!isLeaf(id)) document.dispatchEvent(new CustomEvent("prototree:select", { detail: choosing ? { node: id, pair: true } : { node: id } }));
   }
 
   function openPanel([title, ...content]) {
@@ -584,13 +611,15 @@
   }
 
   function leadsTo(id) {
-    const go = (child, present) => make("button", { type: "button", class: `lead ${present ? "present" : "absent"}`, click: () => select(child) },
-      make("span", { class: `word ${present ? "present" : "absent"}`, text: present ? "present" : "absent" }), make("bdi", { text: belowWords(child) }));
-    return section("Where it leads", "", make("div", { class: "leads" }, go(nodeOf(id).right, true), go(nodeOf(id).left, false)));
+    const go = (child, right) => make("button", { type: "button", class: `lead ${turnClass(right)}`, click: () => select(child) },
+      choosing ? cropOf(rather(id, right)[0]) : null,
+      make("span", { class: `word ${turnClass(right)}`, text: turnWord(id, right) }), make("bdi", { text: belowWords(child) }));
+    const ways = [go(nodeOf(id).right, true), go(nodeOf(id).left, false)];
+    return section("Where it leads", "", make("div", { class: "leads" }, ...(choosing ? ways.reverse() : ways)));
   }
 
-  function whoHasIt(node) {
-    const below = new Set(node.below), all = node.right_share.map((share, label) => [label, share]);
+  function whoHasIt(node, side) {
+    const below = new Set(node.below), all = side.right_share.map((share, label) => [label, share]);
     const sorted = (list) => [...list].sort((a, b) => (b[1] ?? 0) - (a[1] ?? 0));
     const entry = ([label, share]) => [named(label), share, percent(share)];
     const mine = sorted(all.filter(([label]) => below.has(label))), others = sorted(all.filter(([label]) => !below.has(label)));
@@ -602,8 +631,9 @@
       details.addEventListener("toggle", () => { if (details.open && details.children.length === 1) details.append(rows(list.map(entry))); });
       return details;
     };
-    return section("Who has it", "How many of each class’s training photos this prototype alone would send to “present”.",
-      rows(first.map(entry)), more(`${rest.length} more classes below this prototype`, rest), more(`${others.length} classes that do not come this far`, others));
+    return section(choosing ? "Who goes this way" : "Who has it",
+      choosing ? "How many of each class’s training photos come nearer to this prototype than to the other one." : "How many of each class’s training photos this prototype alone would send to “present”.",
+      rows(first.map(entry)), more(`${rest.length} more classes below ${choosing ? "these two" : "this prototype"}`, rest), more(`${others.length} classes that do not come this far`, others));
   }
 
   function whyItMatches(node) {
@@ -622,18 +652,25 @@
   }
 
   function nodePanel(id) {
-    const node = nodeOf(id);
+    const node = nodeOf(id), way = section("The way here", "", wayView(id));
+    if (!choosing) return [called(id), fromPhoto(node), lookAt(node), leadsTo(id), nearestTo(node), whyItMatches(node), whoHasIt(node, node), way, origin(node)];
+    const [left, right] = sidesOf(id).map((side, i) => make("section", { class: "of-two" },
+      make("h2", {}, i ? "" : "← ", make("bdi", { text: side.note || `Prototype ${side.prototype}` }), i ? " →" : ""),
+      ...[fromPhoto(side), lookAt(side), nearestTo(side), whyItMatches(side), whoHasIt(node, side), origin(side)].filter((part) => part !== null)));
     return [
       called(id),
-      make("p", { class: "quiet" }, node.note ? `Prototype ${id}. ` : "", "A piece of a training photo of ", make("strong", {}, named(node.label)), "."),
-      lookAt(node),
-      leadsTo(id),
-      nearestTo(node),
-      whyItMatches(node),
-      whoHasIt(node),
-      section("The way here", "", wayView(id)),
-      make("p", { class: "quiet small" }, "Photo: ", make("bdi", { text: node.image }), `. At the end of training the prototype was moved by ${node.moved === null ? "?" : node.moved.toPrecision(2)} to become exactly this piece.`),
+      make("p", { class: "quiet", text: `Node ${id} compares a photo with two prototypes and sends it to the side of the nearer one.` }),
+      leadsTo(id), left, right, way,
     ];
+  }
+
+  function fromPhoto(side) {
+    return make("p", { class: "quiet" }, side.note ? `Prototype ${side.prototype}. ` : "", "A piece of a training photo of ", make("strong", {}, named(side.label)), ".");
+  }
+
+  function origin(side) {
+    const reach = choosing && side.reach !== null ? ` Of the training photos of this side’s classes, 95 % come within a distance of ${fixed(side.reach)}, where the similarity is 0.5.` : "";
+    return make("p", { class: "quiet small origin" }, "Photo: ", make("bdi", { text: side.image }), `. At the end of training the prototype was moved by ${side.moved === null ? "?" : side.moved.toPrecision(2)} to become exactly this piece.${reach}`);
   }
 
   // ---- the panel of a leaf and of a class -----------------------------------------------------------------------
@@ -643,10 +680,12 @@
     if (way.length === 1) return make("p", { class: "quiet", text: "This is where every photo starts." });
     const list = make("ol", { class: "way" });
     for (let i = 0; i + 1 < way.length; i++) {
-      const node = way[i], present = nodeOf(node).right === way[i + 1];
-      list.append(make("li", { class: present ? "present" : "absent" },
-        make("button", { type: "button", title: `${present ? "has" : "lacks"} ${called(node)}`, "aria-label": `${present ? "has" : "lacks"} ${called(node)}`, click: () => select(node) },
-          make("img", { src: nodeOf(node).crop, alt: "", loading: "lazy" }), make("span", { class: "word", text: `${present ? "has" : "lacks"} ${node}` }))));
+      const node = way[i], right = nodeOf(node).right === way[i + 1], words = turnWords(node, right);
+      const [own, other] = choosing ? rather(node, right) : [nodeOf(node), null];
+      list.append(make("li", { class: turnClass(right) },
+        make("button", { type: "button", title: words, "aria-label": words, click: () => select(node) },
+          make("img", { src: own.crop, alt: "", loading: "lazy" }), other ? make("img", { class: "than", src: other.crop, alt: "", loading: "lazy" }) : null,
+          make("span", { class: "word", text: choosing ? `like ${own.prototype}` : `${right ? "has" : "lacks"} ${node}` }))));
     }
     return list;
   }
@@ -655,7 +694,7 @@
     const leaf = leafOf(id), share = (leaf.shares.find(([k]) => k === label) || [0, 0])[1];
     const way = wayTo(id).slice(0, -1), turns = way.map((node, i) => [node, nodeOf(node).right === (way[i + 1] ?? id)]);
     const say = (list, word) => (list.length ? `${word} ${list.map(([node]) => (nodeOf(node).note ? `“${nodeOf(node).note}”` : node)).join(", ")}` : "");
-    const text = [say(turns.filter((t) => t[1]), "has"), say(turns.filter((t) => !t[1]), "lacks")].filter(Boolean).join("; ");
+    const text = choosing ? turns.map(([node, right]) => turnWords(node, right)).join(", ") : [say(turns.filter((t) => t[1]), "has"), say(turns.filter((t) => !t[1]), "lacks")].filter(Boolean).join("; ");
     return make("div", { class: "rule" }, wayView(id), make("p", {}, `${text || "always"} → `, make("button", { type: "button", class: "link", click: () => select(id) }, named(label, "strong")), ` ${percent(share)}`));
   }
 
@@ -765,7 +804,9 @@
   const key = $("key");
   function buildKey() {
     if (key.childElementCount) return;
-    key.append(make("p", { class: "quiet", text: "Begin at the first card. If you find its piece in the photo, take “present”, else “absent”, until you arrive at a class." }));
+    key.append(make("p", { class: "quiet", text: choosing
+      ? "Begin at the first card. Compare the photo with both pieces and go on at the one that something in the photo is more like, until you arrive at a class."
+      : "Begin at the first card. If you find its piece in the photo, take “present”, else “absent”, until you arrive at a class." }));
     const list = make("ol", { class: "couplets" }), open = [root], order = [];
     while (open.length) {
       const id = open.pop();
@@ -775,10 +816,18 @@
     }
     for (const id of order) {
       const node = nodeOf(id);
-      const line = (child, present) => make("p", { class: "turn-line" }, make("span", { class: `word ${present ? "present" : "absent"}`, text: present ? "present" : "absent" }),
-        isLeaf(child)
-          ? make("button", { type: "button", class: "link", click: () => select(child) }, make("bdi", { class: leafOf(child).unsure ? "quiet" : "end", text: belowWords(child) }))
-          : make("a", { href: `#key-${child}`, class: "link" }, make("b", { text: `→ ${child}` }), " ", make("bdi", { class: "quiet", text: belowWords(child, 2) })));
+      const target = (child) => (isLeaf(child)
+        ? make("button", { type: "button", class: "link", click: () => select(child) }, make("bdi", { class: leafOf(child).unsure ? "quiet" : "end", text: belowWords(child) }))
+        : make("a", { href: `#key-${child}`, class: "link" }, make("b", { text: `→ ${child}` }), " ", make("bdi", { class: "quiet", text: belowWords(child, 2) })));
+      const line = (child, right) => make("p", { class: "turn-line" }, make("span", { class: `word ${turnClass(right)}`, text: turnWord(id, right) }), target(child));
+      if (choosing) {
+        const half = (side, right) => make("div", { class: "half" },
+          make("button", { type: "button", class: "pictures", "aria-label": `Details of prototype ${side.prototype}`, click: () => select(id) }, make("img", { class: "crop", src: side.crop, alt: "", loading: "lazy" }), photoWithBox(side, true)),
+          make("p", { class: "turn-line" }, make("span", { class: "word present", text: turnWord(id, right) }), side.note ? make("bdi", { class: "note", text: side.note }) : make("bdi", { class: "quiet", text: `from ${name(side.label)}` })),
+          make("p", { class: "turn-line" }, target(right ? node.right : node.left)));
+        list.append(make("li", { id: `key-${id}`, class: "couplet pair-of" }, make("h3", {}, make("b", { text: id })), ...sidesOf(id).map((side, i) => half(side, i === 1))));
+        continue;
+      }
       list.append(make("li", { id: `key-${id}`, class: "couplet" },
         make("button", { type: "button", class: "pictures", "aria-label": `Details of prototype ${id}`, click: () => select(id) },
           make("img", { class: "crop", src: node.crop, alt: "", loading: "lazy" }), photoWithBox(node, true)),

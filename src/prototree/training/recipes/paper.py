@@ -132,7 +132,7 @@ class Paper(Recipe):
         batches = self._batches(workshop, tree)
         targets = self._soft_targets(workshop)
         objective = TreeObjective(tree, batches, self._schedule(), LEAF_TRAINERS[self.leaves](), targets)
-        workshop.observer.stage(f"training {tree.topology.n_nodes} prototypes for {self.epochs} epochs")
+        workshop.observer.stage(f"training {tree.n_prototypes} prototypes for {self.epochs} epochs")
         workshop.train(objective, batches, self.epochs, "last")
         return tree
 

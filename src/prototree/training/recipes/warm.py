@@ -4,14 +4,14 @@ The model is the paper's; how it gets there is not. (1) The backbone stays froze
 photo are computed once. (2) The head learns as a plain max-pooled classifier, which is also the teacher. (3) The tree
 starts with one leaf a class, grown from the classes (`growth`). (4) While the head learns from the teacher's softened
 probabilities, every prototype *is* its source patch, seen through the head as it is at that step, so that projection at
-the end moves nothing. Beside the soft targets, every decision on the way to a photo's own class is asked to fall on its
-side of one half, by a margin and no further (`anchored`).
+the end moves nothing. Questions begin soft and become sharp, and towards the end the tree's own answer is softened like
+the teacher's, so that it may be as sure as it is right (`anchored`).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from prototree.data.samples import ImageData, Sample
 from prototree.data.views import View, source_views, varied_views
@@ -22,13 +22,16 @@ from prototree.training.recipes.recipe import Recipe
 if TYPE_CHECKING:
     from prototree.network.backbone import Backbone, FeatureExtractor
     from prototree.training.batches import Batches, CachedBatches
+    from prototree.training.maps import MapCache
     from prototree.training.objectives import SoftTargets
     from prototree.training.workshop import Workshop
     from prototree.tree.model import ProtoTree
+    from prototree.tree.sureness import Sureness
 
 _VIEWS, _HEAD, _TREE, _TARGETS, _BACKBONE = "views", "head as a classifier", "tree", "targets", "backbone"
 FEWEST_EPOCHS, MOST_EPOCHS = 6, 200  # large data at least and small data at most so often
 LEAF_SWEEPS = 3  # of Eq. 5 over all photos at the end
+FEWEST_HELD = 20  # photos that sureness is fitted on, at least
 
 
 @dataclass(frozen=True)
@@ -84,28 +87,40 @@ class Warm(Recipe):
     weight_decay: float = setting(
         0.01, "weight decay of the head under the tree", touch="Rarely.", group=_TREE, low=0, high=100
     )
+    question: Literal["choice", "presence"] = setting(
+        "choice", "what a node asks: which of two patches is nearer, or whether one patch is there",
+        touch="presence asks for half as many patches, on longer paths.", group=_TREE, often=True,
+    )  # fmt: skip
+    first_sharpness: float = setting(
+        0.0, "of the questions when training begins; 0: 3 for choice, 1 for presence", touch="Rarely.", group=_TREE,
+        low=0, high=64,
+    )  # fmt: skip
+    sharpness: float = setting(
+        6.0, "of the questions in the end: gamma of choice, beta of presence",
+        touch="Higher makes single paths agree more with the vote.", group=_TREE, low=1, high=64,
+    )  # fmt: skip
+    sharp_at: float = setting(
+        0.7, "share of the training after which questions are as sharp as they get", touch="Rarely.", group=_TREE,
+        low=0.01, high=1,
+    )  # fmt: skip
     mean_path: float = setting(
-        9.0, "questions to a leaf that the hierarchy of the classes may take on average",
+        9.0, "with presence: questions to a leaf that the hierarchy may take on average",
         touch="Shorter paths, of questions about more classes each.", group=_TREE, low=1, high=1e9,
     )  # fmt: skip
     median_distance: float = setting(
         0.7, "of a random patch to the nearest patch of another photo when the tree starts", touch="Rarely.",
         group=_TREE, low=0.01, high=100,
     )  # fmt: skip
-    move_sources: tuple[float, ...] = setting(
-        (0.1, 0.2), "shares of the training after which sources move to the middle of what they stand for",
-        touch="Rarely.", group=_TREE, low=0, high=1,
-    )  # fmt: skip
     margin: float = setting(
-        0.1, "weight of the margin at every decision; more makes single paths better, the vote worse",
-        touch="You follow single paths: 0.3.", group=_TREE, low=0, high=100,
-    )  # fmt: skip
-    near: float = setting(
-        0.5, "distance asked for at right turns to the own class; a similarity of one half is at 0.69", touch="Rarely.",
+        0.1, "with presence: weight of a margin at every decision on the way to the own class", touch="Rarely.",
         group=_TREE, low=0, high=100,
     )  # fmt: skip
+    near: float = setting(
+        0.5, "with presence: distance asked for at right turns; the reach is at 0.69", touch="Rarely.", group=_TREE,
+        low=0, high=100,
+    )  # fmt: skip
     far: float = setting(
-        1.0, "distance asked for at left turns to the own class", touch="Rarely.", group=_TREE, low=0, high=100
+        1.0, "with presence: distance asked for at left turns", touch="Rarely.", group=_TREE, low=0, high=100
     )
     continue_share: float = setting(
         0.25, "share of the training's length where a given tree is continued", touch="Rarely.", group=_TREE, low=0.01,
@@ -116,8 +131,20 @@ class Warm(Recipe):
         group=_TARGETS, low=0, high=1,
     )  # fmt: skip
     temperature: float = setting(
-        2.5, "how much the head's probabilities are softened", touch="1 makes single paths as good as the vote.",
+        2.5, "how much the head's probabilities are softened, and in the end the tree's", touch="Many classes: 1.7.",
         group=_TARGETS, low=0.01, high=1000,
+    )  # fmt: skip
+    temper_from: float = setting(
+        0.4, "share of the training after which the tree's answer begins to be softened", touch="Rarely.",
+        group=_TARGETS, low=0, high=1,
+    )  # fmt: skip
+    temper_to: float = setting(
+        0.9, "share of the training after which it is softened as the head's", touch="Rarely.", group=_TARGETS, low=0,
+        high=1,
+    )  # fmt: skip
+    hold_out: int = setting(
+        5, "every n-th photo of a class is held out once, to learn how sure answers are; 0: not learned",
+        touch="0 where time is short and percentages do not matter.", group=_TARGETS, low=0, high=1000,
     )  # fmt: skip
     pretrain_epochs: int = setting(
         0, "epochs in which the backbone is tuned as a plain classifier before all else",
@@ -137,30 +164,60 @@ class Warm(Recipe):
         return source_views
 
     def train(self, workshop: "Workshop", start: "ProtoTree | None" = None) -> "ProtoTree":
-        """The whole recipe: maps, head, tree, leaves."""
+        """The whole recipe: maps, then a tree, then how sure its answers are."""
+        backbone = self._backbone(workshop) if start is None else start.features.backbone.unsplit()
+        plain, every = self._maps(workshop, backbone)
+        tree = self._learn(workshop, backbone, plain, every, "", start)
+        if start is None and self.hold_out:
+            tree.sureness = self._how_sure(workshop, backbone, plain, every)
+        return tree
+
+    def _learn(
+        self,
+        workshop: "Workshop",
+        backbone: "Backbone",
+        plain: "MapCache",
+        every: "MapCache",
+        folder: str,
+        start: "ProtoTree | None" = None,
+    ) -> "ProtoTree":
+        """Head, tree and leaves, from cached maps: the plain views in order, and all views."""
         from prototree.training.anchored import AnchoredObjective
         from prototree.training.growth import grow, sample_maps, standardise, start_from
         from prototree.training.leaf_training import refit_leaves
         from prototree.tree.model import ProtoTree
+        from prototree.tree.questions import Question
 
-        backbone = self._backbone(workshop) if start is None else start.features.backbone.unsplit()
         features = workshop.features(backbone)
-        sources, batches = self._batches(workshop, backbone)
+        sources, batches = workshop.cached(plain), workshop.cached(every, shuffle=True)
         maps, labels = sample_maps(sources)
         standardise(features.to("cpu"), maps)
-        targets = self._targets(workshop, features, batches)
+        targets = self._targets(workshop, features, batches, folder)
         if start is None:
-            grown = grow(features, maps, labels, self.mean_path, self.median_distance, workshop.settings.seed)
-            tree = ProtoTree(grown.topology, features, workshop.data.class_names)
+            seed, question = workshop.settings.seed, Question(self.question, self.sharpness)
+            grown = grow(features, maps, labels, self.question, self.mean_path, self.median_distance, seed)
+            tree = ProtoTree(grown.topology, features, workshop.data.class_names, question=question)
         else:
             tree, grown = start, start_from(start, sources, workshop.data.root)
         epochs = self._tree_epochs(len(batches.entries), 1.0 if start is None else self.continue_share)
         objective = AnchoredObjective(tree, batches, self, epochs, targets, grown, sources)
-        workshop.observer.stage(f"training {tree.topology.n_nodes} prototypes for {epochs} epochs")
-        workshop.train(objective, batches, epochs, "last")
-        objective.update_prototypes()
+        workshop.observer.stage(f"training {tree.n_prototypes} prototypes for {epochs} epochs")
+        workshop.train(objective, batches, epochs, f"{folder}last")
+        objective.update_tree()
         refit_leaves(tree, objective.sweep_labels, n_sweeps=LEAF_SWEEPS)
         return tree
+
+    def _how_sure(self, workshop: "Workshop", backbone: "Backbone", plain: "MapCache", every: "MapCache") -> "Sureness":
+        """Fitted on photos that a second tree, trained like the first, has not seen; the first one loses none."""
+        from prototree.training.holding_out import held_photos, judged, without
+        from prototree.tree.sureness import Sureness, fit_sureness
+
+        held = held_photos(plain.entries, self.hold_out)
+        if len(held) < FEWEST_HELD:
+            return Sureness()
+        workshop.observer.stage(f"a second tree, without {len(held)} photos, to learn how sure answers are")
+        other = self._learn(workshop, backbone, without(plain, held), without(every, held), "held/")
+        return fit_sureness(*judged(other, workshop.cached(plain), held))
 
     def source_batches(self, workshop: "Workshop", tree: "ProtoTree") -> "Batches":
         backbone = tree.features.backbone.unsplit()
@@ -179,18 +236,19 @@ class Warm(Recipe):
             workshop.pretrain(backbone, photos, self.pretrain_epochs, self.rate, self.pretrain_rate)
         return backbone
 
-    def _batches(self, workshop: "Workshop", backbone: "Backbone") -> "tuple[CachedBatches, CachedBatches]":
-        """The views that prototypes come from, in order; and all views, shuffled."""
+    def _maps(self, workshop: "Workshop", backbone: "Backbone") -> "tuple[MapCache, MapCache]":
+        """What the frozen network makes of the views that prototypes come from, and of all views."""
         preprocessing = backbone.preprocessing
         plain = workshop.maps(backbone, workshop.views(source_views, preprocessing))
-        cache = plain
-        if self.views > 2:
-            # The same for every seed, so that runs can share the cache.
-            views = partial(varied_views, count=self.views - 2, seed=0)
-            cache = plain.join(workshop.maps(backbone, workshop.views(views, preprocessing, augment=True)))
-        return workshop.cached(plain), workshop.cached(cache, shuffle=True)
+        if self.views == 2:
+            return plain, plain
+        # The same for every seed, so that runs can share the cache.
+        views = partial(varied_views, count=self.views - 2, seed=0)
+        return plain, plain.join(workshop.maps(backbone, workshop.views(views, preprocessing, augment=True)))
 
-    def _targets(self, workshop: "Workshop", features: "FeatureExtractor", batches: "CachedBatches") -> "SoftTargets":
+    def _targets(
+        self, workshop: "Workshop", features: "FeatureExtractor", batches: "CachedBatches", folder: str
+    ) -> "SoftTargets":
         """What the head, trained as a plain classifier, says of every view."""
         from prototree.training.anchored import HeadObjective
         from prototree.training.objectives import Cosine, SoftTargets
@@ -198,7 +256,8 @@ class Warm(Recipe):
         epochs = self.head_epochs or _epochs_for(self.head_views, len(batches.entries))
         head = HeadObjective(features, workshop.data.n_classes, self, Cosine(epochs, batches.n_batches))
         workshop.observer.stage(f"training the head as a plain classifier for {epochs} epochs")
-        workshop.train(head, batches, epochs, "head")
+        workshop.train(head, batches, epochs, f"{folder}head")
+        workshop.keep_yardstick(features.head, head.linear, folder)
         return SoftTargets(head.probs(batches, self.temperature), self.teacher_weight)
 
     def _tree_epochs(self, n_entries: int, share: float) -> int:

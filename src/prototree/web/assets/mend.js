@@ -4,7 +4,7 @@
   const { make, say, ask, post } = prototree;
   const $ = (id) => document.getElementById(id);
   const place = $("mend-node"), node = place ? Number(place.dataset.node) : null;
-  let standing = null, changing = false;
+  let standing = null, changing = false, side = "right"; // side: which prototype is mended, where a node has two
   const busy = (id, is) => { if ($(id)) $(id).setAttribute("aria-busy", String(is)); };
 
   // ---- where it stands ------------------------------------------------------------------------------------------
@@ -16,7 +16,7 @@
     ["right, greedy path", (f) => f.accuracy.greedy, percent, 1],
     ["fidelity, most likely path", (f) => f.fidelity.max_path, percent, 1],
     ["fidelity, greedy path", (f) => f.fidelity.greedy, percent, 1],
-    ["prototypes asked", (f) => f.path_length.max_path, (x) => x.toFixed(2), 0],
+    ["questions asked", (f) => f.path_length.max_path, (x) => x.toFixed(2), 0],
     ["prototypes in all", (f) => f.prototypes, String, 0],
   ];
 
@@ -125,21 +125,24 @@
 
   async function renew() { // the parts of the page that the server filled, as they are now
     const page = new DOMParser().parseFromString(await (await fetch(location.href)).text(), "text/html");
-    for (const part of ["h1", ".prototype-now figure:nth-of-type(1)", ".prototype-now figure:nth-of-type(2)"]) {
-      const now = page.querySelector(`#mend-node ${part}`), old = place.querySelector(part);
-      if (now && old) old.replaceWith(document.importNode(now, true));
+    for (const old of place.querySelectorAll("[data-renew]")) {
+      const now = page.querySelector(`#mend-node [data-renew="${old.dataset.renew}"]`);
+      if (now) old.replaceWith(document.importNode(now, true));
     }
     $("note").value = page.getElementById("note").value;
     await loadCandidates();
   }
 
   async function loadCandidates() {
-    const list = $("candidates"), found = await ask(`/api/nodes/${node}/candidates?count=12`);
+    const list = $("candidates"), wanted = side;
+    busy("candidates", true);
+    const found = await ask(`/api/nodes/${node}/candidates?count=12&side=${wanted}`);
+    if (wanted !== side) return; // the other one was chosen meanwhile
     list.replaceChildren(...found.candidates.map((candidate) => make("li", { title: candidate.photo.name },
       make("img", { src: candidate.crop, alt: "" }),
       make("span", { class: "small quiet", text: `similarity ${candidate.similarity.toFixed(2)}` }),
       make("span", { class: "actions" },
-        make("button", { type: "button", text: "Use", click: async () => { if (await edit({ edit: "replace", node, photo: candidate.photo.index, view: candidate.view, patch: candidate.patch }, "Replaced.")) await renew(); } }),
+        make("button", { type: "button", text: "Use", click: async () => { if (await edit({ edit: "replace", node, side: wanted, photo: candidate.photo.index, view: candidate.view, patch: candidate.patch }, "Replaced.")) await renew(); } }),
         make("button", { type: "button", text: "Ban", click: async () => { if (await edit({ edit: "ban", photo: candidate.photo.index, region: candidate.box }, "Banned as a source.")) await renew(); } }),
         make("button", { type: "button", text: "Photo", title: "Open this photo below", click: () => openPhoto(candidate.photo.index) })))));
     busy("candidates", false);
@@ -216,13 +219,23 @@
     });
   }
 
+  function chooseSide(button) {
+    side = button.dataset.side;
+    for (const one of document.querySelectorAll(".choose-side")) one.setAttribute("aria-pressed", String(one === button));
+    for (const name of document.querySelectorAll(".side-name")) name.textContent = side;
+    $("label").value = button.dataset.label;
+    start = 0;
+    Promise.all([loadCandidates(), loadPhotos()]).catch((error) => say(error.message, true));
+  }
+
   function setUpNode() {
+    for (const button of document.querySelectorAll(".choose-side")) button.addEventListener("click", () => chooseSide(button));
     $("note-form").addEventListener("submit", async (event) => { event.preventDefault(); if (await edit({ edit: "note", node, text: $("note").value }, "Noted.")) await renew(); });
     $("label").addEventListener("change", () => { start = 0; loadPhotos().catch((error) => say(error.message, true)); });
     $("earlier").addEventListener("click", () => { start = Math.max(0, start - COUNT); loadPhotos(); });
     $("later").addEventListener("click", () => { start += COUNT; loadPhotos(); });
     $("class-form").addEventListener("submit", (event) => event.preventDefault());
-    $("use-patch").addEventListener("click", async () => { if (await edit({ edit: "replace", node, photo: photo.index, patch: cell.patch }, "Replaced.")) await renew(); });
+    $("use-patch").addEventListener("click", async () => { if (await edit({ edit: "replace", node, side, photo: photo.index, patch: cell.patch }, "Replaced.")) await renew(); });
     $("ban-region").addEventListener("click", async () => { if (await edit({ edit: "ban", photo: photo.index, region: cell.region || cell.box }, "Banned as a source.")) await renew(); });
     $("ban-photo").addEventListener("click", async () => { if (await edit({ edit: "ban", photo: photo.index }, "Banned as a source.")) await renew(); });
     for (const button of document.querySelectorAll("button.remove")) button.addEventListener("click", () => edit({ edit: "remove", node, keep: button.dataset.keep }, "Removed."));

@@ -1,0 +1,37 @@
+"""The plain classifier beside the tree: what reading the features as a tree costs."""
+
+from collections.abc import Iterator
+
+import torch
+
+from prototree.network.backbone import FeatureExtractor
+from prototree.training import distributed
+from prototree.training.batches import PhotoBatches
+from prototree.training.maps import MapBatch
+from prototree.training.yardstick import Yardstick
+
+
+class ClassifierAccuracy:
+    """Judges a classifier on the backbone's maps while the tree's maps are made of them; of none, nothing is said."""
+
+    def __init__(self, yardstick: Yardstick | None) -> None:
+        self._yardstick = yardstick
+        self._counts = torch.zeros(2, dtype=torch.long)  # right answers, photos
+
+    @torch.inference_mode()
+    def watch(self, batches: PhotoBatches, features: FeatureExtractor, device: torch.device) -> Iterator[MapBatch]:
+        """Every photo once through the backbone; gives the tree's feature maps with labels and places."""
+        features.eval()
+        for inputs in batches.epoch(0):
+            if len(inputs.labels):
+                labels = inputs.labels.to(device)
+                backbone_map = features.backbone(inputs.values.to(device))
+                if self._yardstick is not None:
+                    right = self._yardstick(backbone_map).argmax(dim=1) == labels
+                    self._counts += torch.tensor([int(right.sum()), len(labels)])
+                yield features.from_map(backbone_map).clone(), labels, inputs.entries.to(device)
+
+    def accuracy(self) -> float | None:
+        """Over the photos of all processes; None where there is no classifier."""
+        right, photos = torch.cat(distributed.gather(self._counts[None])).sum(dim=0).tolist()
+        return right / photos if self._yardstick is not None and photos else None

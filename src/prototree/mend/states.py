@@ -1,0 +1,146 @@
+"""A tree between two edits, with what is known of every photo. States are never changed; an edit makes a new one.
+
+Notation used for tensor shapes: M photos, P prototypes, L leaves, K classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy import ndarray
+from torch import Tensor
+
+from prototree.errors import MendError
+from prototree.mend.edits import Ban, Remove, Side
+from prototree.tree.model import Decisions, ProtoTree, PrototypeSource, Routed
+from prototree.tree.patches import NearestPatches
+from prototree.tree.topology import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class TreeState:
+    """A tree between two edits, with the distance of every photo to every one of its prototypes."""
+
+    tree: ProtoTree
+    training: NearestPatches
+    feedback: NearestPatches
+    leaf_start: Float[Tensor, "L K"]  # what refitting begins with: as trained, or 0 where the photos are others now
+    banned: tuple[Ban, ...]
+    notes: Mapping[int, str]  # by node
+
+    def expect(self, node: int) -> None:
+        """Refuses a number that no node has."""
+        n_nodes = self.tree.topology.n_nodes
+        if node not in range(n_nodes):
+            raise MendError(f"expected a prototype from 0 to {n_nodes - 1}, got {node}")
+
+    def prototype(self, node: int, side: Side = "right") -> int:
+        """The number among all prototypes of the one on a side of a node."""
+        self.expect(node)
+        if side == "right":
+            return node
+        if self.tree.question.kind != "choice":
+            raise MendError(
+                f"expected the side 'right', got {side!r}: prototype {node} has no left one beside it; only nodes that "
+                "compare two prototypes have"
+            )
+        return node + self.tree.topology.n_nodes
+
+    def words_for(self, prototype: int) -> str:
+        """A prototype by its node's number and, where there are two, its side."""
+        node, is_right = self.tree.node_of(prototype)
+        side = f" ({'right' if is_right else 'left'} side)" if self.tree.question.kind == "choice" else ""
+        return f"prototype {node}{side}"
+
+    @cached_property
+    def decisions(self) -> Decisions:
+        """What the tree decides for the photos of the feedback."""
+        return self.tree.decide(routed(self.tree, self.feedback))
+
+
+@torch.no_grad()
+def with_prototype(
+    state: TreeState,
+    prototype: int,
+    vector: Float[Tensor, "D H W"],
+    source: PrototypeSource,
+    training: NearestPatches,
+    feedback: NearestPatches,
+) -> TreeState:
+    """With another patch as one prototype. Its reach stays, and leaves below its node begin anew when they are fitted.
+
+    `training` and `feedback` have one column: all photos' distances to the new prototype.
+    """
+    tree = copied(state.tree)
+    tree.prototypes[prototype] = vector
+    tree.sources = (*tree.sources[:prototype], source, *tree.sources[prototype + 1 :])
+    node, _ = tree.node_of(prototype)
+    return replace(
+        state,
+        tree=tree,
+        training=_with_column(state.training, prototype, training),
+        feedback=_with_column(state.feedback, prototype, feedback),
+        leaf_start=_emptied(state.leaf_start, tree.topology, node),
+    )
+
+
+def with_reach(state: TreeState, prototype: int, reach: float) -> TreeState:
+    """With another reach of one prototype."""
+    tree = copied(state.tree)
+    tree.reach[prototype] = reach
+    return replace(state, tree=tree)
+
+
+def without_node(state: TreeState, edit: Remove) -> TreeState:
+    """One of a node's subtrees takes its place."""
+    topology = state.tree.topology
+    if topology.n_nodes == 1:
+        raise MendError("expected at least one node to be left; a tree that is a single leaf decides nothing")
+    kept = int((topology.left if edit.keep == "left" else topology.right)[edit.node])
+    smaller, nodes, leaf_ids = _spliced(topology, edit.node, kept)
+    if smaller.n_nodes == 0:
+        raise MendError("expected at least one node to be left; keep the other side")
+    columns = state.tree.prototypes_of(nodes)
+    return replace(
+        state,
+        tree=state.tree.with_topology(smaller, nodes, leaf_ids),
+        training=NearestPatches(state.training.distance[:, columns], state.training.patch[:, columns]),
+        feedback=NearestPatches(state.feedback.distance[:, columns], state.feedback.patch[:, columns]),
+        leaf_start=_emptied(state.leaf_start, topology, kept)[leaf_ids],
+        notes={new: state.notes[old] for new, old in enumerate(nodes.tolist()) if old in state.notes},
+    )
+
+
+def routed(tree: ProtoTree, nearest: NearestPatches) -> Routed:
+    """Photos through the tree, from their distances."""
+    with torch.no_grad():
+        return tree.routed(nearest)
+
+
+def copied(tree: ProtoTree) -> ProtoTree:
+    """The same tree, to be changed; the network is shared."""
+    topology = tree.topology
+    return tree.with_topology(topology, np.arange(topology.n_nodes), np.arange(topology.n_leaves))
+
+
+def _spliced(topology: Topology, node: int, kept: int) -> tuple[Topology, Int[ndarray, " n"], Int[ndarray, " m"]]:
+    """The tree with one child of a node in its place, with the old number of each node and leaf."""
+    left, right = topology.left.tolist(), topology.right.tolist()
+    for side in (left, right):
+        side[:] = [kept if child == node else child for child in side]
+    return Topology.from_children(left, right, root=kept if node == 0 else 0)
+
+
+def _with_column(nearest: NearestPatches, index: int, column: NearestPatches) -> NearestPatches:
+    distance, patch = nearest.distance.clone(), nearest.patch.clone()
+    distance[:, index], patch[:, index] = column.distance[:, 0], column.patch[:, 0]
+    return NearestPatches(distance, patch)
+
+
+def _emptied(leaf_start: Float[Tensor, "L K"], topology: Topology, node: int) -> Float[Tensor, "L K"]:
+    """With nothing in the leaves below a node, or in one leaf, given as `~leaf`."""
+    is_below = np.arange(topology.n_leaves) == ~node if node < 0 else (topology.paths == node).any(axis=1)
+    return leaf_start.masked_fill(torch.from_numpy(is_below)[:, None], 0.0)

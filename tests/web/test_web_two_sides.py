@@ -1,0 +1,74 @@
+"""The app with a tree whose nodes compare two prototypes: answers and edits name the side."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra 'serve'")
+
+from prototree.errors import MendError
+from prototree.mend.session import open_session
+from prototree.tree.questions import Question
+from prototree.web import pages, shapes
+from prototree.web.service import Service
+from tiny_mending import tiny_run
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    return Service(open_session(tiny_run(tmp_path, Question("choice", 6.0))))
+
+
+def replace(side: shapes.Side, patch: shapes.PatchShape, revision: int = 0) -> shapes.EditQuestion:
+    edit = shapes.ReplaceEdit(
+        edit="replace", node=1, side=side, photo=patch.photo.index, view=patch.view, patch=patch.patch
+    )
+    return shapes.EditQuestion(revision=revision, edit=edit)
+
+
+def test_a_node_has_both_its_patches_and_either_can_be_replaced(service: Service) -> None:
+    before = service.node(1)
+    assert (before.question, service.run().question) == ("choice", "choice")
+    sources = service.session.state.tree.sources
+    for patch, source in ((before.source, sources[1]), (before.other, sources[4])):
+        assert patch is not None
+        assert source is not None
+        assert (patch.photo.name, tuple(patch.patch)) == (source.image, source.patch)
+    found = service.candidates(1, 12, "left")
+    assert found.side == "left"
+    chosen = found.candidates[2]
+    standing = service.edit(replace("left", chosen))
+    assert standing.done == [f"Prototype 1, left side, is now a patch of {chosen.photo.name}"]
+    now = service.node(1)
+    assert now.source == before.source
+    assert now.other is not None
+    assert (now.other.photo, now.other.patch) == (chosen.photo, chosen.patch)
+
+
+def test_pages_show_both_patches(service: Service) -> None:
+    node = service.node(1)
+    assert node.source is not None
+    assert node.other is not None
+    for page in (pages.mend(service, service.nodes()), pages.mend_node(service, node)):
+        assert node.source.crop in page
+        assert node.other.crop in page
+        assert ">present<" not in page
+    mistakes = service.mistakes()
+    assert mistakes.images, "a random network is not always right"
+    review = pages.review(service, mistakes)
+    for mistake in mistakes.images:
+        assert mistake.p_right is None or 0 <= mistake.p_right <= 1
+        blamed = service.node(mistake.node) if mistake.node is not None else None
+        assert blamed is None or (blamed.other is not None and blamed.other.crop in review)
+
+
+def test_where_a_node_asks_for_one_there_is_no_left_side(tmp_path: Path) -> None:
+    service = Service(open_session(tiny_run(tmp_path)))
+    node = service.node(1)
+    assert (node.question, node.other, node.other_distance) == ("presence", None, None)
+    chosen = service.candidates(1, 12).candidates[2]
+    with pytest.raises(MendError, match="expected the side 'right', got 'left'"):
+        service.candidates(1, 12, "left")
+    with pytest.raises(MendError, match="expected the side 'right', got 'left'"):
+        service.edit(replace("left", chosen))
+    assert service.session.revision == 0, "nothing was changed"
