@@ -1,3 +1,6 @@
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -158,3 +161,41 @@ def test_every_setting_says_what_it_means_and_when_to_touch_it(kind: type[Common
 
 def test_the_default_height_leaves_room_for_every_class() -> None:
     assert [default_height(k) for k in (2, 3, 12, 50, 196, 200, 256, 257)] == [2, 3, 5, 7, 9, 9, 9, 10]
+
+
+def test_a_third_recipe_is_one_new_file(tmp_path: Path) -> None:
+    (tmp_path / "third.py").write_text(
+        textwrap.dedent(
+            """
+            from dataclasses import dataclass
+            from typing import ClassVar
+
+            from prototree.settings import setting
+            from prototree.training.recipes.recipe import Recipe
+
+
+            @dataclass(frozen=True)
+            class Third(Recipe):
+                name: ClassVar[str] = "third"
+                summary: ClassVar[str] = "a third way"
+                patience: int = setting(3, "how long it waits", touch="Rarely.", group="time", low=1, high=9)
+            """
+        )
+    )
+    code = f"""
+        import importlib
+        import prototree.training.recipes as recipes
+        recipes.__path__.append({str(tmp_path)!r})
+        importlib.reload(recipes)
+        from prototree.cli.options import whole_help
+        from prototree.config import Config
+        from prototree.errors import ConfigError
+        config = Config().changed({{"recipe": "third", "patience": "5"}})
+        assert config.recipe.patience == 5 and "[third]" in config.to_toml() and "--patience" in whole_help()
+        try:
+            Config().changed({{"patience": 5}})
+        except ConfigError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("'patience' is a setting of the recipe 'third'"), done.stderr

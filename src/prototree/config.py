@@ -18,8 +18,6 @@ from prototree.training.recipes.paper import Paper
 
 AUTO_PRESET = "auto"
 VERSION = 2
-# What settings of the recipe warm were called in runs of the first version.
-_OLDER_WARM = {"cache_views": "views", "lr_tail": "rate", "lr_trunk": "pretrain_rate"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def _values_in(path: Path) -> tuple[int, dict[str, Any]]:
 def _from_first_version(values: Mapping[str, Any]) -> dict[str, Any]:
     """All settings stood flatly there, also those that the recipe ignored."""
     recipe = _recipe_named(values.get("recipe", Paper.name))
-    renamed = {_OLDER_WARM.get(key, key): value for key, value in values.items()} if recipe.name == "warm" else values
+    renamed = {recipe.older_names.get(key, key): value for key, value in values.items()}
     known = {*Common.names(), *recipe.names(), "recipe"}
     return {key: value for key, value in renamed.items() if key in known}
 

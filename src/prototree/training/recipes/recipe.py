@@ -1,6 +1,6 @@
 """What a recipe is: the one seam between the pipeline and a way of training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,6 +20,7 @@ class Recipe(Settings):
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line for the help
+    older_names: ClassVar[Mapping[str, str]] = {}  # of its settings, in runs of the first version
     continues_trees: ClassVar[bool] = False  # whether it can train with the prototypes of a given tree where they are
 
     def check(self, settings: Common) -> None:

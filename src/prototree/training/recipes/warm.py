@@ -8,7 +8,7 @@ the end moves nothing. Questions begin soft and become sharp, and towards the en
 the teacher's, so that it may be as sure as it is right (`anchored`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -40,6 +40,7 @@ class Warm(Recipe):
 
     name: ClassVar[str] = "warm"
     summary: ClassVar[str] = "for small data and no GPU: a frozen network, a tree that starts from the classes"
+    older_names: ClassVar[Mapping[str, str]] = {"cache_views": "views", "lr_tail": "rate", "lr_trunk": "pretrain_rate"}
     continues_trees: ClassVar[bool] = True
 
     views: int = setting(
