@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -5,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import prototree
 from prototree.config import Config, preset, preset_names, read_config
 from prototree.errors import ConfigError
 from prototree.settings import Common
@@ -164,7 +166,8 @@ def test_the_default_height_leaves_room_for_every_class() -> None:
 
 
 def test_a_third_recipe_is_one_new_file(tmp_path: Path) -> None:
-    (tmp_path / "third.py").write_text(
+    shutil.copytree(Path(prototree.__file__).parent, tmp_path / "prototree")
+    (tmp_path / "prototree" / "training" / "recipes" / "third.py").write_text(
         textwrap.dedent(
             """
             from dataclasses import dataclass
@@ -183,10 +186,8 @@ def test_a_third_recipe_is_one_new_file(tmp_path: Path) -> None:
         )
     )
     code = f"""
-        import importlib
-        import prototree.training.recipes as recipes
-        recipes.__path__.append({str(tmp_path)!r})
-        importlib.reload(recipes)
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
         from prototree.cli.options import whole_help
         from prototree.config import Config
         from prototree.errors import ConfigError
