@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="needs the extra 'serve'")
 httpx = pytest.importorskip("httpx", reason="needs httpx")
 from prototree.data.birds.dataset import SHORTCUT, write_birds  # noqa: E402
 from prototree.pipeline.fit import combine, fit  # noqa: E402
-from prototree.pipeline.stages import Run  # noqa: E402
+from prototree.run import Run  # noqa: E402
 from web_server import serving  # noqa: E402
 
 Boxes = dict[str, dict[str, list[float]]]
@@ -72,7 +72,8 @@ def fooled_run(data: Path, out: Path) -> Run:
         folder = out / f"seed{seed}"
         if seed:
             shutil.copytree(out / "seed0" / "cache", folder / "cache")  # the frozen trunk's maps
-        run = fit(data, folder, preset_name="demo", settings={"workers": 0, "seed": seed}, resume=True)
+        settings = {"workers": 0, "seed": seed, "question": "presence"}
+        run = fit(data, folder, preset_name="demo", settings=settings, resume=True)
         if share_right(run, 0) < 0.5:
             return run
     raise AssertionError("no tree fell for the berries")
