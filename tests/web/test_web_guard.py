@@ -69,3 +69,22 @@ def test_changes_for_other_sites_are_refused(method: str) -> None:
 @pytest.mark.parametrize(("length", "status"), [("1000", 200), ("1001", 413), ("-1", 400), ("many", 400)])
 def test_too_many_bytes_are_refused_before_they_are_sent(length: str, status: int) -> None:
     assert ask("127.0.0.1", "POST", host="localhost", content_length=length) == status
+
+
+@pytest.mark.parametrize("promised", [1001, 50_000])
+def test_what_is_too_much_is_read_within_limits_before_the_answer(promised: int) -> None:
+    # Who was still sending when the connection closed once lost the answer.
+    chunks, events = [b"x" * 100] * (promised // 100 + 1), list[str]()
+
+    async def receive() -> Any:
+        events.append("read")
+        return {"type": "http.request", "body": chunks.pop(), "more_body": bool(chunks)}
+
+    async def send(message: Any) -> None:
+        events.append("answer")
+
+    headers = [(b"host", b"localhost"), (b"content-length", str(promised).encode())]
+    scope = {"type": "http", "method": "POST", "headers": headers}
+    asyncio.run(Guard(send, host="localhost", max_bytes=1000)(scope, receive, send))
+    assert events[-2:] == ["answer", "answer"]
+    assert events.count("read") == (11 if promised == 1001 else 20), "all of it, but at most twice the limit"

@@ -5,6 +5,8 @@ header has to be one of this server's own names (against DNS rebinding), and a r
 come from one of this server's own pages or from no page at all (against cross-site requests).
 """
 
+import asyncio
+import contextlib
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -28,6 +30,7 @@ _HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
+_DISCARD_SECONDS = 5.0
 _READING = ("GET", "HEAD", "OPTIONS")
 
 
@@ -59,7 +62,8 @@ class Guard:
         body = json.dumps({"detail": detail}).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if status == 413:
-            headers.append((b"connection", b"close"))  # what is still on its way is not worth reading
+            await _discard(receive, 2 * self._max_bytes)
+            headers.append((b"connection", b"close"))  # what may still be on its way is not worth reading
         await send_with_headers({"type": "http.response.start", "status": status, "headers": headers})
         await send_with_headers({"type": "http.response.body", "body": body})
 
@@ -97,6 +101,18 @@ class Guard:
             return False
         # A rebound name arrives as that name, never as a number; numbers are safe where others may call at all.
         return address.is_loopback or not _is_loopback(self._host)
+
+
+async def _discard(receive: Receive, most: int) -> None:
+    """Reads what a refused request sends, within limits: who is still sending when the door closes hears no answer."""
+    read = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            while read < most:
+                message = await receive()
+                read += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
 
 
 def _is_loopback(host: str) -> bool:
