@@ -8,7 +8,7 @@ from threading import Lock
 import numpy as np
 
 from prototree.data.images import webp
-from prototree.explain.records import DecisionExplanation, Picture, SeenPatch, Step
+from prototree.explain.records import DecisionExplanation, PathExplanation, Picture, SeenPatch, Step
 from prototree.report.words import flip_words, step_words
 from prototree.web import shapes
 
@@ -54,51 +54,9 @@ class Results:
 
 def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result:
     """A decision for the API, with its pictures as WebP."""
-    names = explained.class_names
-    pictures: dict[str, bytes] = {"photo": picture_file(explained.photo)}
-
-    def share(label: int, probs: Sequence[float]) -> shapes.ClassShareShape:
-        return shapes.ClassShareShape(label=label, name=names[label], share=float(probs[label]))
-
-    def compared(side: SeenPatch) -> shapes.ComparedShape:
-        pictures[f"prototype-{side.prototype}"] = picture_file(side.picture)
-        pictures[f"patch-{side.prototype}"] = picture_file(side.match.crop)
-        return shapes.ComparedShape(
-            number=side.prototype,
-            note=side.note,
-            prototype=f"/results/{id_}/prototype-{side.prototype}",
-            patch=f"/results/{id_}/patch-{side.prototype}",
-            box=list(side.match.where[0].box.edges),
-            distance=side.distance,
-            in_reach=side.in_reach,
-        )
-
-    def told(step: Step) -> shapes.StepShape:
-        return shapes.StepShape(
-            node=step.node,
-            similarity=step.p_right,
-            present=step.goes_right,
-            words=step_words(step),
-            other=compared(step.left) if step.left is not None else None,
-            **compared(step.right).model_dump(exclude={"number"}),
-        )
-
-    ways: list[shapes.WayShape] = []
-    for path in sorted(explained.paths.values(), key=lambda path: path.strategy != "greedy"):
-        answer = int(np.argmax(path.class_probs))
-        runner_up, needed = explained.runner_up.get(path.strategy), []
-        if runner_up is not None:
-            needed = [names[runner_up.label], *map(flip_words, runner_up.flips)]
-        ways.append(
-            shapes.WayShape(
-                strategy=path.strategy,  # type: ignore[arg-type]
-                differs=path.leaf != explained.shown_paths[0].leaf,
-                steps=list(map(told, path.steps)),
-                answer=share(answer, path.class_probs),
-                needed=needed,
-            )
-        )
-    order = np.argsort(explained.soft)[::-1][:_TOP]
+    teller = _Teller(explained, id_)
+    names, order = explained.class_names, np.argsort(explained.soft)[::-1][:_TOP]
+    paths = sorted(explained.paths.values(), key=lambda path: path.strategy != "greedy")
     decision = shapes.DecisionShape(
         id=id_,
         link=f"/try/{id_}",
@@ -111,10 +69,59 @@ def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result
         question=explained.question,
         answer=names[explained.answer],
         sureness=explained.sureness,
-        soft=[share(int(label), explained.soft) for label in order],
-        ways=ways,
+        soft=[teller.share(int(label), explained.soft) for label in order],
+        ways=[
+            teller.way(path) for path in sorted(explained.paths.values(), key=lambda path: path.strategy != "greedy")
+        ],
     )
-    return Result(decision, pictures)
+    return Result(decision, teller.pictures)
+
+
+class _Teller:
+    """Tells the parts of one decision, and gathers the pictures that they show."""
+
+    def __init__(self, explained: DecisionExplanation, id_: str) -> None:
+        self._explained, self._id = explained, id_
+        self.pictures: dict[str, bytes] = {"photo": picture_file(explained.photo)}
+
+    def share(self, label: int, probs: Sequence[float]) -> shapes.ClassShareShape:
+        name = self._explained.class_names[label]
+        return shapes.ClassShareShape(label=label, name=name, share=float(probs[label]))
+
+    def way(self, path: PathExplanation) -> shapes.WayShape:
+        runner_up, needed = self._explained.runner_up.get(path.strategy), []
+        if runner_up is not None:
+            needed = [self._explained.class_names[runner_up.label], *map(flip_words, runner_up.flips)]
+        return shapes.WayShape(
+            strategy=path.strategy,  # type: ignore[arg-type]
+            differs=path.leaf != self._explained.shown_paths[0].leaf,
+            steps=list(map(self._step, path.steps)),
+            answer=self.share(int(np.argmax(path.class_probs)), path.class_probs),
+            needed=needed,
+        )
+
+    def _step(self, step: Step) -> shapes.StepShape:
+        return shapes.StepShape(
+            node=step.node,
+            similarity=step.p_right,
+            present=step.goes_right,
+            words=step_words(step),
+            other=self._compared(step.left) if step.left is not None else None,
+            **self._compared(step.right).model_dump(exclude={"number"}),
+        )
+
+    def _compared(self, side: SeenPatch) -> shapes.ComparedShape:
+        self.pictures[f"prototype-{side.prototype}"] = picture_file(side.picture)
+        self.pictures[f"patch-{side.prototype}"] = picture_file(side.match.crop)
+        return shapes.ComparedShape(
+            number=side.prototype,
+            note=side.note,
+            prototype=f"/results/{self._id}/prototype-{side.prototype}",
+            patch=f"/results/{self._id}/patch-{side.prototype}",
+            box=list(side.match.where[0].box.edges),
+            distance=side.distance,
+            in_reach=side.in_reach,
+        )
 
 
 def picture_file(picture: Picture) -> bytes:
