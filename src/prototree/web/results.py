@@ -70,9 +70,7 @@ def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result
         answer=names[explained.answer],
         sureness=explained.sureness,
         soft=[teller.share(int(label), explained.soft) for label in order],
-        ways=[
-            teller.way(path) for path in sorted(explained.paths.values(), key=lambda path: path.strategy != "greedy")
-        ],
+        ways=[teller.way(path) for path in paths],
     )
     return Result(decision, teller.pictures)
 
