@@ -31,8 +31,8 @@ def test_a_photo_is_answered_whatever_form_it_has(run: Run) -> None:
     assert 0 < answer.probability <= 1
     assert 0 < answer.sureness < 1
     assert answer.path[0].node == 0
-    leaf = next(turn for turn in (answer.path[-1],))
-    child = (tree.topology.right if leaf.present else tree.topology.left)[leaf.node]
+    last = answer.path[-1]
+    child = (tree.topology.right if last.present else tree.topology.left)[last.node]
     assert child < 0, "the path ends in a leaf"
     assert str(answer).startswith(f"{answer.label} (")
 

@@ -55,7 +55,7 @@ def test_candidates_are_one_a_photo(session: Session) -> None:
 def test_explanations_look_where_prototypes_come_from(run: Run) -> None:
     tree, explained = run.tree(), explain_tree(run, nearest=3)
     for prototype in explained.prototypes:
-        source = tree.sources[prototype.node]
+        source = tree.sources[prototype.prototype]
         assert source is not None
         assert prototype.source.similarity == pytest.approx(1.0, abs=1e-3)
         images = [match.image for match in prototype.nearest]

@@ -204,3 +204,12 @@ def test_rates_follow_the_pace_within_an_epoch(tiny_backbone: Backbone, batches:
     loop.run()
     steps = 2 * batches.n_batches
     assert seen == pytest.approx([0.02 * (1 - step / (2 * steps)) for step in range(steps)])
+
+
+def test_a_state_of_an_earlier_version_is_named_as_such(
+    tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path
+) -> None:
+    run(tiny_backbone, batches, Options(folder=tmp_path / "last", identity='{"lr_tail": 0.1}'))
+    now = Options(folder=tmp_path / "last", identity='{"version": 2, "rate": 0.1}', resume=True)
+    with pytest.raises(CheckpointError, match=r"begun by an earlier version of this program.*--overwrite"):
+        run(tiny_backbone, batches, now)

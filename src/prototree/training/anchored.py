@@ -4,6 +4,7 @@ Notation used for tensor shapes: B batch, C channels of the backbone's map, N no
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from prototree.training.batches import Batches, CachedBatches, maps_of
 from prototree.training.engine import Group, Objective
 from prototree.training.growth import Start, wide_head
 from prototree.training.leaf_training import LeafTrainer, Visit
-from prototree.training.maps import Inputs
+from prototree.training.maps import Inputs, MapBatch
 from prototree.training.objectives import LABEL_SMOOTHING, Cosine, Schedule, SoftTargets, TreeObjective
 from prototree.training.projection import prototype_classes, side_classes
 from prototree.training.recipes.warm import Warm
@@ -179,7 +180,7 @@ class AnchoredObjective(TreeObjective):
 
 
 @torch.no_grad()
-def reaches(tree: ProtoTree, maps: Any) -> Float[Tensor, " P"]:
+def reaches(tree: ProtoTree, maps: Iterable[MapBatch]) -> Float[Tensor, " P"]:
     """How far, in units of ln 2, most photos of the classes on a prototype's side are from it."""
     found, seen = [], []
     for z, labels, _ in maps:
