@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from prototree.network.preprocessing import Preprocessing
     from prototree.pipeline.fit import combine, fit, redo
     from prototree.pipeline.reproduce import reproduce
+    from prototree.pipeline.strangers import meet_strangers
     from prototree.report.notebook import show
     from prototree.report.writing import write_decision, write_report
     from prototree.run import Run
@@ -64,6 +65,7 @@ _HOMES = {
     "explain_tree": "explain.whole_tree",
     "fit": "pipeline.fit",
     "load": "tree.checkpoint",
+    "meet_strangers": "pipeline.strangers",
     "open_data": "data",
     "open_session": "mend.session",
     "preset": "config",
@@ -106,6 +108,7 @@ __all__ = [
     "explain_tree",
     "fit",
     "load",
+    "meet_strangers",
     "open_data",
     "open_session",
     "preset",

@@ -10,12 +10,13 @@ from prototree.errors import MendError
 from prototree.mend.bench import Bench
 from prototree.mend.edits import Ban, Note, Remove, Replace
 from prototree.mend.session import Session, open_session
-from prototree.mend.states import TreeState
+from prototree.mend.states import TreeState, copied
 from prototree.network.backbone import Backbone
 from prototree.run import Run
-from prototree.training.anchored import reaches
+from prototree.training.anchored import learn_usual
 from prototree.training.projection import prototype_classes
-from prototree.tree.questions import Question
+from prototree.tree.questions import LN2, Question
+from prototree.tree.sureness import Sureness, fit_sureness
 from prototree.web.edit_words import sentence
 from tiny_bench import N_FEEDBACK, N_TRAIN, make_bench
 from tiny_mending import same_tree, tiny_run
@@ -61,14 +62,27 @@ def test_a_side_is_replaced_alone_and_the_leaves_are_fitted(bench: Bench, side: 
     assert bench.figures(state).n_prototypes == 2 * N
 
 
-def test_the_reach_of_a_side_is_fitted_as_training_does_it(bench: Bench) -> None:
+def test_the_reach_of_a_side_is_learned_as_in_training(bench: Bench) -> None:
     state = bench.apply(bench.start, Replace(4, "7.png", "full", (2, 1), "left"))
-    others = [i for i in range(2 * N) if i != 4 + N]
-    assert torch.equal(state.tree.reach[others], bench.tree.reach[others])
-    tree = state.tree
-    tree.leaf_logits.data = bench.tree.leaf_logits.data  # what the sides were when it was fitted
-    expected = reaches(tree, bench.training.batches())
-    assert tree.reach[4 + N] == pytest.approx(float(expected[4 + N]), rel=1e-5)
+    learned = copied(state.tree)
+    learned.usual.zero_()
+    learn_usual(learned, state.training.distance, bench.training.labels)
+    assert learned.usual.all()
+    torch.testing.assert_close(state.tree.usual, learned.usual)
+    torch.testing.assert_close(state.tree.reach, learned.usual / LN2)
+    assert not torch.equal(bench.tree.reach, state.tree.reach)
+
+
+def test_sureness_is_fitted_again_where_it_was_fitted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit = Replace(4, "7.png", "full", (2, 1), "left")
+    assert bench.apply(bench.start, edit).tree.sureness == bench.tree.sureness == Sureness()
+    bench.tree.sureness = Sureness(1.0, 0.0, 50)
+    assert bench.apply(bench.start, edit).tree.sureness == bench.tree.sureness, "nine photos are too few"
+    monkeypatch.setattr("prototree.mend.bench.FEWEST_HELD", N_FEEDBACK)
+    state = bench.apply(bench.start, edit)
+    is_right = state.decisions.labels("greedy") == bench.feedback.labels
+    assert state.tree.sureness == fit_sureness(state.decisions.lead, state.decisions.strangeness, is_right)
+    assert bench.tree.sureness.n_photos == 50, "the tree before the edit stays as it was"
 
 
 def test_a_removed_node_takes_both_its_prototypes_with_it(bench: Bench) -> None:

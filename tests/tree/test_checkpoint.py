@@ -111,7 +111,7 @@ def truncate(name: str) -> Callable[[Path], None]:
         (truncate("weights.safetensors"), "not the file that tree.json was saved with"),
         (lambda folder: (folder / "tree.json").write_text("[]"), "expected a JSON object, got list"),
         (lambda folder: (folder / "tree.json").write_text("[" * 100_000), "tree.json is damaged"),
-        (edit(version=99), "format version 99, this program reads up to 2; update prototree"),
+        (edit(version=99), "format version 99, this program reads up to 3; update prototree"),
         (edit(version="1"), "format version '1'"),
         (edit(kind="cake"), "does not describe a prototype tree"),
         (edit(topology={"left": [0], "right": [-1]}), "is damaged"),

@@ -5,7 +5,8 @@ import torch
 
 from conftest import random_maps
 from prototree.tree.model import ProtoTree
-from prototree.tree.sureness import MAX_LEAD, Sureness, fit_sureness, lead
+from prototree.tree.questions import Question
+from prototree.tree.sureness import MAX_LEAD, Sureness, fit_sureness, lead, unusual
 
 
 def test_the_lead_is_over_the_best_leaf_of_another_class() -> None:
@@ -20,7 +21,7 @@ def test_fitted_percentages_are_true() -> None:
     leads = 3 * torch.randn(20_000, generator=generator) + 1
     truth = torch.sigmoid(0.7 * leads - 0.4)
     is_right = torch.rand(20_000, generator=generator) < truth
-    fitted = fit_sureness(leads, is_right)
+    fitted = fit_sureness(leads, torch.ones(20_000), is_right)
     assert (fitted.slope, fitted.offset) == pytest.approx((0.7, -0.4), abs=0.06)
     assert fitted.n_photos == 20_000
     for low in (0.1, 0.3, 0.5, 0.7):
@@ -30,7 +31,7 @@ def test_fitted_percentages_are_true() -> None:
 
 @pytest.mark.parametrize("is_right", [torch.ones(30, dtype=torch.bool), torch.zeros(30, dtype=torch.bool)])
 def test_answers_that_are_all_right_or_all_wrong_do_not_break_it(is_right: torch.Tensor) -> None:
-    fitted = fit_sureness(torch.linspace(0, 5, 30), is_right)
+    fitted = fit_sureness(torch.linspace(0, 5, 30), torch.ones(30), is_right)
     assert (fitted.of(torch.tensor([2.0])) > 0.9).item() == bool(is_right[0])
     assert (fitted.of(torch.tensor([2.0])) < 0.1).item() == (not bool(is_right[0]))
 
@@ -42,3 +43,54 @@ def test_decisions_carry_the_sureness_of_the_greedy_answer(tiny_tree: ProtoTree)
     labels = tiny_tree.leaf_logits.argmax(dim=1)
     expected = torch.sigmoid(0.5 * lead(routed.log_path_probs, decisions.greedy.leaf, labels) - 1)
     assert torch.equal(decisions.sureness, expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_limits_let_95_of_100_own_photos_pass_and_use_both_doubt_and_strangeness(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    leads, strangeness = torch.randn(400, generator=generator), torch.rand(400, generator=generator)
+    is_right = torch.rand(400, generator=generator) < torch.sigmoid(2 * leads - 0.5)
+    fitted = fit_sureness(leads, strangeness, is_right)
+    sure, near = fitted.of(leads) >= fitted.least, strangeness <= fitted.farthest
+    assert 0.95 <= (sure & near).float().mean() < 0.96
+    assert not sure.all()
+    assert not near.all()
+    assert torch.equal(fitted.knows(fitted.of(leads), strangeness), sure & near)
+
+
+def test_an_answer_that_is_rather_right_than_wrong_is_given() -> None:
+    leads = torch.linspace(3, 9, 100)
+    fitted = fit_sureness(leads, torch.ones(100), torch.ones(100, dtype=torch.bool))
+    assert fitted.of(leads[:1]).item() > 0.5
+    assert fitted.least <= 0.5
+    assert fitted.knows(fitted.of(leads), torch.ones(100)).all()
+
+
+def test_what_was_never_fitted_always_answers() -> None:
+    assert Sureness().knows(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 999.0])).all()
+
+
+@pytest.mark.parametrize("kind", ["presence", "choice"])
+def test_strangeness_is_the_worst_turn_of_the_greedy_path(tiny_tree: ProtoTree, kind: str) -> None:
+    tree = tiny_tree
+    if kind == "choice":
+        tree = ProtoTree(tree.topology, tree.features, tree.class_names, question=Question("choice", 3.0))
+    tree.requires_grad_(False)
+    n_nodes = tree.topology.n_nodes
+    tree.usual.copy_(torch.linspace(0.5, 1.5, 2 * n_nodes))
+    routed = tree.route(random_maps(0, 6, 8, 4, 4, dtype=torch.float32))
+    decisions = tree.decide(routed)
+    for image in range(6):
+        found = []
+        path = decisions.greedy
+        for node, right in zip(path.nodes[image].tolist(), path.goes_right[image].tolist(), strict=True):
+            if node >= 0:
+                column = node + n_nodes if kind == "choice" and not right else node
+                limit = tree.usual[node if right else node + n_nodes]
+                found.append(float(routed.distance[image, column] / limit))
+        assert decisions.strangeness[image].item() == pytest.approx(max(found))
+    tree.sureness = Sureness(farthest=float(decisions.strangeness.median()))
+    assert torch.equal(tree.decide(routed).is_known, decisions.strangeness <= decisions.strangeness.median())
+    tree.usual.zero_()
+    assert not tree.decide(routed).unusual.any(), "nothing is strange where nobody knows what is usual"
+    assert unusual(torch.zeros(2, 0), decisions.greedy, torch.zeros(0)).shape == (2, 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -105,8 +106,23 @@ def project(
 
 
 @app.command()
-def evaluate(run: RunArgument, data: DataOption = None) -> None:
-    """Evaluate all stages of a run on its test photos."""
+def evaluate(
+    run: RunArgument,
+    data: DataOption = None,
+    strangers: Annotated[
+        list[str] | None,
+        typer.Option(help="Photos of classes the tree does not know: does it notice? A folder; repeat it."),
+    ] = None,
+) -> None:
+    """Evaluate all stages of a run on its test photos, or its tree on photos of classes that it does not know."""
+    if strangers:
+        from prototree.evaluation.tables import stranger_table
+        from prototree.pipeline.strangers import meet_strangers
+
+        with Display(console) as display:
+            found = meet_strangers(run, strangers, data=data, observer=display)
+        print_table(stranger_table({name: asdict(one) for name, one in found.items()}))
+        return
     _redo(run, data, "evaluate", {})
     _print_figures(run)
     say(f"tables in {run / 'results.md'}, plots in {run / 'plots'}")

@@ -20,7 +20,13 @@ from prototree.tree.strategies import HARD, STRATEGIES, Strategy
 
 _CALIBRATION_BINS = 15
 _LEAF_BINS = 20
-_DTYPES = {"confidence": torch.float32, "sureness": torch.float32, "in_top5": torch.bool}
+_DTYPES = {
+    "confidence": torch.float32,
+    "sureness": torch.float32,
+    "strangeness": torch.float32,
+    "in_top5": torch.bool,
+    "is_known": torch.bool,
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Judged:
     greedy_length: Int[Tensor, " M"]
     confidence: Float[Tensor, " M"]  # of the soft prediction
     sureness: Float[Tensor, " M"]  # of the greedy one
+    strangeness: Float[Tensor, " M"]  # how far its worst question is from what is usual
+    is_known: Bool[Tensor, " M"]  # whether the tree gives an answer at all
     in_top5: Bool[Tensor, " M"]
     max_path_leaf: Int[Tensor, " M"]
     greedy_leaf: Int[Tensor, " M"]
@@ -95,6 +103,8 @@ class Metrics:
     calibration_error: float  # of Eq. 4's probability of the soft answer
     sureness_error: float  # the same of the sureness, for the greedy answer: what people are shown
     mean_sureness: float
+    answered: float  # share of images that the tree does not say "I don't know" to
+    answered_accuracy: float | None  # of its greedy answers to those; None if there are none
     class_accuracy: list[float | None]  # soft; None for a class without test images
     confusion: list[list[int]]  # true class × soft prediction
     n_prototypes: int
@@ -131,6 +141,8 @@ def measure(tree: ProtoTree, judged: Judged) -> Metrics:
         calibration_error=_calibration_error(judged.confidence, judged.soft == label),
         sureness_error=_calibration_error(judged.sureness, judged.greedy == label),
         mean_sureness=float(judged.sureness.double().mean()),
+        answered=_share(judged.is_known),
+        answered_accuracy=_share((judged.greedy == label)[judged.is_known]) if judged.is_known.any() else None,
         class_accuracy=[int(row[k]) / total if (total := int(row.sum())) else None for k, row in enumerate(confusion)],
         confusion=confusion.tolist(),
         n_prototypes=tree.n_prototypes,
@@ -154,6 +166,8 @@ def _judge_batch(decisions: Decisions, labels: Int[Tensor, " B"], places: Int[Te
         greedy_length=decisions.greedy.length,
         confidence=confidence,
         sureness=decisions.sureness,
+        strangeness=decisions.strangeness,
+        is_known=decisions.is_known,
         in_top5=(top5 == labels.to(top5.device)[:, None]).any(dim=1),
         max_path_leaf=decisions.max_path.leaf,
         greedy_leaf=decisions.greedy.leaf,

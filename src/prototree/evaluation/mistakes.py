@@ -45,7 +45,7 @@ class NodeBlame:
 class MistakeFinder:
     """Watches feature maps go by and notes every wrong answer of a tree."""
 
-    def __init__(self, tree: ProtoTree, strategy: Strategy = "max_path") -> None:
+    def __init__(self, tree: ProtoTree, strategy: Strategy = "greedy") -> None:
         self._tree, self._strategy = tree, strategy
         self._majority = tree.leaf_logits.detach().argmax(dim=1)
         self._paths = torch.as_tensor(tree.topology.paths.copy(), device=self._majority.device)

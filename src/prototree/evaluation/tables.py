@@ -76,6 +76,8 @@ def detail_table(metrics: Mapping[str, Any]) -> Table:
             percent(values["top5"], 1),
             f"{values['calibration_error']:.3f}",
             f"{values['sureness_error']:.3f}" if "sureness_error" in values else "–",
+            percent(values["answered"], 1) if "answered" in values else "–",
+            percent(values["answered_accuracy"], 1) if values.get("answered_accuracy") is not None else "–",
         )
         for stage, values in metrics["stages"].items()
     )
@@ -86,8 +88,34 @@ def detail_table(metrics: Mapping[str, Any]) -> Table:
         "top-5",
         "calibration error",
         "error of the sureness",
+        "photos it answers",
+        "of those right",
     )
     return Table("fidelity and calibration", header, rows)
+
+
+def stranger_table(found: Mapping[str, Any]) -> Table:
+    """How photos of no known class are told from the test photos; from `strangers` in metrics.json."""
+    rows = tuple(
+        (
+            name,
+            str(one["n_photos"]),
+            *(f"{one['auroc'][score]:.3f}" for score in ("sureness", "distance", "both")),
+            percent(one["accepted"], 1),
+            percent(one["answered"], 1),
+        )
+        for name, one in found.items()
+    )
+    header = (
+        "photos of no known class",
+        "number",
+        "AUROC of sureness",
+        "of distance",
+        "of both",
+        "accepted when 95 % of own photos are",
+        "answered by this tree",
+    )
+    return Table("strangers", header, rows)
 
 
 def class_table(metrics: Mapping[str, Any], stage: str) -> Table:

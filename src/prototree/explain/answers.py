@@ -43,12 +43,14 @@ class Answer:
 
     label: str
     sureness: float  # that the greedy answer is right
+    is_known: bool  # whether the tree gives an answer at all; the label is its best guess where it does not
     probability: float  # of the label, by the whole tree (Eq. 4)
     path: tuple[Turn, ...]
 
     def __str__(self) -> str:
         turns = ", ".join(map(str, self.path))
-        return f"{self.label} ({self.sureness:.0%} sure): {turns or 'no question asked'}"
+        said = f"{self.label} ({self.sureness:.0%} sure)"
+        return f"{said if self.is_known else f'I don’t know; perhaps {said}'}: {turns or 'no question asked'}"
 
 
 @torch.no_grad()
@@ -63,7 +65,8 @@ def ask(run_or_tree: Run | ProtoTree | str | Path, photo: Asked, *, strategy: St
     label, path = int(decisions.labels(strategy)[0]), decisions.path(strategy)
     rows = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.p_right[0].tolist(), strict=True)
     turns = tuple(_turn(tree, *row) for row in rows if row[0] >= 0)
-    return Answer(tree.class_names[label], float(decisions.sureness[0]), float(decisions.soft[0, label]), turns)
+    sureness, is_known = float(decisions.sureness[0]), bool(decisions.is_known[0])
+    return Answer(tree.class_names[label], sureness, is_known, float(decisions.soft[0, label]), turns)
 
 
 def _turn(tree: ProtoTree, node: int, right: bool, p_right: float) -> Turn:

@@ -20,7 +20,7 @@ from prototree.explain.attribution import Probes, attribute, occlude
 from prototree.explain.counterfactuals import runner_up
 from prototree.explain.places import Finding, InputFrame, SeenPhoto, cell_finding, grid_finding, grids_of, tested
 from prototree.explain.prototype_pictures import PrototypePictures, open_photo, reduced
-from prototree.explain.records import DecisionExplanation, Match, PathExplanation, RunnerUp, SeenPatch, Step
+from prototree.explain.records import DecisionExplanation, Doubt, Match, PathExplanation, RunnerUp, SeenPatch, Step
 from prototree.explain.whole_tree import pictures_of
 from prototree.network.preprocessing import Preprocessing
 from prototree.run import Run
@@ -67,10 +67,23 @@ def explain_image(
         label=label,
         soft=tuple(decided.decisions.soft[0].tolist()),
         sureness=float(decided.decisions.sureness[0]),
+        doubt=doubts_of(tree, decided.decisions)[0],
         paths={strategy: decided.path(strategy, matches, pictures, notes or {}) for strategy in _PATHS},
         runner_up={strategy: decided.runner_up(strategy) for strategy in _PATHS},
         question=tree.question.kind,
     )
+
+
+def doubts_of(tree: ProtoTree, decisions: Decisions) -> list[Doubt | None]:
+    """Of each image, why the tree does not know what it shows; None where it knows."""
+    limits, found = tree.sureness, []
+    for image, is_known in enumerate(decisions.is_known.tolist()):
+        sureness, strangeness = float(decisions.sureness[image]), float(decisions.strangeness[image])
+        node = None
+        if strangeness > limits.farthest:
+            node = int(decisions.greedy.nodes[image, decisions.unusual[image].argmax()])
+        found.append(None if is_known else Doubt(sureness, limits.least, node, strangeness))
+    return found
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,16 @@ class RunnerUp:
 
 
 @dataclass(frozen=True)
+class Doubt:
+    """Why a tree says that it does not know what a photo shows."""
+
+    sureness: float  # of its answer
+    least: float  # that it would have to be
+    node: int | None = None  # whose patch is farther than it may be; None: the answer is not sure enough
+    times_usual: float = 0.0  # how far, where 1 is usual
+
+
+@dataclass(frozen=True)
 class DecisionExplanation:
     """One image and one tree."""
 
@@ -195,10 +205,11 @@ class DecisionExplanation:
     runner_up: dict[Strategy, RunnerUp | None]  # None where no change of similarities can do it
     question: QuestionKind = "presence"
     sureness: float = 1.0  # that the greedy answer is right: of the answers called 70 % sure, 70 of 100 are
+    doubt: Doubt | None = None  # why the tree does not know; None: it knows
 
     @property
     def answer(self) -> int:
-        """The class that the greedy path ends in."""
+        """The class that the greedy path ends in; the best guess where there is a doubt."""
         probs = self.paths["greedy"].class_probs
         return max(range(len(probs)), key=probs.__getitem__)
 

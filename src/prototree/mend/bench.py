@@ -1,8 +1,8 @@
 """A tree on the bench: prototypes replaced, sources banned, nodes removed, and the leaves refitted at once (§7).
 
 The network stays as it is, so the feature maps of all photos are computed once. An edit changes the distances to one
-prototype; its reach, then the leaves are fitted anew without gradients (Eq. 5). A node's number is always its place in
-the tree of the state at hand.
+prototype; its reach, then the leaves are fitted anew without gradients (Eq. 5), then what is usual and how sure answers
+are. A node's number is always its place in the tree of the state at hand.
 
 Notation used for tensor shapes: M views of photos, C patches of a map.
 """
@@ -26,10 +26,13 @@ from prototree.mend.reaches import fitted_reach, has_reaches
 from prototree.mend.states import TreeState, copied, routed, with_prototype, with_reach, without_node
 from prototree.network.geometry import Box
 from prototree.training import leaf_training
+from prototree.training.anchored import learn_usual
+from prototree.training.holding_out import FEWEST_HELD
 from prototree.training.maps import StoredMaps
 from prototree.training.projection import prototype_classes
 from prototree.tree.model import ProtoTree, PrototypeSource
 from prototree.tree.patches import NearestPatches, extract_patches
+from prototree.tree.sureness import fit_sureness
 
 N_SWEEPS = 5  # of Eq. 5 over the training photos after an edit
 _TOUCH = 0.01  # a patch is in a region if this share of either lies in the other
@@ -257,12 +260,10 @@ class Bench:
         return self._with_fitted_reach(with_prototype(state, prototype, vector, source, training, feedback), prototype)
 
     def _with_fitted_reach(self, state: TreeState, prototype: int) -> TreeState:
-        """The leaves still say which classes are on which side: they are fitted afterwards."""
-        if not has_reaches(state.tree):
+        """Of one that stands alone. The leaves still say which classes are on which side; they are fitted later."""
+        if state.tree.question.kind == "choice" or not has_reaches(state.tree):
             return state
-        # As in training: two that are compared are judged on their sources, one that stands alone on what it is asked.
-        rows = torch.nonzero(self._is_source)[:, 0] if state.tree.question.kind == "choice" else self._whole
-        distance, labels = state.training.distance[rows, prototype], self.training.labels[rows]
+        distance, labels = state.training.distance[self._whole, prototype], self.training.labels[self._whole]
         reach = fitted_reach(state.tree, prototype, distance, labels)
         return with_reach(state, prototype, reach) if reach is not None else state
 
@@ -293,6 +294,17 @@ class Bench:
         for _ in range(N_SWEEPS):
             leaf_training.refit_leaves(tree, lambda visit: visit(through, labels))
             tree.leaf_logits.mul_(self._weight)
+        if has_reaches(tree):
+            learn_usual(tree, state.training.distance[self._is_source], self.training.labels[self._is_source])
+        return self._as_sure_as_right(replace(state, tree=tree))
+
+    def _as_sure_as_right(self, state: TreeState) -> TreeState:
+        """Sureness fitted again, where it was fitted, on the photos of the feedback: the tree has not learned them."""
+        decisions, labels = state.decisions, self.feedback.labels
+        if not state.tree.sureness.n_photos or len(labels) < FEWEST_HELD:
+            return state
+        tree, is_right = copied(state.tree), decisions.labels("greedy") == labels
+        tree.sureness = fit_sureness(decisions.lead, decisions.strangeness, is_right)
         return replace(state, tree=tree)
 
 

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from prototree.training.anchored import usual_reach
-from prototree.training.projection import prototype_classes, side_classes
+from prototree.training.anchored import USUAL
+from prototree.training.projection import side_classes
 from prototree.tree.model import ProtoTree
 from prototree.tree.questions import LN2, PAPER, REACH_RANGE
 
@@ -26,19 +26,16 @@ def has_reaches(tree: ProtoTree) -> bool:
 def fitted_reach(
     tree: ProtoTree, prototype: int, distance: Float[Tensor, " M"], labels: Int[Tensor, " M"]
 ) -> float | None:
-    """The reach of a prototype with photos at these distances, in units of ln 2; None: nothing speaks for any.
+    """The reach of a prototype that stands alone, with photos at these distances, in units of ln 2.
 
-    Which classes belong to which side is what the leaves of `tree` say.
+    None: nothing speaks for any. Which classes belong to which side is what the leaves of `tree` say.
     """
-    if tree.question.kind == "choice":
-        own = prototype_classes(tree)[prototype, labels]
-        return _kept_in_range(usual_reach(distance[own])) if own.any() else None
     left, right = (side[prototype, labels] for side in side_classes(tree))
     is_below = left | right
     reach = best_threshold(distance[is_below], right[is_below])
-    if reach is not None:
-        return _kept_in_range(reach / LN2)
-    return _kept_in_range(usual_reach(distance[right])) if right.any() else None
+    if reach is None and right.any():
+        reach = float(torch.quantile(distance[right], USUAL))
+    return None if reach is None else min(max(reach / LN2, REACH_RANGE[0]), REACH_RANGE[1])
 
 
 def best_threshold(distance: Float[Tensor, " M"], is_right: Bool[Tensor, " M"]) -> float | None:
@@ -66,8 +63,3 @@ def best_threshold(distance: Float[Tensor, " M"], is_right: Bool[Tensor, " M"]) 
 
 def _entropy(p: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     return -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))
-
-
-def _kept_in_range(reach: float) -> float:
-    low, high = REACH_RANGE
-    return min(max(reach, low), high)

@@ -9,6 +9,7 @@ from prototree.evaluation.tables import (
     detail_table,
     mistake_table,
     stage_table,
+    stranger_table,
     yardstick_words,
 )
 from prototree.files import read_json, write_file
@@ -22,6 +23,7 @@ def write_results(run: Run, stages: Sequence[str]) -> None:
     tables = [
         stage_table(metrics, folder.name),
         detail_table(metrics),
+        *([stranger_table(metrics["strangers"])] if "strangers" in metrics else []),
         class_table(metrics, stages[-1]),
         blame_table(mistakes),
         mistake_table(mistakes, metrics["classes"]),

@@ -29,6 +29,7 @@ from prototree.report.words import (
     NEITHER_CLOSE,
     PRESENT,
     STRATEGY_NAMES,
+    UNKNOWN,
     compared_distances,
     likeliest,
 )
@@ -150,13 +151,21 @@ def _end_card(explanation: DecisionExplanation, path: PathExplanation, spot: Spo
         Block(spot.x, spot.y, spot.width, spot.height, PAPER, PRESENT_INK, 2.4, 10.0),
         *distribution(path.class_probs, bars, PRESENT_INK),
         *paragraph(name, middle, spot.y + 116, spot.width - 20, size=17.0, most_lines=3, bold=True),
-        Label(middle, spot.y + spot.height - 34, percent(path.class_probs[label]), 13.0, SOFT_INK),
+        Label(middle, spot.y + spot.height - 34, _trust(explanation, path), 13.0, SOFT_INK),
     ]
     if explanation.label is not None:
         right = explanation.label == label
         verdict, colour = ("right", PRESENT_INK) if right else ("wrong", INK)
         marks.append(Label(middle, spot.y + spot.height - 14, verdict, 13.0, colour, bold=True))
     return marks
+
+
+def _trust(explanation: DecisionExplanation, path: PathExplanation) -> str:
+    """How far to trust the answer at the end of a path."""
+    if path.strategy != "greedy":
+        return f"{percent(max(path.class_probs))} of the photos that end here"
+    sure = f"{percent(explanation.sureness)} sure"
+    return sure if explanation.doubt is None else f"a guess, {sure}: {UNKNOWN}"
 
 
 def _arrow(before: Spot, after: Spot, present: bool | None) -> list[Mark]:

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from prototree.evaluation.tables import percent
 from prototree.explain.records import (
+    Doubt,
     Flip,
     Hiding,
     Method,
@@ -37,6 +39,7 @@ _GREEDY_LONG: dict[QuestionKind, str] = {
     "choice": "At each node the photo goes to the side of the prototype to which it comes nearer.",
 }
 NEITHER_CLOSE = "neither is close"
+UNKNOWN = "I don’t know"
 
 
 def strategy_words(strategy: Strategy, question: QuestionKind) -> str:
@@ -68,6 +71,16 @@ def hiding_words(hiding: Hiding | None) -> str:
     return (
         f"Hiding this box lowers the similarity from {hiding.before:.2f} to {hiding.box_hidden:.2f}; "
         f"hiding a random box of the same size: to {hiding.random_hidden:.2f}."
+    )
+
+
+def doubt_words(doubt: Doubt) -> str:
+    """Why a tree does not know, as a sentence."""
+    if doubt.node is None:
+        return f"{percent(doubt.sureness)} sure is too little: below {percent(doubt.least)} this tree gives no answer."
+    return (
+        f"At node {doubt.node} nothing in this photo comes as near as photos that turn this way do: the nearest patch "
+        f"is {doubt.times_usual:.1f} times as far as usual. It may show none of the classes that this tree knows."
     )
 
 

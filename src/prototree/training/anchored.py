@@ -4,7 +4,6 @@ Notation used for tensor shapes: B batch, C channels of the backbone's map, N no
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,19 +17,19 @@ from prototree.training.batches import Batches, CachedBatches, maps_of
 from prototree.training.engine import Group, Objective
 from prototree.training.growth import Start, wide_head
 from prototree.training.leaf_training import LeafTrainer, Visit
-from prototree.training.maps import Inputs, MapBatch
+from prototree.training.maps import Inputs
 from prototree.training.objectives import LABEL_SMOOTHING, Cosine, Schedule, SoftTargets, TreeObjective
-from prototree.training.projection import prototype_classes, side_classes
+from prototree.training.projection import side_classes
 from prototree.training.recipes.warm import Warm
 from prototree.training.yardstick import LOGIT_GAIN
 from prototree.tree.leaves import class_log_probs, log_predict
 from prototree.tree.model import ProtoTree, Routed
 from prototree.tree.patches import nearest_patches
-from prototree.tree.questions import Question, QuestionKind
+from prototree.tree.questions import REACH_RANGE, Question, QuestionKind
 
 FEWEST_PATCHES = 60  # of a map that a step sees, whatever their share
 FIRST_SHARPNESS: dict[QuestionKind, float] = {"presence": 1.0, "choice": 3.0}  # where the recipe leaves it open
-IN_REACH = 0.95  # share of the photos of a prototype's classes that are to be within its reach, where two are compared
+USUAL = 0.95  # share of the photos of the classes on a side whose distance counts as usual
 
 
 class HeadObjective(Objective):
@@ -174,30 +173,26 @@ class AnchoredObjective(TreeObjective):
         self.tree.prototypes.copy_(self.tree.features.from_map(self.anchors))
         if self.log_reach is not None:
             self.tree.reach.copy_(self.log_reach.exp())
-        else:
-            maps = maps_of(self._sources, self.tree.features, self.tree.prototypes.device)
-            self.tree.reach.copy_(reaches(self.tree, maps))
+        maps, found, seen = maps_of(self._sources, self.tree.features, self.tree.prototypes.device), [], []
+        for z, labels, _ in maps:
+            found.append(nearest_patches(z, self.tree.prototypes).distance)
+            seen.append(labels)
+        learn_usual(self.tree, torch.cat(found), torch.cat(seen))
 
 
 @torch.no_grad()
-def reaches(tree: ProtoTree, maps: Iterable[MapBatch]) -> Float[Tensor, " P"]:
-    """How far, in units of ln 2, most photos of the classes on a prototype's side are from it."""
-    found, seen = [], []
-    for z, labels, _ in maps:
-        found.append(nearest_patches(z, tree.prototypes).distance)
-        seen.append(labels)
-    distance, labels, own = torch.cat(found), torch.cat(seen), prototype_classes(tree)
-    reach = torch.ones_like(tree.reach)
-    for prototype in range(tree.n_prototypes):
-        mine = distance[own[prototype, labels], prototype]
-        if len(mine):
-            reach[prototype] = usual_reach(mine)
-    return reach
+def learn_usual(tree: ProtoTree, distance: Float[Tensor, "M P"], labels: Int[Tensor, " M"]) -> None:
+    """How far most photos of the classes on each side of a node are from the patch that stands for that side.
 
-
-def usual_reach(distance: Float[Tensor, " M"]) -> float:
-    """How far, in units of ln 2, most of these photos are."""
-    return max(float(torch.quantile(distance, IN_REACH)) / math.log(2), 1e-3)
+    Where a node compares two patches, that is how far they reach.
+    """
+    left, right = side_classes(tree)
+    own, is_choice = torch.cat([right, left]), tree.question.kind == "choice"
+    for turn in range(2 * tree.topology.n_nodes):
+        mine = distance[own[turn, labels], turn if is_choice else turn % tree.topology.n_nodes]
+        tree.usual[turn] = torch.quantile(mine, USUAL) if len(mine) else 0
+    if is_choice:
+        tree.reach.copy_(torch.where(tree.usual > 0, tree.usual / math.log(2), 1).clamp(*REACH_RANGE))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from prototree.data.views import FULL
 from prototree.training.batches import CachedBatches, maps_of
 from prototree.training.maps import MapCache
 from prototree.tree.model import ProtoTree
-from prototree.tree.sureness import lead
+
+FEWEST_HELD = 20  # photos that sureness is fitted on, at least
 
 
 def held_photos(entries: Sequence[Entry], every: int) -> frozenset[int]:
@@ -35,16 +36,15 @@ def without(cache: MapCache, photos: Collection[int]) -> MapCache:
 @torch.no_grad()
 def judged(
     tree: ProtoTree, views: CachedBatches, photos: Collection[int]
-) -> tuple[Float[Tensor, " M"], Bool[Tensor, " M"]]:
-    """The lead of the greedy answer for each of these photos, shown whole, and whether it is right."""
-    leads, rights = [], []
-    leaf_labels = tree.leaf_logits.argmax(dim=1)
+) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"], Bool[Tensor, " M"]]:
+    """Of these photos, shown whole: the lead of the greedy answer, how strange they are, and whether it is right."""
+    leads, strangeness, rights = [], [], []
     for z, labels, places in maps_of(views, tree.eval().features, tree.prototypes.device):
         entries = [views.entries[place] for place in places.tolist()]
         wanted = [i for i, one in enumerate(entries) if one.view == FULL and one.sample_index in photos]
         if wanted:
-            routed = tree.route(z[wanted])
-            leaf = tree.decide(routed).greedy.leaf
-            leads.append(lead(routed.log_path_probs, leaf, leaf_labels).cpu())
-            rights.append((leaf_labels[leaf] == labels[wanted]).cpu())
-    return torch.cat(leads), torch.cat(rights)
+            decisions = tree.decide(tree.route(z[wanted]))
+            leads.append(decisions.lead.cpu())
+            strangeness.append(decisions.strangeness.cpu())
+            rights.append((decisions.labels("greedy") == labels[wanted]).cpu())
+    return torch.cat(leads), torch.cat(strangeness), torch.cat(rights)

@@ -24,7 +24,7 @@ from prototree.tree.questions import PAPER, REACH_RANGE, Question
 from prototree.tree.sureness import Sureness
 from prototree.tree.topology import Topology
 
-VERSION = 2
+VERSION = 3
 WEIGHTS, TREE = "weights.safetensors", "tree.json"
 TRAINED, PRUNED, PROJECTED = "trained", "pruned", "projected"
 STAGES = (PROJECTED, PRUNED, TRAINED)
@@ -68,6 +68,8 @@ def load(folder: Path | str) -> ProtoTree:
         tree = _build(header)
         if header["version"] == 1:  # the paper's similarity was the only one
             tensors["reach"] = torch.ones(tree.n_prototypes)
+        if header["version"] < 3:  # nobody asked what is usual
+            tensors["usual"] = torch.zeros(2 * tree.topology.n_nodes)
         tree.load_state_dict(tensors)
         _check_reach(tree)
     except (KeyError, TypeError, ValueError, RuntimeError, ProtoTreeError) as error:

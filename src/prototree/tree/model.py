@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor, nn
 
@@ -23,7 +23,7 @@ from prototree.tree.patches import NearestPatches, extract_patches, nearest_patc
 from prototree.tree.questions import PAPER, Question
 from prototree.tree.routing import Path
 from prototree.tree.strategies import Strategy
-from prototree.tree.sureness import Sureness, lead
+from prototree.tree.sureness import Sureness, lead, unusual
 from prototree.tree.topology import Topology
 
 # Up to this many prototypes a level, one matrix product with all of them beats subtractions on each level (measured
@@ -63,7 +63,11 @@ class Decisions:
     max_path: Path
     greedy: Path
     leaf_probs: Float[Tensor, "L K"]
+    lead: Float[Tensor, " B"]  # of the greedy answer over the best other one
     sureness: Float[Tensor, " B"]  # that the greedy answer is right
+    unusual: Float[Tensor, "B height"]  # distance found at each turn of the greedy path, where 1 is usual; 0: unknown
+    strangeness: Float[Tensor, " B"]  # the greatest of them
+    is_known: Bool[Tensor, " B"]  # whether the tree gives an answer at all
 
     def class_probs(self, strategy: Strategy = "soft") -> Float[Tensor, "B K"]:
         """Class probabilities: of the whole tree, or of the one leaf the path ends in."""
@@ -89,6 +93,7 @@ class ProtoTree(nn.Module):
     """
 
     reach: Float[Tensor, " P"]
+    usual: Float[Tensor, " turns"]
 
     def __init__(
         self,
@@ -114,6 +119,8 @@ class ProtoTree(nn.Module):
         shape = (n_prototypes, features.depth, *_checked_size(prototype_size, features.backbone.map_size))
         self.prototypes = nn.Parameter(0.5 + 0.1 * torch.randn(shape, generator=generator))
         self.register_buffer("reach", torch.ones(n_prototypes))  # in units of ln 2
+        # How far photos that turn right, then those that turn left, usually are at each node; 0: not known.
+        self.register_buffer("usual", torch.zeros(2 * topology.n_nodes))
         # c of Eq. 4–5: trained without gradients, uniform at the start.
         self.leaf_logits = nn.Parameter(torch.zeros(topology.n_leaves, len(names)), requires_grad=False)
 
@@ -188,12 +195,20 @@ class ProtoTree(nn.Module):
         p_right, log_path_probs = routed.p_right, routed.log_path_probs
         greedy = routing.greedy_leaves(p_right, self.topology)
         max_path = routing.max_path_leaves(log_path_probs)
+        path = routing.path_to(greedy, p_right, self.topology)
+        ahead = lead(log_path_probs, greedy, leaf_probs.argmax(dim=1))
+        sureness, apart = self.sureness.of(ahead), unusual(routed.distance, path, self.usual)
+        strangeness = apart.amax(dim=1) if apart.shape[1] else torch.zeros_like(sureness)
         return Decisions(
             soft=leaves.predict(log_path_probs, leaf_probs),
             max_path=routing.path_to(max_path, p_right, self.topology),
-            greedy=routing.path_to(greedy, p_right, self.topology),
+            greedy=path,
             leaf_probs=leaf_probs,
-            sureness=self.sureness.of(lead(log_path_probs, greedy, leaf_probs.argmax(dim=1))),
+            lead=ahead,
+            sureness=sureness,
+            unusual=apart,
+            strangeness=strangeness,
+            is_known=self.sureness.knows(sureness, strangeness),
         )
 
     @torch.no_grad()
@@ -231,6 +246,7 @@ class ProtoTree(nn.Module):
         tree.sources = tuple(self.sources[prototype] for prototype in kept)
         tree.prototypes = nn.Parameter(self.prototypes.detach()[kept].clone())
         tree.reach = self.reach[kept].clone()
+        tree.usual = self.usual[np.concatenate([nodes, nodes + self.topology.n_nodes])].clone()
         tree.leaf_logits = nn.Parameter(self.leaf_logits.detach()[leaf_ids].clone(), requires_grad=False)
         return tree
 

@@ -1,18 +1,26 @@
-"""How sure an answer is, so that of the answers that are called 70 % sure, 70 of 100 are right.
+"""How sure an answer is, so that of the answers that are called 70 % sure, 70 of 100 are right; and when to give none.
 
 Path probabilities are not that: a tree that was trained to tell its training photos apart is surer than it is right.
 The lead of the greedy leaf over the best leaf of another class is turned into a sureness by two numbers, which are
 fitted on photos that the tree (or one trained like it) has not seen.
 
-Notation used for tensor shapes: B batch, L leaves, M photos.
+Every tree has an answer for everything, be it noise or a page of text. Two things tell that a photo is none of the
+classes: the answer is hardly sure, or some question on the path found nothing as near as photos that turn that way
+usually have. Both limits are set so that at least 95 of 100 photos of the own classes get an answer.
+
+Notation used for tensor shapes: B batch, N nodes, P prototypes, L leaves, M photos.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from prototree.tree.routing import Path
+
+ACCEPTED = 0.95  # share of photos of the own classes that get an answer
+MOST_DOUBT = 0.5  # an answer that is rather right than wrong is always given, strange photos aside
 MAX_LEAD = 50.0  # of a tree that knows no other class, or is sure beyond all digits
 _RIDGE = 1e-3
 _STEPS = 50
@@ -20,14 +28,20 @@ _STEPS = 50
 
 @dataclass(frozen=True)
 class Sureness:
-    """σ(slope·lead + offset)."""
+    """σ(slope·lead + offset), and the limits beyond which a tree says that it does not know."""
 
     slope: float = 1.0
     offset: float = 0.0
     n_photos: int = 0  # it was fitted on; 0: not fitted
+    least: float = 0.0  # that an answer has to be sure
+    farthest: float = 1e6  # that a photo may be from a question's patch, where 1 is usual
 
     def of(self, lead: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         return torch.sigmoid(self.slope * lead + self.offset)
+
+    def knows(self, sureness: Float[Tensor, " B"], strangeness: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        """Whether to give an answer at all."""
+        return (sureness >= self.least) & (strangeness <= self.farthest)
 
 
 def lead(
@@ -40,8 +54,40 @@ def lead(
     return (own - others).clamp(-MAX_LEAD, MAX_LEAD)
 
 
-def fit_sureness(leads: Float[Tensor, " M"], is_right: Bool[Tensor, " M"]) -> Sureness:
-    """Logistic regression by Newton's method, with a breath of ridge so that it ends where all answers are right."""
+def unusual(distance: Float[Tensor, "B P"], path: Path, usual: Float[Tensor, " turns"]) -> Float[Tensor, "B height"]:
+    """At each turn of a path, the distance to the patch that stands for it, where 1 is what is usual; 0 if unknown.
+
+    `usual` has a distance for every right turn, then for every left one; 0 where none is known.
+    """
+    n_nodes = len(usual) // 2
+    nodes, turns = path.nodes.clamp_min(0), (~path.goes_right).long() * n_nodes
+    if not n_nodes:
+        return distance.new_zeros(len(distance), 0)
+    taken = distance.gather(1, nodes + turns if distance.shape[1] > n_nodes else nodes)
+    limit = usual[nodes + turns]
+    return torch.where((path.nodes >= 0) & (limit > 0), taken / limit.clamp_min(1e-12), 0)
+
+
+def fit_sureness(
+    leads: Float[Tensor, " M"], strangeness: Float[Tensor, " M"], is_right: Bool[Tensor, " M"]
+) -> Sureness:
+    """From photos that the tree has not seen: the two numbers, and the limits that 95 of 100 of them pass together."""
+    slope, offset = _logistic(leads, is_right)
+    fitted = Sureness(slope, offset, len(leads))
+    # The first of the order is the worst; a photo is as bad as the worse of its two places.
+    by_lead, by_strangeness = leads.sort().values, strangeness.sort(descending=True).values
+    place = torch.minimum(_place(leads, by_lead), _place(-strangeness, -by_strangeness))
+    cut = int(place.sort().values[int((1 - ACCEPTED) * len(leads))])
+    least = min(float(fitted.of(by_lead[cut : cut + 1])), MOST_DOUBT) if slope > 0 else 0.0
+    return replace(fitted, least=least, farthest=float(by_strangeness[cut]) or Sureness.farthest)
+
+
+def _place(values: Float[Tensor, " M"], order: Float[Tensor, " M"]) -> Int[Tensor, " M"]:
+    return torch.searchsorted(order.contiguous(), values.contiguous())
+
+
+def _logistic(leads: Float[Tensor, " M"], is_right: Bool[Tensor, " M"]) -> tuple[float, float]:
+    """Regression by Newton's method, with a breath of ridge so that it ends where all answers are right."""
     x = leads.double()
     centre, spread = x.mean(), x.std().clamp_min(1e-6)
     rows = torch.stack([(x - centre) / spread, torch.ones_like(x)], dim=1)
@@ -51,4 +97,4 @@ def fit_sureness(leads: Float[Tensor, " M"], is_right: Bool[Tensor, " M"]) -> Su
         hessian = (rows * (p * (1 - p))[:, None]).T @ rows + _RIDGE * torch.eye(2, dtype=torch.float64)
         weights = weights - torch.linalg.solve(hessian, rows.T @ (p - target) + _RIDGE * weights)
     slope = float(weights[0] / spread)
-    return Sureness(slope, float(weights[1] - weights[0] * centre / spread), len(x))
+    return slope, float(weights[1] - weights[0] * centre / spread)

@@ -92,8 +92,8 @@ class Learner:
         names = [bench.name(entry.sample) for entry in maps.entries]
         return {
             "photos": judged["photos"],
-            "original": judged["before"]["max_path"],
-            "mended": judged["after"]["max_path"],
+            "original": judged["before"]["greedy"],
+            "mended": judged["after"]["greedy"],
             "learned": sum(name not in wrong for name in names) / len(names),
         }
 

@@ -10,7 +10,7 @@ from prototree.evaluation.tables import percent
 from prototree.explain.records import TreeExplanation
 from prototree.report.templating import script_json, templates
 from prototree.report.tree_html import tree_body
-from prototree.report.words import STRATEGY_NAMES
+from prototree.report.words import STRATEGY_NAMES, UNKNOWN
 from prototree.web import shapes
 from prototree.web.service import Service
 
@@ -29,7 +29,15 @@ def try_page(service: Service, decision: shapes.DecisionShape | None) -> str:
     samples = [
         photo for label in range(len(service.classes)) for photo in service.gallery.photos("feedback", label, 0, 1)
     ]
-    return _render("try.html", service, "try", decision=decision, samples=samples[:24], strategy_names=STRATEGY_NAMES)
+    return _render(
+        "try.html",
+        service,
+        "try",
+        decision=decision,
+        samples=samples[:24],
+        strategy_names=STRATEGY_NAMES,
+        unknown=UNKNOWN,
+    )
 
 
 def review(service: Service, mistakes: shapes.MistakesShape) -> str:

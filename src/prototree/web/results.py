@@ -9,7 +9,7 @@ import numpy as np
 
 from prototree.data.images import webp
 from prototree.explain.records import DecisionExplanation, PathExplanation, Picture, SeenPatch, Step
-from prototree.report.words import flip_words, step_words
+from prototree.report.words import doubt_words, flip_words, step_words
 from prototree.web import shapes
 
 _TOP = 5  # classes listed
@@ -69,6 +69,8 @@ def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result
         question=explained.question,
         answer=names[explained.answer],
         sureness=explained.sureness,
+        is_known=explained.doubt is None,
+        doubt=None if explained.doubt is None else doubt_words(explained.doubt),
         soft=[teller.share(int(label), explained.soft) for label in order],
         ways=[teller.way(path) for path in paths],
     )

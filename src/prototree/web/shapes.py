@@ -181,6 +181,8 @@ class DecisionShape(Shape):
     question: Literal["presence", "choice"] = "presence"
     answer: str  # where the greedy path ends
     sureness: float  # that it is right
+    is_known: bool = True  # whether the tree gives an answer at all; otherwise the answer is a guess
+    doubt: str | None = None  # why it does not
     soft: list[ClassShareShape]
     ways: list[WayShape]
 

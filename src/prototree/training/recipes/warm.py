@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _VIEWS, _HEAD, _TREE, _TARGETS, _BACKBONE = "views", "head as a classifier", "tree", "targets", "backbone"
 FEWEST_EPOCHS, MOST_EPOCHS = 6, 200  # large data at least and small data at most so often
 LEAF_SWEEPS = 3  # of Eq. 5 over all photos at the end
-FEWEST_HELD = 20  # photos that sureness is fitted on, at least
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ class Warm(Recipe):
 
     def _how_sure(self, workshop: "Workshop", backbone: "Backbone", plain: "MapCache", every: "MapCache") -> "Sureness":
         """Fitted on photos that a second tree, trained like the first, has not seen; the first one loses none."""
-        from prototree.training.holding_out import held_photos, judged, without
+        from prototree.training.holding_out import FEWEST_HELD, held_photos, judged, without
         from prototree.tree.sureness import Sureness, fit_sureness
 
         held = held_photos(plain.entries, self.hold_out)

@@ -1,0 +1,66 @@
+"""A run meets photos of classes that it does not know: does it notice?
+
+found = meet_strangers("runs/birds", ["photos/insects"])
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from prototree.data import open_data
+from prototree.data.images import is_image
+from prototree.data.loading import ViewDataset
+from prototree.data.samples import Sample
+from prototree.data.views import evaluation_views
+from prototree.errors import ConfigError
+from prototree.evaluation.metrics import Judged, judge
+from prototree.evaluation.strangers import Strangers, tell_apart
+from prototree.pipeline.stages import Stages
+from prototree.progress import Observer
+from prototree.run import Run
+from prototree.training import distributed
+from prototree.training.batches import maps_of
+
+
+def meet_strangers(
+    folder: str | Path,
+    sources: Sequence[str | Path],
+    *,
+    data: str | Path | None = None,
+    observer: Observer | None = None,
+) -> dict[str, Strangers]:
+    """How well a run's tree tells the photos of each source from its own test photos; also noted in metrics.json.
+
+    A source is a folder of photos, or a data set, of which the test photos are taken.
+
+    >>> prototree.meet_strangers("runs/birds", ["photos/insects"])["insects"].auroc["both"]
+    """
+    run, observer = Run.open(folder), observer or Observer()
+    sets = {Path(source).name: strangers_in(source) for source in sources}
+    if len(sets) < len(sources):
+        raise ConfigError(f"expected sources with names of their own, got {', '.join(map(str, sources))}")
+    with distributed.processes() as device:
+        tree = run.tree().to(device)
+        if not tree.sureness.n_photos:
+            raise ConfigError(
+                f"{run.folder} never learned how sure its answers are, so it cannot say that it does not know; train "
+                "with the recipe 'warm', --hold-out at least 2, and at least 20 photos to hold out"
+            )
+        work = Stages(run, run.data(data), run.config, device, observer)
+
+        def said_of(samples: Sequence[Sample], name: str) -> Judged:
+            observer.stage(f"asking about {len(samples)} photos of {name}")
+            batches = work.workshop.photos(ViewDataset(samples, evaluation_views, tree.preprocessing))
+            return judge([tree], maps_of(batches, tree.features, device))[0]
+
+        own = said_of(work.data.test, "its own classes")
+        found = {name: tell_apart(own, said_of(samples, name)) for name, samples in sets.items()}
+        run.note(strangers={**run.metrics.get("strangers", {}), **{name: asdict(one) for name, one in found.items()}})
+    return found
+
+
+def strangers_in(source: str | Path) -> tuple[Sample, ...]:
+    """The photos of a folder, or the test photos of a data set."""
+    folder = Path(source).expanduser()
+    photos = sorted(filter(is_image, folder.iterdir())) if folder.is_dir() else []
+    return tuple(Sample(photo, 0) for photo in photos) if photos else open_data(source).test
