@@ -21,6 +21,7 @@ from prototree.training.projection import SourcePhotos, project
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import NearestPatches
 from prototree.tree.questions import LN2, Question
+from prototree.tree.sureness import Sureness
 from prototree.tree.topology import Topology
 from tiny_training import write_squares
 
@@ -123,3 +124,24 @@ def test_an_answer_says_rather_this_than_that(tree: ProtoTree, data: ImageData) 
         near, far = (turn.node, turn.node + N_NODES) if turn.present else (turn.node + N_NODES, turn.node)
         assert (turn.rather, turn.than) == (near, far)
         assert f"rather {near} than {far}" in str(answer)
+
+
+def test_what_is_unusually_far_or_unsure_is_not_known(tree: ProtoTree, data: ImageData) -> None:
+    path = data.test[0].path
+    assert explain_image(tree, path).doubt is None
+    tree.usual.fill_(1.0)
+    with torch.no_grad():
+        decisions = tree.predict(to_input(read_image(path), tree.preprocessing)[None])
+    tree.sureness = Sureness(least=0.5, farthest=float(decisions.strangeness) - 1e-3)
+    doubt = explain_image(tree, path).doubt
+    assert doubt is not None
+    assert doubt.node == int(decisions.greedy.nodes[0, decisions.unusual[0].argmax()])
+    assert doubt.times_usual == pytest.approx(float(decisions.strangeness))
+    answer = ask(tree, path)
+    assert not answer.is_known
+    assert str(answer).startswith(f"I don’t know; perhaps {answer.label} (")
+    tree.sureness = Sureness(slope=0.0, offset=-1.0, least=0.5)
+    doubt = explain_image(tree, path).doubt
+    assert doubt is not None
+    assert doubt.node is None
+    assert doubt.sureness < doubt.least == 0.5

@@ -1,9 +1,12 @@
 """Decisions as the API and the Try page tell them, for both kinds of questions."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra 'serve'")
 
+from prototree.explain.records import Doubt
 from prototree.tree.topology import Topology
 from prototree.web.results import result_of
 from sample_explanations import decision, tree
@@ -43,3 +46,12 @@ def test_a_choice_has_the_left_patch_beside_the_right_one() -> None:
         assert address.rsplit("/", 1)[1] in result.pictures
     assert step.words == "nearer to 3 (0.40) than to 0 (1.10)"
     assert result.decision.ways[0].needed[1].startswith("prototype 0 would have to be 0.31 nearer")
+
+
+def test_a_doubt_is_told() -> None:
+    known = decision(tree(Topology.full(2)))
+    assert result_of(known, "id", 3).decision.is_known
+    told = result_of(replace(known, doubt=Doubt(0.2, 0.4)), "id", 3).decision
+    assert not told.is_known
+    assert told.doubt == "20 % sure is too little: below 40 % this tree gives no answer."
+    assert told.answer == known.class_names[known.answer], "the guess is still there"
