@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from prototree.network.backbone import Backbone, FeatureExtractor
     from prototree.network.preprocessing import Preprocessing
     from prototree.pipeline.fit import combine, fit, redo
+    from prototree.pipeline.parts import evaluate_parts
     from prototree.pipeline.reproduce import reproduce
     from prototree.report.notebook import show
     from prototree.report.writing import write_decision, write_report
@@ -60,6 +61,7 @@ _HOMES = {
     "ask": "explain.answers",
     "combine": "pipeline.fit",
     "evaluate": "evaluation.metrics",
+    "evaluate_parts": "pipeline.parts",
     "explain_image": "explain.decisions",
     "explain_tree": "explain.whole_tree",
     "fit": "pipeline.fit",
@@ -102,6 +104,7 @@ __all__ = [
     "ask",
     "combine",
     "evaluate",
+    "evaluate_parts",
     "explain_image",
     "explain_tree",
     "fit",
