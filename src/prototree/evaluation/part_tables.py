@@ -31,11 +31,9 @@ def prototype_words(own: Mapping[str, Any]) -> list[str]:
     said = []
     purity = own.get("purity", {}).get("peak", {}).get("test")
     if purity:
-        hits = round(purity["share"] * purity["n_photos"])
-        shown = purity["n_photos"]
-        said.append(
-            f"In {hits} of the {shown} most alike test photos that show it, this patch sits on the {purity['part']}."
-        )
+        part, shown = purity["part"], purity["n_photos"]
+        hits = round(purity["share"] * shown)
+        said.append(f"In {hits} of the {shown} most alike test photos that show the {part}, this patch sits on it.")
     same = own.get("same_part", {}).get("peak", {}).get("test")
     if same:
         said.append(f"Of all test photos that go this way, {percent(same['share'])} have the {same['part']} in it.")

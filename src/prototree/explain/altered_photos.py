@@ -15,10 +15,17 @@ from torch import Tensor
 from prototree.data import Part
 from prototree.data.loading import ViewDataset, derived_seed
 from prototree.evaluation.parts import BOX_SHARE, HidingShare, parts_inside
-from prototree.explain.attribution import RANDOM_BOXES, Probes, attribute, hidden, patch_distances, random_boxes
+from prototree.explain.attribution import (
+    RANDOM_BOXES,
+    Features,
+    Probes,
+    attribute,
+    hidden,
+    patch_distances,
+    random_boxes,
+)
 from prototree.explain.places import grids_of, peaks, smallest_box
 from prototree.explain.prototypes import Progress
-from prototree.network.backbone import FeatureExtractor
 from prototree.network.geometry import Box
 from prototree.tree.model import ProtoTree
 from prototree.tree.peaks import peak_box
@@ -41,7 +48,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Tested:
+class Outcome:
     """What became of a prototype's photos."""
 
     stability: float | None = None  # share of the photos in which noise leaves the same parts in the box
@@ -70,14 +77,14 @@ class _Asked:
 @torch.no_grad()
 def alter_pairs(
     tree: ProtoTree,
-    network: FeatureExtractor,
+    network: Features,
     dataset: ViewDataset,
     pairs: Sequence[Pair],
     parts: Sequence[tuple[Part, ...]],
     *,
     attribution: bool,
     progress: Progress,
-) -> list[Tested]:
+) -> list[Outcome]:
     """For each prototype of the tree what hiding and noise do to its photos. `parts` are in pixels of the input."""
     results: list[_Result] = []
     ordered = sorted(pairs, key=lambda pair: pair.photo)
@@ -98,7 +105,7 @@ class _Trial:
     """A few pairs, all their altered photos together."""
 
     def __init__(
-        self, tree: ProtoTree, network: FeatureExtractor, pairs: Sequence[Pair], images: Float[Tensor, "B 3 h w"]
+        self, tree: ProtoTree, network: Features, pairs: Sequence[Pair], images: Float[Tensor, "B 3 h w"]
     ) -> None:
         self._tree, self._network, self._pairs, self._images = tree, network, pairs, images
         seed = derived_seed("altered photos", *(n for pair in pairs for n in (pair.photo, pair.prototype)))
@@ -161,9 +168,9 @@ class _Trial:
         return [smallest_box(grid, self._tree.preprocessing) for grid in grids]
 
 
-def _tested(results: Sequence[_Result], *, has_parts: bool) -> Tested:
+def _tested(results: Sequence[_Result], *, has_parts: bool) -> Outcome:
     if not results:
-        return Tested()
+        return Outcome()
     n_photos = len(results)
 
     def hiding(method: str) -> HidingShare:
@@ -178,4 +185,4 @@ def _tested(results: Sequence[_Result], *, has_parts: bool) -> Tested:
         )
 
     stability = sum(one.is_stable for one in results) / n_photos if has_parts else None
-    return Tested(stability, {method: hiding(method) for method in results[0].after})
+    return Outcome(stability, {method: hiding(method) for method in results[0].after})

@@ -65,7 +65,8 @@ class Seen:
         if place == "peak":
             row, column = self.peak[photo, prototype].tolist()
             return row, column
-        return divmod(int(self.patch[photo, prototype]), self.columns)
+        patch = int(self.patch[photo, prototype])
+        return float(patch // self.columns), float(patch % self.columns)
 
 
 def measure_parts(

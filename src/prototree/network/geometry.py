@@ -117,7 +117,7 @@ class PatchGrid:
         """Whether there is such a patch."""
         return 0 <= row < self.shape[0] and 0 <= column < self.shape[1]
 
-    def box(self, row: float, column: float) -> Box:
+    def box(self, row: int | float, column: int | float) -> Box:
         """The cells of a patch, in pixels of the input; a place between patches has a box of the same size."""
         down, across = self.side / self.rows, self.side / self.columns
         return Box(column * across, row * down, (column + self.width) * across, (row + self.height) * down)

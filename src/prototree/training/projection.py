@@ -183,8 +183,7 @@ def measure_again(projected: Projected, entries: Sequence[Entry]) -> None:
         apart = torch.cdist(own, patches, compute_mode="donot_use_mm_for_euclid_dist").view(-1, *tree.grid.shape)
         peaks = peak_places(apart / (LN2 * tree.reach[nodes, None, None]), nearest.patch[nodes])
         for node, row, column in zip(nodes.tolist(), *(found.tolist() for found in peaks), strict=True):
-            view, size = entries[place].view, photo_size(entries[place].sample)
-            shown[node] = to_photo(peak_box(tree.grid, row, column), view, size, tree.preprocessing)
+            shown[node] = _in_photo(peak_box(tree.grid, row, column), entries[place], tree.preprocessing)
     tree.sources = tuple(
         source and replace(source, shown=shown[number].edges) for number, source in enumerate(tree.sources)
     )
@@ -220,10 +219,14 @@ def _only(nearest: Nearest, nodes: Int[Tensor, " n"]) -> Nearest:
     return replace(nearest, distance=distance)
 
 
+def _in_photo(box: Box, entry: Entry, preprocessing: Preprocessing) -> Box:
+    return to_photo(box, entry.view, photo_size(entry.sample), preprocessing)
+
+
 def _source(tree: ProtoTree, places: SourcePhotos, place: int, patch: int, distance: float) -> PrototypeSource:
     entry = places.entries[place]
     row, column = tree.grid.place(patch)
-    box = to_photo(tree.grid.box(row, column), entry.view, photo_size(entry.sample), tree.preprocessing)
+    box = _in_photo(tree.grid.box(row, column), entry, tree.preprocessing)
     region = entry.view.region
     return PrototypeSource(
         image=name_in(places.root, entry.sample.path),
