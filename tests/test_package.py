@@ -65,8 +65,8 @@ def test_folders_say_what_they_are_for() -> None:
 PUBLIC = """
 __version__ Answer Backbone Config DecisionExplanation Decisions Ensemble FeatureExtractor ImageData Metrics
 Path Preprocessing ProtoTree ProtoTreeError PrototypeSource Routed Run Session Topology TreeExplanation ask
-combine evaluate explain_image explain_tree fit load meet_strangers open_data open_session preset project prune redo
-relearn reproduce save show write_decision write_report
+combine evaluate evaluate_parts explain_image explain_tree fit load meet_strangers open_data open_session preset
+project prune redo relearn reproduce save show write_decision write_report
 """
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from prototree.network.backbone import Backbone, FeatureExtractor
     from prototree.network.preprocessing import Preprocessing
     from prototree.pipeline.fit import combine, fit, redo
+    from prototree.pipeline.parts import evaluate_parts
     from prototree.pipeline.reproduce import reproduce
     from prototree.pipeline.strangers import meet_strangers
     from prototree.report.notebook import show
@@ -61,6 +62,7 @@ _HOMES = {
     "ask": "explain.answers",
     "combine": "pipeline.fit",
     "evaluate": "evaluation.metrics",
+    "evaluate_parts": "pipeline.parts",
     "explain_image": "explain.decisions",
     "explain_tree": "explain.whole_tree",
     "fit": "pipeline.fit",
@@ -104,6 +106,7 @@ __all__ = [
     "ask",
     "combine",
     "evaluate",
+    "evaluate_parts",
     "explain_image",
     "explain_tree",
     "fit",

@@ -77,6 +77,11 @@ class Run:
             path = self.folder / NOTES
             raise CheckpointError(f"{path} is damaged ({error}); expected node numbers and texts") from error
 
+    def part_figures(self, tree: ProtoTree) -> Mapping[str, Any]:
+        """What `evaluate --parts` found, if it was of this very tree; else empty."""
+        found = self.metrics.get("parts", {})
+        return found if found.get("tree") == checkpoint.fingerprint(tree) else {}
+
     def note(self, **values: Any) -> None:
         """Adds to metrics.json."""
         if distributed.is_first():

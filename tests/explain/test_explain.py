@@ -71,8 +71,10 @@ def test_the_whole_tree(squares: tuple[Run, ImageData]) -> None:
         assert prototype.note == ("red" if prototype.node == 0 else "")
         assert prototype.source.image == source.image
         assert prototype.source.similarity == pytest.approx(1.0, abs=1e-3)  # it is a patch of this very photo
-        assert [where.method for where in prototype.source.where] == ["cell", "attribution"]
-        cell = prototype.source.where[0]
+        assert [where.method for where in prototype.source.where] == ["peak", "cell", "attribution"]
+        assert source.shown is not None
+        assert prototype.source.where[0].box.edges == pytest.approx(source.shown, abs=0.05)
+        cell = prototype.source.where[1]
         assert (cell.box.left, cell.box.top, cell.box.right, cell.box.bottom) == pytest.approx(source.box)
         assert cell.hiding is not None
         assert cell.hiding.before == pytest.approx(1.0, abs=1e-3)
@@ -85,7 +87,7 @@ def test_the_whole_tree(squares: tuple[Run, ImageData]) -> None:
         assert {cause.name for cause in prototype.causes} == {"hue", "saturation", "contrast", "texture", "shape"}
 
 
-def test_hottest_place_of_a_match_lies_in_its_cell(squares: tuple[Run, ImageData]) -> None:
+def test_hottest_place_of_a_match_lies_in_or_beside_its_box(squares: tuple[Run, ImageData]) -> None:
     run, data = squares
     for prototype in explain_prototypes(run.tree(), data, [0, 1], occlusion=True):
         for match in (prototype.source, *prototype.nearest):
@@ -94,7 +96,7 @@ def test_hottest_place_of_a_match_lies_in_its_cell(squares: tuple[Run, ImageData
             row, column = np.unravel_index(heat.argmax(), heat.shape)
             x, y = (column + 0.5) * match.size[0] / heat.shape[1], (row + 0.5) * match.size[1] / heat.shape[0]
             assert box.enlarge(0.5).contains(float(x), float(y))
-        assert [where.method for where in prototype.source.where] == ["cell", "attribution", "occlusion"]
+        assert [where.method for where in prototype.source.where] == ["peak", "cell", "attribution", "occlusion"]
 
 
 def test_one_prototype_alone_is_the_same_as_among_all(squares: tuple[Run, ImageData]) -> None:
@@ -183,7 +185,7 @@ def test_one_decision_says_what_the_tree_decides(squares: tuple[Run, ImageData])
             assert step.right.prototype == step.node
             assert step.right.in_reach == (step.p_right > 0.5)
             assert step.right.match.similarity == pytest.approx(step.p_right, abs=1e-6)
-            assert [where.method for where in step.right.match.where] == ["cell"]
+            assert [where.method for where in step.right.match.where] == ["peak", "cell"]
             assert step.right.match.where[0].hiding is None
             assert step.right.picture.shape[2] == 3
         runner_up = explanation.runner_up[strategy]
@@ -195,7 +197,7 @@ def test_one_decision_says_what_the_tree_decides(squares: tuple[Run, ImageData])
 def test_honest_answers_on_request(squares: tuple[Run, ImageData]) -> None:
     explanation = explain_one(squares, attribution=True, occlusion=True)
     for step in explanation.paths["max_path"].steps:
-        assert [where.method for where in step.right.match.where] == ["cell", "attribution", "occlusion"]
+        assert [where.method for where in step.right.match.where] == ["peak", "cell", "attribution", "occlusion"]
         for where in step.right.match.where:
             assert where.hiding is not None
             assert where.hiding.before == pytest.approx(step.p_right, abs=1e-5)

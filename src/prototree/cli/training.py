@@ -109,9 +109,13 @@ def project(
 def evaluate(
     run: RunArgument,
     data: DataOption = None,
+    parts: Annotated[
+        bool,
+        typer.Option("--parts", help="Also whether patches mean what they show: part purity, hiding; takes longer."),
+    ] = False,
     strangers: Annotated[
         list[str] | None,
-        typer.Option(help="Photos of classes the tree does not know: does it notice? A folder; repeat it."),
+        typer.Option(help="Instead, photos of classes the tree does not know: does it notice? A folder; repeat it."),
     ] = None,
 ) -> None:
     """Evaluate all stages of a run on its test photos, or its tree on photos of classes that it does not know."""
@@ -125,6 +129,8 @@ def evaluate(
         return
     _redo(run, data, "evaluate", {})
     _print_figures(run)
+    if parts:
+        _print_parts(run, data)
     say(f"tables in {run / 'results.md'}, plots in {run / 'plots'}")
 
 
@@ -150,6 +156,16 @@ def _print_figures(run: Path) -> None:
     print_table(stage_table(metrics, str(run)))
     if words := yardstick_words(metrics):
         say(words)
+
+
+def _print_parts(run: Path, data: str | None) -> None:
+    from prototree.evaluation.part_tables import part_table, part_words
+    from prototree.pipeline.parts import evaluate_parts
+
+    with Display(console) as display:
+        found = evaluate_parts(run, data=data, observer=display).to_json()
+    print_table(part_table(found))
+    say(part_words(found))
 
 
 def _redo(folder: Path, data: str | None, stage: str, settings: dict[str, object]) -> None:

@@ -47,7 +47,7 @@ def _generated_birds() -> Path:
     """The generated birds, drawn into the cache on first use."""
     from prototree.data.birds.dataset import write_birds
 
-    folder = cache_folder() / "birds-1"
+    folder = cache_folder() / "birds-2"
     if not folder.exists():
         logger.info("drawing the generated birds into %s", folder)
         write_birds(folder, workers=1)  # a pool would ask scripts for an `if __name__ == "__main__"`

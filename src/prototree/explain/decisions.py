@@ -18,7 +18,16 @@ from prototree.data.images import from_pillow, read_photo
 from prototree.data.views import FULL
 from prototree.explain.attribution import Probes, attribute, occlude
 from prototree.explain.counterfactuals import runner_up
-from prototree.explain.places import Finding, InputFrame, SeenPhoto, cell_finding, grid_finding, grids_of, tested
+from prototree.explain.places import (
+    Finding,
+    InputFrame,
+    SeenPhoto,
+    cell_finding,
+    grid_finding,
+    grids_of,
+    peak_finding,
+    tested,
+)
 from prototree.explain.prototype_pictures import PrototypePictures, open_photo, reduced
 from prototree.explain.records import DecisionExplanation, Doubt, Match, PathExplanation, RunnerUp, SeenPatch, Step
 from prototree.explain.whole_tree import pictures_of
@@ -114,7 +123,10 @@ class _Decided:
         maps = grids_of(self.tree.question.similarity(apart, self.tree.reach[asked][:, None, None]))
         patch = self.routed.patch[0, asked]
         similarity = self.tree.similarity(self.routed.distance[0, asked], asked).tolist()
-        findings = [[cell_finding(self.tree, p, grid)] for p, grid in zip(patch.tolist(), maps, strict=True)]
+        findings = [
+            [peak_finding(self.tree, p, grid), cell_finding(self.tree, p, grid)]
+            for p, grid in zip(patch.tolist(), maps, strict=True)
+        ]
         if asked and (attribution or occlusion):
             probes = Probes.of(self.tree, self.images.expand(len(asked), -1, -1, -1), asked, patch)
             findings = _tested(self.tree, probes, findings, similarity, attribution=attribution, occlusion=occlusion)

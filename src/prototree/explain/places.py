@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
@@ -23,6 +23,8 @@ from prototree.explain.records import Heat, Hiding, Location, Match, Method, Pic
 from prototree.network.geometry import Box, Size
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree.model import ProtoTree
+from prototree.tree.peaks import peak_box, peak_places
+from prototree.tree.questions import LN2
 
 Grid = Float[ndarray, "_ _"]
 """Values over the network's input; its cells tile it."""
@@ -45,6 +47,21 @@ class Finding:
 def cell_finding(tree: ProtoTree, patch: int, similarity_map: Grid) -> Finding:
     """The paper's answer: the cell of the nearest patch."""
     return Finding("cell", tree.grid.box(*tree.grid.place(patch)), similarity_map)
+
+
+def peak_finding(tree: ProtoTree, patch: int, similarity_map: Grid) -> Finding:
+    """What pages show: a square around the middle of the peak of the similarity map."""
+    apart = tree.question.relative_distance(torch.from_numpy(similarity_map.copy()))
+    row, column = (float(place) for place in peak_places(apart[None], torch.tensor([patch])))
+    return Finding("peak", peak_box(tree.grid, row, column), similarity_map)
+
+
+def peaks(
+    tree: ProtoTree, apart: Float[Tensor, "n rows columns"], patch: Int[Tensor, " n"], prototypes: Int[Tensor, " n"]
+) -> Float[Tensor, "n 2"]:
+    """Row and column of the middle of each peak, from the distances of all patches of a photo to a prototype."""
+    reach = LN2 * tree.reach[prototypes]
+    return torch.stack(peak_places(apart / reach[:, None, None], patch), dim=1)
 
 
 def grid_finding(method: Method, grid: Grid, preprocessing: Preprocessing) -> Finding:
@@ -140,14 +157,14 @@ class SeenPhoto:
     picture: Picture
 
     def match(self, tree: ProtoTree, similarity: float, findings: Sequence[Finding]) -> Match:
-        """The findings brought to the photo; the first one, the cell, is cut out of it."""
+        """The findings brought to the photo; the first one is cut out of it."""
         size: tuple[int, int] = (tree.prototypes.shape[2], tree.prototypes.shape[3])
         shape = (self.picture.shape[0], self.picture.shape[1])
         where = tuple(
             Location(
                 method=finding.method,
                 box=self.frame.box(finding.box),
-                heat=self.frame.heat(finding.grid, shape, size if finding.method == "cell" else (1, 1)),
+                heat=self.frame.heat(finding.grid, shape, size if finding.method in ("peak", "cell") else (1, 1)),
                 hiding=finding.hiding,
             )
             for finding in findings

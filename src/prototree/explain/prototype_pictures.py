@@ -142,7 +142,7 @@ def _look(root: Path, source: PrototypeSource) -> SourcePictures:
     if Path(source.image).is_absolute() or ".." in Path(source.image).parts:
         raise DataError(f"expected the source of a prototype below {root}, got {source.image}")
     photo = open_photo(path)
-    return SourcePictures(cut_out(photo, Box(*source.box)), reduced(photo), photo.size)
+    return SourcePictures(cut_out(photo, Box(*(source.shown or source.box))), reduced(photo), photo.size)
 
 
 def _names(prototype: int) -> tuple[str, str]:
@@ -154,7 +154,9 @@ def _read_picture(path: Path) -> Picture:
 
 
 def _identity(tree: ProtoTree) -> list[Any]:
-    rows = [source and [source.image, *(round(edge, 3) for edge in source.box)] for source in tree.sources]
+    rows = [
+        source and [source.image, *(round(edge, 3) for edge in source.shown or source.box)] for source in tree.sources
+    ]
     return list(json.loads(json.dumps(rows)))
 
 

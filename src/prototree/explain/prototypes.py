@@ -21,7 +21,16 @@ from prototree.errors import DataError
 from prototree.explain.alterations import causes
 from prototree.explain.attribution import Probes, attribute, occlude, patch_distances
 from prototree.explain.matches import Matches, find_matches
-from prototree.explain.places import Finding, InputFrame, SeenPhoto, cell_finding, grid_finding, grids_of, tested
+from prototree.explain.places import (
+    Finding,
+    InputFrame,
+    SeenPhoto,
+    cell_finding,
+    grid_finding,
+    grids_of,
+    peak_finding,
+    tested,
+)
 from prototree.explain.prototype_pictures import THUMB_SIDE, open_photo, reduced
 from prototree.explain.records import Cause, Match, PrototypeExplanation, Side
 from prototree.network.backbone import FeatureExtractor
@@ -61,7 +70,7 @@ def explain_prototypes(
     own_views = views if views is not None else partial(projection_views, kind=data.kind)
     dataset = ViewDataset(data.train, own_views, tree.preprocessing)
     batches = PhotoBatches(dataset, _PHOTOS_AT_ONCE, shuffle=False, workers=workers)
-    progress = _Progress(tick, len(dataset) + _TICKS * len(chosen))
+    progress = Progress(tick, len(dataset) + _TICKS * len(chosen))
     network = fast_features(tree)
     maps = maps_of(batches, network, tree.prototypes.device)
     views_each = -(-len(dataset) // max(len(data.train), 1))
@@ -124,7 +133,7 @@ def view_of(source: PrototypeSource, entry: Entry) -> View:
     return View(source.view, Box(*source.region) if source.region else None, source.flip)
 
 
-class _Progress:
+class Progress:
     """Counts what is done."""
 
     def __init__(self, tick: Tick | None, total: int) -> None:
@@ -195,6 +204,7 @@ class _Examination:
         contributions = grids_of(attribute(network, probes, generator))
         findings = [
             [
+                peak_finding(tree, subject.patch, cells[i]),
                 cell_finding(tree, subject.patch, cells[i]),
                 grid_finding("attribution", contributions[i], tree.preprocessing),
                 *self._occlusion_of(probes, i, before[i]),
@@ -222,9 +232,9 @@ class _Examination:
             sample, view = self._entries[number].sample, self._entries[number].view
             seen = self._seen_photo(sample, view, THUMB_SIDE)
             for i, rank in pairs:
-                cell = cell_finding(self._tree, int(found.patch[i, rank]), found.maps[i, rank].cpu().numpy())
+                where = peak_finding(self._tree, int(found.patch[i, rank]), found.maps[i, rank].cpu().numpy())
                 near = float(self._tree.similarity(found.distance[i, rank][None], [found.prototypes[i]])[0])
-                matches[i, rank] = seen.match(self._tree, near, [cell])
+                matches[i, rank] = seen.match(self._tree, near, [where])
         return [
             tuple(matches[i, r] for r in range(found.place.shape[1]) if (i, r) in matches)
             for i in range(len(found.prototypes))

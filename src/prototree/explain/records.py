@@ -18,7 +18,7 @@ Picture = UInt8[ndarray, "_ _ 3"]  # of any height and width; two in one datacla
 Heat = Float[ndarray, "_ _"]
 """From 0 to 1, to be stretched over the whole photo; 0 where the network did not look."""
 
-Method = Literal["cell", "attribution", "occlusion"]
+Method = Literal["peak", "cell", "attribution", "occlusion"]
 QuestionKind = Literal["presence", "choice"]
 """Whether a node asks for one patch, or which of two is nearer; as in `tree.questions`, which needs torch."""
 Side = Literal["right", "left"]
@@ -52,8 +52,8 @@ class Match:
     similarity: float
     size: tuple[int, int]  # width and height of the original, upright photo, in which boxes are given
     photo: Picture  # the whole photo, reduced
-    crop: Picture  # what lies in the cell's box
-    where: tuple[Location, ...]  # the cell first
+    crop: Picture  # what lies in the first box
+    where: tuple[Location, ...]  # what is shown first
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class PrototypeExplanation:
     right_share: tuple[float, ...]
     causes: tuple[Cause, ...]
     note: str = ""  # the user's own words, such as "long beak"
+    tests: tuple[str, ...] = ()  # whether it means what it shows, a sentence each; empty if never measured
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class TreeExplanation:
     accuracy: dict[str, float]  # by strategy on the test photos; empty if never evaluated
     question: QuestionKind = "presence"
     sharpness: float = 1.0
+    tests: str = ""  # whether patches mean what they show, in one line; empty if never measured
 
     def prototype_at(self, node: int, side: Side) -> PrototypeExplanation:
         """A node's prototype; presence has only right ones."""

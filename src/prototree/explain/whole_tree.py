@@ -1,11 +1,13 @@
 """The whole tree as plain data (§5.2): every prototype, the leaves, and the figures of the run."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from prototree.data import ImageData
 from prototree.errors import ConfigError, DataError
+from prototree.evaluation.part_tables import part_words, prototype_words
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.prototypes import explain_prototypes, place_of
 from prototree.explain.records import Location, Match, PrototypeExplanation, TreeExplanation
@@ -52,6 +54,9 @@ def explain_tree(
             tick=tick,
             workers=config.workers,
         )
+    parts = run.part_figures(tree)
+    said = {own["prototype"]: tuple(prototype_words(own)) for own in parts.get("prototypes", ())}
+    prototypes = tuple(replace(one, tests=said.get(one.prototype, ())) for one in prototypes)
     return TreeExplanation(
         title=run.folder.resolve().name,
         class_names=tree.class_names,
@@ -62,6 +67,7 @@ def explain_tree(
         accuracy={str(strategy): float(value) for strategy, value in run.last_metrics.get("accuracy", {}).items()},
         question=tree.question.kind,
         sharpness=tree.question.sharpness,
+        tests=part_words(parts),
     )
 
 
@@ -84,7 +90,7 @@ def _stored(
 ) -> PrototypeExplanation:
     """What is known of a prototype without any data: its pictures and its box, but no heat and no neighbours."""
     source, shown = tree.sources[prototype], pictures.of(prototype)
-    box = Box(*source.box) if source is not None else Box.whole(shown.size)
+    box = Box(*(source.shown or source.box)) if source is not None else Box.whole(shown.size)
     heat = np.zeros(shown.photo.shape[:2], dtype=np.float32)
     match = Match(
         image=source.image if source is not None else "",
@@ -93,7 +99,7 @@ def _stored(
         size=shown.size,
         photo=shown.photo,
         crop=shown.crop,
-        where=(Location("cell", box, heat, None),),
+        where=(Location("peak" if source is not None and source.shown else "cell", box, heat, None),),
     )
     return PrototypeExplanation(
         **place_of(tree, prototype),

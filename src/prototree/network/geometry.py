@@ -56,6 +56,16 @@ class Box:
         across, down = share * self.width, share * self.height
         return Box(self.left - across, self.top - down, self.right + across, self.bottom + down)
 
+    @property
+    def middle(self) -> tuple[float, float]:
+        """Its middle, across and down."""
+        return (self.left + self.right) / 2, (self.top + self.bottom) / 2
+
+    def square(self, side: float) -> "Box":
+        """A square of this side around the same middle."""
+        x, y = self.middle
+        return Box(x - side / 2, y - side / 2, x + side / 2, y + side / 2)
+
     def contains(self, x: float, y: float) -> bool:
         """Whether the point lies inside or on the edge."""
         return self.left <= x <= self.right and self.top <= y <= self.bottom
@@ -107,8 +117,8 @@ class PatchGrid:
         """Whether there is such a patch."""
         return 0 <= row < self.shape[0] and 0 <= column < self.shape[1]
 
-    def box(self, row: int, column: int) -> Box:
-        """The cells of a patch, in pixels of the input."""
+    def box(self, row: int | float, column: int | float) -> Box:
+        """The cells of a patch, in pixels of the input; a place between patches has a box of the same size."""
         down, across = self.side / self.rows, self.side / self.columns
         return Box(column * across, row * down, (column + self.width) * across, (row + self.height) * down)
 

@@ -1,8 +1,7 @@
 """A run's numbers for people: tables in `results.md`, and plots where matplotlib is installed."""
 
-from collections.abc import Sequence
-
 from prototree.evaluation import plots
+from prototree.evaluation.part_tables import part_table, part_words
 from prototree.evaluation.tables import (
     blame_table,
     class_table,
@@ -14,11 +13,15 @@ from prototree.evaluation.tables import (
 )
 from prototree.files import read_json, write_file
 from prototree.run import MISTAKES, Run
+from prototree.tree.checkpoint import STAGES
 
 
-def write_results(run: Run, stages: Sequence[str]) -> None:
-    """Of the stages that were evaluated, the last one in detail."""
+def write_results(run: Run) -> None:
+    """Of the stages that were evaluated, the last one in detail; nothing before the first evaluation."""
     metrics, folder = run.metrics, run.folder
+    stages = [stage for stage in reversed(STAGES) if stage in metrics.get("stages", {})]
+    if not stages or not (folder / MISTAKES).exists():
+        return
     mistakes = read_json(folder / MISTAKES)
     tables = [
         stage_table(metrics, folder.name),
@@ -29,9 +32,10 @@ def write_results(run: Run, stages: Sequence[str]) -> None:
         mistake_table(mistakes, metrics["classes"]),
     ]
     first, *others = (table.to_markdown() for table in tables)
-    words = yardstick_words(metrics)
-    parts = [first, *([f"{words}\n"] if words else []), *others]
-    write_file(folder / "results.md", "\n".join(parts).encode())
+    parts = run.part_figures(run.tree()) if "parts" in metrics else {}
+    words = [f"{said}\n" for said in (yardstick_words(metrics), part_words(parts)) if said]
+    beside = [part_table(parts).to_markdown()] if parts else []
+    write_file(folder / "results.md", "\n".join([first, *words, *beside, *others]).encode())
     if not plots.available():
         return
     (folder / "plots").mkdir(exist_ok=True)

@@ -23,7 +23,7 @@ from prototree.pipeline.results import write_results
 from prototree.progress import Observer
 from prototree.run import CONFIG, METRICS, MISTAKES, PICTURES, Run
 from prototree.training import distributed
-from prototree.training.batches import CachedBatches, PhotoBatches, maps_of
+from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.projection import Projected, SourcePhotos, measure_again, project
 from prototree.training.workshop import Workshop
 from prototree.training.yardstick import FOLDER as CLASSIFIER
@@ -107,8 +107,7 @@ class Stages:
         photos = SourcePhotos(self.data.root, batches.entries)
         maps = maps_of(batches, tree.features, self.device)
         projected = project(tree, maps, photos, constrain_classes=config.constrain_classes, compare=True)
-        if isinstance(batches, CachedBatches):  # whose numbers are rounded
-            measure_again(projected, batches.entries)
+        measure_again(projected, batches.entries)
         self._drop(ANY_CLASS)
         self._save(projected.tree, PROJECTED)
         if projected.unconstrained is not None and config.constrain_classes and distributed.is_first():
@@ -148,7 +147,7 @@ class Stages:
             classifier=beside.accuracy(),
         )
         if distributed.is_first():
-            write_results(self.run, names)
+            write_results(self.run)
         return metrics
 
     def _yardstick(self, tree: ProtoTree) -> Yardstick | None:

@@ -73,6 +73,7 @@ def tree_body(explanation: TreeExplanation) -> str:
             for s in shown
         ],
         question=explanation.question,
+        tests=explanation.tests,
     )
 
 
@@ -129,6 +130,7 @@ def _prototype_data(prototype: PrototypeExplanation, picture_url: PictureUrl) ->
         "reach": _number(prototype.reach),
         "note": prototype.note,
         "moved": _number(prototype.distance_moved),
+        "tests": list(prototype.tests),
         "photo": picture_url(f"photo-{number}", reduced(source.photo, PHOTO_SIDE)),
         "size": list(source.size),
         **_match_data(source, f"crop-{number}", picture_url),

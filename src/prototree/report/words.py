@@ -23,8 +23,14 @@ from prototree.tree.strategies import Strategy
 
 PRESENT, ABSENT = "present", "absent"
 
-METHOD_SHORT: dict[Method, str] = {"cell": "Nearest patch", "attribution": "Attribution", "occlusion": "Occlusion"}
+METHOD_SHORT: dict[Method, str] = {
+    "peak": "Match",
+    "cell": "Nearest patch",
+    "attribution": "Attribution",
+    "occlusion": "Occlusion",
+}
 METHOD_LONG: dict[Method, str] = {
+    "peak": "Around the middle of the place that is like the prototype.",
     "cell": "The part of the photo that the network compared with the prototype.",
     "attribution": "The pixels on which the similarity depends most.",
     "occlusion": "The places where the similarity falls most when they are covered up.",

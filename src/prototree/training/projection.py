@@ -17,11 +17,14 @@ from prototree.data.loading import Entry, ViewDataset
 from prototree.data.samples import name_in
 from prototree.data.views import photo_size, to_photo
 from prototree.errors import DataError
+from prototree.network.geometry import Box
 from prototree.network.preprocessing import Preprocessing
 from prototree.training import distributed
 from prototree.training.maps import MapBatch
 from prototree.tree.model import ProtoTree, PrototypeSource
 from prototree.tree.patches import extract_patches, nearest_patches
+from prototree.tree.peaks import peak_box, peak_places
+from prototree.tree.questions import LN2
 
 log = logging.getLogger(__name__)
 
@@ -164,15 +167,26 @@ def project(
 
 @torch.no_grad()
 def measure_again(projected: Projected, entries: Sequence[Entry]) -> None:
-    """Each prototype as the network sees its patch now, where the maps came from a cache that had rounded them."""
-    tree, nearest = projected.tree.eval(), projected.nearest
+    """Each prototype as the network sees its patch now, and where around that patch its photo is like it.
+
+    Maps that came from a cache had been rounded.
+    """
+    tree, nearest, shown = projected.tree.eval(), projected.nearest, dict[int, Box]()
     size = (tree.prototypes.shape[2], tree.prototypes.shape[3])
     for place in torch.unique(nearest.place).tolist():
         image = _image_of(entries[place], tree.preprocessing)
         feature_map = tree.features(image[None].to(tree.prototypes.device))
         patches = extract_patches(feature_map, size)[0].to(tree.prototypes.dtype)
         nodes = torch.nonzero(nearest.place == place)[:, 0]
-        tree.prototypes[nodes] = patches[nearest.patch[nodes]].view(len(nodes), *tree.prototypes.shape[1:])
+        own = patches[nearest.patch[nodes]]
+        tree.prototypes[nodes] = own.view(len(nodes), *tree.prototypes.shape[1:])
+        apart = torch.cdist(own, patches, compute_mode="donot_use_mm_for_euclid_dist").view(-1, *tree.grid.shape)
+        peaks = peak_places(apart / (LN2 * tree.reach[nodes, None, None]), nearest.patch[nodes])
+        for node, row, column in zip(nodes.tolist(), *(found.tolist() for found in peaks), strict=True):
+            shown[node] = _in_photo(peak_box(tree.grid, row, column), entries[place], tree.preprocessing)
+    tree.sources = tuple(
+        source and replace(source, shown=shown[number].edges) for number, source in enumerate(tree.sources)
+    )
 
 
 def _image_of(entry: Entry, preprocessing: Preprocessing) -> Float[Tensor, "3 h w"]:
@@ -205,10 +219,14 @@ def _only(nearest: Nearest, nodes: Int[Tensor, " n"]) -> Nearest:
     return replace(nearest, distance=distance)
 
 
+def _in_photo(box: Box, entry: Entry, preprocessing: Preprocessing) -> Box:
+    return to_photo(box, entry.view, photo_size(entry.sample), preprocessing)
+
+
 def _source(tree: ProtoTree, places: SourcePhotos, place: int, patch: int, distance: float) -> PrototypeSource:
     entry = places.entries[place]
     row, column = tree.grid.place(patch)
-    box = to_photo(tree.grid.box(row, column), entry.view, photo_size(entry.sample), tree.preprocessing)
+    box = _in_photo(tree.grid.box(row, column), entry, tree.preprocessing)
     region = entry.view.region
     return PrototypeSource(
         image=name_in(places.root, entry.sample.path),

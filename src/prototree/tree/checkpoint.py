@@ -155,6 +155,5 @@ def _check_reach(tree: ProtoTree) -> None:
 
 
 def _source(values: dict[str, Any]) -> PrototypeSource:
-    region = values.get("region")
-    tuples = {"patch": tuple(values["patch"]), "box": tuple(values["box"]), "region": region and tuple(region)}
+    tuples = {name: tuple(values[name]) for name in ("patch", "box", "region", "shown") if values.get(name)}
     return PrototypeSource(**{**values, **tuples})

@@ -43,6 +43,7 @@ class PrototypeSource:
     distance: float  # from the learned prototype to this patch
     region: tuple[float, float, float, float] | None = None  # of the photo that the view showed; None: all of it
     flip: bool = False  # whether the view was mirrored
+    shown: tuple[float, float, float, float] | None = None  # around the middle of the match, where it was looked for
 
 
 @dataclass(frozen=True)

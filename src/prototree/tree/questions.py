@@ -63,6 +63,10 @@ class Question:
         """From 1 at distance 0 to one half at the reach, and on to 0."""
         return torch.exp(self.log_similarity(distance, reach))
 
+    def relative_distance(self, similarity: Float[Tensor, "*pairs"]) -> Float[Tensor, "*pairs"]:
+        """The distance, in units of the reach, at which patches have this similarity."""
+        return (-similarity.clamp(0.0, 1.0).log2()).pow(1 / self.falloff)
+
     def log_turns(
         self, distance: Float[Tensor, "B P"], reach: Float[Tensor, " P"]
     ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:

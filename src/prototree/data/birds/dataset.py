@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from PIL import Image
 
 from prototree.data.birds.photos import SHORTCUT, BirdImage, BirdPart, Box, check_size, draw
 from prototree.data.birds.species import PART_NAMES, Look, Species, differing_parts, make_species
+from prototree.data.birds.truth import LOOKS
 from prototree.errors import ConfigError, DataError
 
 __all__ = [
@@ -216,6 +217,7 @@ def _write_annotations(plan: _Plan, rows: list[_Row]) -> None:
     _write_lines(plan.folder / "classes.txt", classes)
     names = [f"{part_id} {name}" for part_id, name in enumerate(plan.part_names, start=1)]
     _write_lines(plan.folder / "parts" / "parts.txt", names)
+    _write_lines(plan.folder / LOOKS, _look_lines(plan.species))
     write("images.txt", lambda row: row.path)
     write("image_class_labels.txt", lambda row: row.key.species + 1)
     write("train_test_split.txt", lambda row: int(row.key.split == _TRAIN))
@@ -229,6 +231,15 @@ def _write_annotations(plan: _Plan, rows: list[_Row]) -> None:
             boxes.append(f"{image_id} {part_id} {_corner_and_size(part.box if part else (0, 0, 0, 0))}")
     _write_lines(plan.folder / "parts" / "part_locs.txt", places)
     _write_lines(plan.folder / "parts" / "part_boxes.txt", boxes)
+
+
+def _look_lines(species: tuple[Species, ...]) -> list[str]:
+    """A line for each species and part: their numbers, then shape, colour, pattern and accent; `-` for none."""
+    return [
+        f"{number} {part} {' '.join(word or '-' for word in astuple(look))}"
+        for number, bird in enumerate(species, start=1)
+        for part, look in enumerate(bird.looks, start=1)
+    ]
 
 
 def _corner_and_size(box: Box) -> str:

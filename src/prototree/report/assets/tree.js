@@ -568,7 +568,7 @@
     context.putImageData(image, 0, 0);
   }
 
-  const choice = { method: "cell", heat: true }; // kept from prototype to prototype
+  const choice = { method: "peak", heat: true }; // kept from prototype to prototype
 
   function lookAt(node) {
     const frame = make("div", { class: "look" }, make("img", { src: node.photo, alt: `Training photo of ${name(node.label)}` }));
@@ -643,6 +643,11 @@
     return section("What makes it match", "How the similarity changes when one property of the photo is altered. A large fall: the property matters.", rows(entries, { max, tone: "warm" }));
   }
 
+  function meansIt(side) {
+    if (!side.tests.length) return null;
+    return section("Does it mean what it shows?", "", ...side.tests.map((text) => make("p", { class: "words", text })));
+  }
+
   function nearestTo(node) {
     if (!node.nearest.length) return null;
     const grid = make("ul", { class: "grid" });
@@ -653,10 +658,10 @@
 
   function nodePanel(id) {
     const node = nodeOf(id), way = section("The way here", "", wayView(id));
-    if (!choosing) return [called(id), fromPhoto(node), lookAt(node), leadsTo(id), nearestTo(node), whyItMatches(node), whoHasIt(node, node), way, origin(node)];
+    if (!choosing) return [called(id), fromPhoto(node), lookAt(node), leadsTo(id), meansIt(node), nearestTo(node), whyItMatches(node), whoHasIt(node, node), way, origin(node)];
     const [left, right] = sidesOf(id).map((side, i) => make("section", { class: "of-two" },
       make("h2", {}, i ? "" : "← ", make("bdi", { text: side.note || `Prototype ${side.prototype}` }), i ? " →" : ""),
-      ...[fromPhoto(side), lookAt(side), nearestTo(side), whyItMatches(side), whoHasIt(node, side), origin(side)].filter((part) => part !== null)));
+      ...[fromPhoto(side), lookAt(side), meansIt(side), nearestTo(side), whyItMatches(side), whoHasIt(node, side), origin(side)].filter((part) => part !== null)));
     return [
       called(id),
       make("p", { class: "quiet", text: `Node ${id} compares a photo with two prototypes and sends it to the side of the nearer one.` }),

@@ -1,0 +1,34 @@
+"""Whether a run's patches mean what they show, as figures beside its others."""
+
+from pathlib import Path
+
+from prototree.evaluation.parts import PartFigures
+from prototree.explain.parts import PHOTOS_TESTED, measure_parts
+from prototree.pipeline.results import write_results
+from prototree.progress import Observer
+from prototree.run import Run
+from prototree.tree import checkpoint
+
+
+def evaluate_parts(
+    run: str | Path | Run,
+    *,
+    data: str | Path | None = None,
+    photos: int = PHOTOS_TESTED,
+    observer: Observer | None = None,
+) -> PartFigures:
+    """Part purity, consistency, stability and hiding of a run's last tree; adds them to metrics.json and results.md.
+
+    `photos` is how many test photos of each prototype are altered. Data without part annotations gives hiding alone.
+
+    >>> prototree.evaluate_parts("runs/birds").purity("test")
+    """
+    opened, observer = Run.open(run), observer or Observer()
+    tree, images = opened.tree(), opened.data(data)
+    if not any(sample.parts for sample in (*images.train, *images.test)):
+        observer.stage("the data does not say where parts are; only hiding is measured")
+    observer.stage(f"looking where {tree.n_prototypes} prototypes are found, and hiding them")
+    found = measure_parts(tree, images, photos=photos, tick=observer.caching, workers=opened.config.workers)
+    opened.note(parts={"tree": checkpoint.fingerprint(tree), **found.to_json()})
+    write_results(opened)
+    return found

@@ -1,0 +1,44 @@
+"""Where between the cells of a map a prototype matches best: the middle of the peak around its nearest patch.
+
+A cell of the last map is a ninth or a seventh of the image wide, and its neighbours, which saw much of the same, are
+often nearly as near. The nearest cell alone is therefore a rough answer to where the match is. The middle of the peak,
+each patch around the nearest one weighted by how near it is, is a finer one, from the same numbers.
+
+Notation used for tensor shapes: n maps.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from prototree.network.geometry import Box, PatchGrid
+
+SHOWN_SHARE = 1 / 7  # of the input's side: the square that is shown around the middle of a match
+RADIUS = 2  # patches on each side of the nearest one that are looked at
+FALL = 0.2  # of the reach: a patch that is farther by this counts e times less
+
+
+def peak_places(
+    distance: Float[Tensor, "n rows columns"], patch: Int[Tensor, " n"]
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Row and column, no whole numbers, of the middle of the peak around the nearest patch of each map.
+
+    Distances are in units of the reach. A patch counts by its own upper left cell, as everywhere.
+    """
+    rows, columns = distance.shape[1:]
+    down = torch.arange(rows, device=distance.device, dtype=distance.dtype)
+    across = torch.arange(columns, device=distance.device, dtype=distance.dtype)
+    row, column = (patch // columns)[:, None], (patch % columns)[:, None]
+    near = ((down - row).abs() <= RADIUS)[:, :, None] & ((across - column).abs() <= RADIUS)[:, None, :]
+    weight = (-distance / FALL).masked_fill(~near, -torch.inf).flatten(1).softmax(dim=1).view_as(distance)
+    return (weight.sum(dim=2) * down).sum(dim=1), (weight.sum(dim=1) * across).sum(dim=1)
+
+
+def peak_box(grid: PatchGrid, row: float, column: float) -> Box:
+    """The square that is shown around such a place, in pixels of the input and as far as it lies in it.
+
+    It is never smaller than the patch.
+    """
+    patch = grid.box(row, column)
+    side = max(SHOWN_SHARE * grid.side, patch.width, patch.height)
+    return patch.square(side).clip((grid.side, grid.side))

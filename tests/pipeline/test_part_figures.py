@@ -1,0 +1,57 @@
+"""`evaluate --parts`: figures in the run's files and on its page, and only for the tree that they are of."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from prototree.cli import app
+from prototree.data.birds.dataset import write_birds
+from prototree.explain.whole_tree import explain_tree
+from prototree.files import read_json, write_json
+from prototree.pipeline.fit import fit
+from prototree.pipeline.results import write_results
+from prototree.report.tree_html import tree_body, tree_data
+from prototree.run import Run
+from tiny_training import TINY
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("parts")
+    write_birds(folder / "birds", n_species=3, train_per_species=4, test_per_species=2, size=48)
+    trained = fit(folder / "birds", folder / "run", settings={**TINY, "epochs": 1, "freeze_epochs": 0, "height": 2})
+    said = CliRunner().invoke(app, ["evaluate", str(trained.folder), "--parts"])
+    assert said.exit_code == 0, said.output
+    assert "part purity" in said.output
+    return trained
+
+
+def test_figures_are_kept_with_the_others(run: Run) -> None:
+    parts = run.metrics["parts"]
+    assert set(parts["purity"]["peak"]) == {"train", "test"}
+    assert len(parts["prototypes"]) == run.tree().n_prototypes
+    assert parts == dict(run.part_figures(run.tree()))
+    assert "do patches mean what they show" in (run.folder / "results.md").read_text()
+
+
+def test_the_page_tells_them(run: Run) -> None:
+    explained = explain_tree(run, nearest=1)
+    assert "of 10 photos the patch sits on the same part" in explained.tests
+    assert explained.tests.split(";")[0] in tree_body(explained)
+    nodes = tree_data(explained, lambda name, picture: name)["nodes"]
+    assert any("most alike test photos" in text for node in nodes for text in node["tests"])
+
+
+def test_figures_of_another_tree_are_not_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    for path in run.folder.rglob("*"):
+        target = tmp_path / "copy" / path.relative_to(run.folder)
+        target.mkdir(parents=True, exist_ok=True) if path.is_dir() else target.write_bytes(path.read_bytes())
+    metrics = read_json(tmp_path / "copy" / "metrics.json")
+    metrics["parts"]["tree"] = "another"
+    write_json(tmp_path / "copy" / "metrics.json", metrics)
+    other = Run.open(tmp_path / "copy")
+    assert explain_tree(other, nearest=0).tests == ""
+    write_results(other)
+    assert "do patches mean" not in (other.folder / "results.md").read_text()
