@@ -196,10 +196,10 @@ def test_what_is_no_photo_is_refused_in_words(fitted: ProtoTreeClassifier, tmp_p
 
 # Every check of scikit-learn that fails, and why it must.
 EXPECTED = {
-    "check_no_attributes_set_in_init": "settings are taken by name and kept as attributes of that name; the check looks "
-    "for them in the signature, where they are **settings. get_params, set_params and clone know them.",
-    "check_methods_subset_invariance": "asks for 1e-7, and convolutions in single precision round differently in batches "
-    "of other sizes, by about 1e-7.",
+    "check_no_attributes_set_in_init": "settings are taken by name and kept as attributes of that name; the check "
+    "looks for them in the signature, where they are **settings. get_params, set_params and clone know them.",
+    "check_methods_subset_invariance": "asks for 1e-7, and convolutions in single precision round differently in "
+    "batches of other sizes, by about 1e-7.",
 }
 
 
@@ -209,6 +209,8 @@ def test_scikit_learns_own_checks_on_flattened_images() -> None:
     found = check_estimator(ProtoTreeClassifier(**QUICK), expected_failed_checks=EXPECTED, on_fail=None, on_skip=None)
     failed = [f"{one['check_name']}: {one['exception']}" for one in found if one["status"] == "failed"]
     assert not failed
-    by_status = {status: {one["check_name"] for one in found if one["status"] == status} for status in ("passed", "xfail")}
+    by_status = {
+        status: {one["check_name"] for one in found if one["status"] == status} for status in ("passed", "xfail")
+    }
     assert by_status["xfail"] == set(EXPECTED)  # none that would pass is listed
     assert len(by_status["passed"]) > 40

@@ -1,4 +1,4 @@
-"""Photos in the forms that scikit-learn passes around: paths, arrays of images, columns, and flattened rows of pixels."""
+"""Photos in the forms that scikit-learn passes around: paths, columns of them, arrays of images, rows of pixels."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -35,13 +35,13 @@ _FILES = "_tree_files"
 class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A prototype tree that learns from photos in memory or on disk.
 
-    `X` is a list of paths, a column of them, an array of 8-bit images (n, height, width, 3), or rows of numbers that are
-    flattened images of `image_shape` (without it: squares, else strips). Settings are those of `prototree train`;
+    `X` is a list of paths, a column of them, an array of 8-bit images (n, height, width, 3), or rows of numbers that
+    are flattened images of `image_shape` (without it: squares, else strips). Settings are those of `prototree train`;
     `seed` is the one that decides about chance.
 
-    `strategy` says whose answer `predict` and `predict_proba` give: all leaves' ("soft") or the one leaf's at the end of
-    the path ("greedy", "max_path"). `decision_path` and `apply` follow the greedy path. With `out` the run stays in that
-    folder, for `prototree report` and the rest.
+    `strategy` says whose answer `predict` and `predict_proba` give: that of all leaves ("soft") or of the one leaf at
+    the end of the path ("greedy", "max_path"). `decision_path` and `apply` follow the greedy path. With `out` the run
+    stays in that folder, for `prototree report` and the rest.
 
     >>> model = ProtoTreeClassifier(seed=1).fit(paths, labels)
     >>> model.score(other_paths, other_labels)
@@ -104,7 +104,7 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._decide(X)[1] + self.tree_.topology.n_nodes
 
     def decision_path(self, X: Any) -> Any:  # noqa: N803
-        """A sparse matrix that is 1 where a photo's greedy path meets a node (first columns) or ends in a leaf (last)."""
+        """A sparse matrix: 1 where a photo's greedy path meets a node (first columns) or ends in a leaf (last columns)."""
         from scipy.sparse import csr_matrix
 
         leaf = self._decide(X)[1]
@@ -179,7 +179,7 @@ _OWN = ("preset", "strategy", "image_shape", "out")
 
 @contextmanager
 def _folder(out: str | Path | None) -> Iterator[tuple[Path, Path]]:
-    """Where pictures wait to be learnt from, and where the run is written: beside each other if nobody wants to keep it."""
+    """Where pictures wait to be learnt from, and where the run is written; both go if nobody wants to keep them."""
     if out is not None:
         pictures = Path(out) / "photos"
         pictures.mkdir(parents=True, exist_ok=True)
