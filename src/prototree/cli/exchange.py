@@ -35,3 +35,16 @@ def import_reference(
     tree = run.tree()
     say(f"{tree.topology.n_nodes} nodes, {tree.n_classes} classes: written to {out}")
     say(f"find the patches that its prototypes are with: prototree prune {out} --data PHOTOS, then project, evaluate")
+
+
+@app.command()
+def push(
+    run: RunArgument,
+    name: Annotated[str, typer.Argument(help="Where to put it: user/name.")],
+    licence: Annotated[str, typer.Option(help="By the hub's short name, such as mit or cc-by-4.0.")] = "unknown",
+    private: Annotated[bool, typer.Option(help="Only you can see it.")] = False,
+) -> None:
+    """Send the tree with its pictures, figures and a card to the Hugging Face hub."""
+    from prototree.exchange.hub_push import push
+
+    say(f"sent to {push(run, name, licence=licence, private=private)}; open it with prototree.load({name!r})")

@@ -91,7 +91,7 @@ def _tree(root: Any, names: list[str], backbone: str, image_size: int, dtype: to
     if prototypes.dim() != 4 or head.dim() != 4 or prototypes.shape[1] != head.shape[0]:
         raise CheckpointError(f"prototypes {tuple(prototypes.shape)} do not fit the layer {tuple(head.shape)}")
     features = FeatureExtractor(_network(_module(root, "_net"), backbone, image_size), head.shape[0])
-    if features.head.weight.shape != head.shape:  # type: ignore[union-attr]
+    if features.head.weight.shape != head.shape:
         raise ConfigError(f"{backbone} gives {features.backbone.n_channels} channels, the tree has {head.shape[1]}")
     tree = ProtoTree(topology, features, names, (prototypes.shape[2], prototypes.shape[3])).to(dtype)
     chosen = [rows[old] for old in node_order.tolist()]

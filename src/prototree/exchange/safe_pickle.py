@@ -10,7 +10,6 @@ import math
 import pickle
 import struct
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,7 @@ class StubDict(dict[Any, Any]):
 
 
 # The unpickler written in Python: the one in C takes memory for any number that a file claims (its memo is an array).
-class _StubUnpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
+class _StubUnpickler(pickle._Unpickler):
     def __init__(self, file: io.BufferedIOBase) -> None:
         super().__init__(file)
         self._stubs: dict[tuple[str, str], type] = {("collections", "OrderedDict"): StubDict}
@@ -105,15 +104,16 @@ def tensor_of(stub: Any) -> Tensor:
     if not isinstance(stub, Stub) or stub.name not in _TENSORS or len(stub.args) < 4:
         found = stub.name if isinstance(stub, Stub) else type(stub).__name__
         raise CheckpointError(f"expected a stored tensor, found {found}")
-    storage, offset, size, stride = stub.args[:4]
-    size, stride = _whole_numbers(size), _whole_numbers(stride)
+    storage, offset = stub.args[:2]
+    size, stride = _whole_numbers(stub.args[2]), _whole_numbers(stub.args[3])
     values = _storage_of(storage)
     if len(size) != len(stride) or not isinstance(offset, int) or offset < 0:
         raise CheckpointError("a stored tensor is damaged: its size and strides do not fit together")
     reach = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1
     # Strides of 0 could make one number look like millions.
-    if math.prod(size) > len(values) or (math.prod(size) and reach > len(values)):
-        raise CheckpointError(f"a stored tensor is damaged: {list(size)} numbers claimed, {len(values)} are there")
+    count: int = math.prod(size)
+    if count > len(values) or (count and reach > len(values)):
+        raise CheckpointError(f"a stored tensor is damaged: {size} numbers claimed, {len(values)} are there")
     return values.as_strided(size, stride, offset).clone()
 
 
@@ -138,12 +138,12 @@ def _storage_of(stub: Any) -> Tensor:
     return values
 
 
-def _whole_numbers(values: Any) -> Sequence[int]:
+def _whole_numbers(values: Any) -> list[int]:
     if isinstance(values, Stub) and values.name == "torch.Size" and len(values.args) == 1:
         values = values.args[0]
     if not isinstance(values, tuple | list) or not all(type(one) is int and 0 <= one < 2**40 for one in values):
         raise CheckpointError("a stored tensor is damaged: expected its size in whole numbers")
-    return values
+    return [int(one) for one in values]
 
 
 def _say(error: BaseException) -> str:

@@ -60,11 +60,11 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.strategy = strategy
         self.image_shape = image_shape
         self.out = out
-        vars(self).update(settings)
+        self.__dict__.update(settings)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters and the settings that were given."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_") and name[-1] != "_"}
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_") and name[-1] != "_"}
 
     def set_params(self, **params: Any) -> "ProtoTreeClassifier":
         """Changes parameters or settings, also such as were not given before."""
@@ -72,7 +72,7 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         known = {*self.get_params(), *settings}
         if unknown := sorted(set(params) - known):
             raise ValueError(f"Invalid parameter {unknown[0]!r} for estimator {self}; expected one of {sorted(known)}")
-        vars(self).update(params)
+        self.__dict__.update(params)
         return self
 
     def fit(self, X: Any, y: Any) -> "ProtoTreeClassifier":  # noqa: N803
@@ -104,7 +104,7 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._decide(X)[1] + self.tree_.topology.n_nodes
 
     def decision_path(self, X: Any) -> Any:  # noqa: N803
-        """A sparse matrix: 1 where a photo's greedy path meets a node (first columns) or ends in a leaf (last columns)."""
+        """A sparse matrix: 1 where the greedy path of a photo meets a node (first columns) or a leaf (last columns)."""
         from scipy.sparse import csr_matrix
 
         leaf = self._decide(X)[1]
