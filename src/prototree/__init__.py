@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from prototree.data import ImageData, open_data
     from prototree.errors import ProtoTreeError
     from prototree.evaluation.metrics import Metrics, evaluate
+    from prototree.exchange.hub_push import push
+    from prototree.exchange.onnx_export import export_onnx
+    from prototree.exchange.reference import import_reference
+    from prototree.exchange.sklearn_estimator import ProtoTreeClassifier
     from prototree.explain.answers import Answer, ask
     from prototree.explain.decisions import explain_image
     from prototree.explain.records import DecisionExplanation, TreeExplanation
@@ -50,6 +54,7 @@ _HOMES = {
     "Path": "tree.routing",
     "Preprocessing": "network.preprocessing",
     "ProtoTree": "tree.model",
+    "ProtoTreeClassifier": "exchange.sklearn_estimator",
     "ProtoTreeError": "errors",
     "PrototypeSource": "tree.model",
     "Routed": "tree.model",
@@ -62,13 +67,16 @@ _HOMES = {
     "evaluate": "evaluation.metrics",
     "explain_image": "explain.decisions",
     "explain_tree": "explain.whole_tree",
+    "export_onnx": "exchange.onnx_export",
     "fit": "pipeline.fit",
+    "import_reference": "exchange.reference",
     "load": "tree.checkpoint",
     "open_data": "data",
     "open_session": "mend.session",
     "preset": "config",
     "project": "training.projection",
     "prune": "tree.pruning",
+    "push": "exchange.hub_push",
     "redo": "pipeline.fit",
     "relearn": "mend.relearning",
     "reproduce": "pipeline.reproduce",
@@ -91,6 +99,7 @@ __all__ = [
     "Path",
     "Preprocessing",
     "ProtoTree",
+    "ProtoTreeClassifier",
     "ProtoTreeError",
     "PrototypeSource",
     "Routed",
@@ -104,13 +113,16 @@ __all__ = [
     "evaluate",
     "explain_image",
     "explain_tree",
+    "export_onnx",
     "fit",
+    "import_reference",
     "load",
     "open_data",
     "open_session",
     "preset",
     "project",
     "prune",
+    "push",
     "redo",
     "relearn",
     "reproduce",
