@@ -1,10 +1,12 @@
 """A run goes to the hub and comes back; the hub is a server on this machine."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
 from hub_server import Hub, serving
@@ -13,7 +15,7 @@ from prototree.cli.exchange import push as command
 from prototree.errors import CheckpointError, ConfigError, ProtoTreeError
 from prototree.exchange.hub_push import push, stage
 from prototree.exchange.model_card import model_card
-from prototree.explain.whole_tree import explain_tree
+from prototree.explain.whole_tree import pictures_of
 from prototree.pipeline.fit import fit
 from prototree.run import Run
 from prototree.tree import hub
@@ -54,7 +56,9 @@ def test_there_and_back(run: Run, server: Hub, capsys: pytest.CaptureFixture[str
     assert tree.class_names == original.class_names
     fetched = Run.open("me/squares")
     assert fetched.notes == {0: "a red corner"}
-    assert explain_tree(fetched).prototypes[0].source.crop is not None  # pictures came along
+    own, sent = (pictures_of(one).crop(0) for one in (run, fetched))
+    assert np.array_equal(own, sent)
+    assert own.std() > 1  # no grey square
     assert all(word in server.files["me/squares"]["README.md"].decode() for word in ("license: mit", "tree.png"))
 
 
@@ -130,6 +134,18 @@ def test_a_hub_that_refuses_is_one_clear_error(run: Run, server: Hub, monkeypatc
     monkeypatch.setenv("HF_ENDPOINT", f"{server.address}/nothing-here")
     with pytest.raises(ProtoTreeError, match="hf auth login"):
         push(run, "me/squares")
+
+
+def test_pictures_are_made_from_the_photos_where_the_run_has_none(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(run.folder, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "prototypes")
+    (tmp_path / "out").mkdir()
+    stage(Run.open(tmp_path / "run"), tmp_path / "out", "me/squares")
+    assert np.array_equal(pictures_of(Run(tmp_path / "out")).crop(0), pictures_of(run).crop(0))
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    (tmp_path / "run" / "metrics.json").write_text(json.dumps({**metrics, "source": str(tmp_path / "gone")}))
+    with pytest.raises(CheckpointError, match="no pictures"):
+        stage(Run.open(tmp_path / "run"), tmp_path / "out", "me/squares")
 
 
 def test_the_card_tells_what_was_measured(run: Run, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A run on the model hub: its tree, pictures, figures and a card, without anything about the machine it was made on."""
 
+import fnmatch
 import logging
 import shutil
 import tempfile
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from prototree.errors import CheckpointError, ConfigError, MissingExtraError, ProtoTreeError
 from prototree.exchange.model_card import model_card
+from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.whole_tree import explain_tree
 from prototree.files import write_file, write_json
 from prototree.report.encoding import png
@@ -17,6 +19,7 @@ from prototree.report.tree_print import pages, tree_svg
 from prototree.run import CONFIG, METRICS, NOTES, PICTURES, Run
 from prototree.tree import checkpoint, hub
 from prototree.tree.checkpoint import PROJECTED
+from prototree.tree.model import ProtoTree
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +68,26 @@ def stage(run: Run, folder: Path, name: str, licence: str = LICENCE) -> None:
     write_file(folder / CONFIG, _without_paths(run).encode())
     if run.notes:
         write_json(folder / NOTES, run.notes)
-    pictures = sorted((run.folder / PICTURES).glob("*.webp"))
-    (folder / PICTURES).mkdir()
-    for picture in pictures:
-        shutil.copyfile(picture, folder / PICTURES / picture.name)
+    _take_pictures(run, tree, folder / PICTURES)
     shown = _draw(folder, name)
     card = model_card(name, tree, metrics, licence=licence, picture=shown)
     write_file(folder / "README.md", card.encode("utf-8", errors="replace"))
+
+
+def _take_pictures(run: Run, tree: ProtoTree, folder: Path) -> None:
+    """The pictures of the prototypes as the run has them, or made from its photos."""
+    if PrototypePictures(tree, stored=run.folder / PICTURES).complete:
+        folder.mkdir(exist_ok=True)
+        for picture in sorted((run.folder / PICTURES).iterdir()):
+            if any(fnmatch.fnmatchcase(f"{PICTURES}/{picture.name}", own) for own in hub.FILES):
+                shutil.copyfile(picture, folder / picture.name)
+    elif (data := run.data_if_here()) is not None:
+        write_pictures(tree, data, folder)
+    else:
+        raise CheckpointError(
+            f"{run.folder} has no pictures of its prototypes, and the photos it was made with are not here; "
+            "send it from the machine that has them"
+        )
 
 
 def _without_paths(run: Run) -> str:

@@ -23,7 +23,8 @@ FILES = (
     "tree.png",
     "projected/tree.json",
     "projected/weights.safetensors",
-    "prototypes/*.webp",
+    "prototypes/prototypes.json",
+    "prototypes/[0-9]*.webp",
 )
 """What a tree on the hub consists of."""
 MAX_BYTES, MAX_FILES = 4 * 2**30, 20_000
