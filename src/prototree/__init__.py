@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from prototree.data import ImageData, open_data
     from prototree.errors import ProtoTreeError
     from prototree.evaluation.metrics import Metrics, evaluate
+    from prototree.exchange.hub_push import push
+    from prototree.exchange.onnx_export import export_onnx
+    from prototree.exchange.reference import import_reference
+    from prototree.exchange.sklearn_estimator import ProtoTreeClassifier
     from prototree.explain.answers import Answer, ask
     from prototree.explain.decisions import explain_image
     from prototree.explain.records import DecisionExplanation, TreeExplanation
@@ -52,6 +56,7 @@ _HOMES = {
     "Path": "tree.routing",
     "Preprocessing": "network.preprocessing",
     "ProtoTree": "tree.model",
+    "ProtoTreeClassifier": "exchange.sklearn_estimator",
     "ProtoTreeError": "errors",
     "PrototypeSource": "tree.model",
     "Routed": "tree.model",
@@ -65,7 +70,9 @@ _HOMES = {
     "evaluate_parts": "pipeline.parts",
     "explain_image": "explain.decisions",
     "explain_tree": "explain.whole_tree",
+    "export_onnx": "exchange.onnx_export",
     "fit": "pipeline.fit",
+    "import_reference": "exchange.reference",
     "load": "tree.checkpoint",
     "meet_strangers": "pipeline.strangers",
     "open_data": "data",
@@ -73,6 +80,7 @@ _HOMES = {
     "preset": "config",
     "project": "training.projection",
     "prune": "tree.pruning",
+    "push": "exchange.hub_push",
     "redo": "pipeline.fit",
     "relearn": "mend.relearning",
     "reproduce": "pipeline.reproduce",
@@ -95,6 +103,7 @@ __all__ = [
     "Path",
     "Preprocessing",
     "ProtoTree",
+    "ProtoTreeClassifier",
     "ProtoTreeError",
     "PrototypeSource",
     "Routed",
@@ -109,7 +118,9 @@ __all__ = [
     "evaluate_parts",
     "explain_image",
     "explain_tree",
+    "export_onnx",
     "fit",
+    "import_reference",
     "load",
     "meet_strangers",
     "open_data",
@@ -117,6 +128,7 @@ __all__ = [
     "preset",
     "project",
     "prune",
+    "push",
     "redo",
     "relearn",
     "reproduce",

@@ -11,7 +11,7 @@ from prototree.data import ImageData, open_data
 from prototree.errors import CheckpointError, DataError
 from prototree.files import read_json, write_json
 from prototree.training import distributed
-from prototree.tree import checkpoint
+from prototree.tree import checkpoint, hub
 from prototree.tree.model import ProtoTree
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,9 @@ class Run:
 
     @classmethod
     def open(cls, folder: "str | Path | Run") -> "Run":
-        """The run in a folder, or an error that says that there is none."""
+        """The run in a folder or, as `user/name`, on the model hub; or an error that says that there is none."""
+        if not isinstance(folder, Run) and hub.is_hub_name(folder):
+            folder = hub.fetch(folder)
         run = folder if isinstance(folder, Run) else cls(Path(folder))
         if not (run.folder / CONFIG).exists():
             raise CheckpointError(f"expected a run in {run.folder}, but there is no {CONFIG}; train one first")

@@ -124,3 +124,28 @@ def test_similarity_map_is_equation_seven(map_size: tuple[int, int], size: tuple
 def test_prototypes_larger_than_the_map_are_refused() -> None:
     with pytest.raises(ShapeError, match=r"no larger than the feature map \(2, 2\), got \(3, 1\)"):
         nearest_patches(torch.rand(1, 4, 2, 2), torch.rand(2, 4, 3, 1))
+
+
+def test_without_gradients_far_distances_are_exact_too() -> None:
+    z, p = random_maps(5, 4, 256, 7, 7).float(), random_maps(6, 20, 256, 1, 1).float()
+    truth = nearest_patches(z.double(), p.double()).distance
+    assert truth.min() > NEAR
+    torch.testing.assert_close(nearest_patches(z, p).distance.double(), truth, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3)])
+def test_written_down_by_torch_export_the_distances_are_the_same(size: tuple[int, int]) -> None:
+    class Nearest(torch.nn.Module):
+        def forward(self, z: torch.Tensor, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            found = nearest_patches(z, p)
+            return found.distance, found.patch
+
+    z, p = random_maps(7, 3, 64, 4, 5).float(), random_maps(8, 6, 64, *size).float()
+    p[0] = z[1, :, : size[0], : size[1]]  # at distance 0 of one of them
+    shapes = ({0: torch.export.Dim("b")}, {})
+    program = torch.export.export(Nearest(), (z, p), dynamic_shapes=shapes).module()
+    for n in (1, 3):
+        distance, patch = program(z[:n], p)
+        found = nearest_patches(z[:n], p)
+        torch.testing.assert_close(distance, found.distance, atol=1e-6, rtol=0)
+        assert torch.equal(patch, found.patch)

@@ -51,13 +51,13 @@ def read_cub(root: Path) -> ImageData:
     return ImageData(
         root,
         "cub",
-        _readable([classes[class_id] for class_id in sorted(classes)]),
+        readable_names([classes[class_id] for class_id in sorted(classes)]),
         tuple(sample for image, sample in samples.items() if in_train[image]),
         tuple(sample for image, sample in samples.items() if not in_train[image]),
     )
 
 
-def _readable(names: list[str]) -> tuple[str, ...]:
+def readable_names(names: list[str]) -> tuple[str, ...]:
     """`001.Black_footed_Albatross` as `Black footed Albatross`; unchanged where that would make two the same."""
     readable = tuple(re.sub(r"^\d+\.", "", name).replace("_", " ").strip() for name in names)
     return readable if len(set(readable)) == len(names) and all(readable) else tuple(names)

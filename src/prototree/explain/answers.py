@@ -64,12 +64,13 @@ def ask(run_or_tree: Run | ProtoTree | str | Path, photo: Asked, *, strategy: St
     decisions = tree.eval().predict(images.to(tree.prototypes.device))
     label, path = int(decisions.labels(strategy)[0]), decisions.path(strategy)
     rows = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.p_right[0].tolist(), strict=True)
-    turns = tuple(_turn(tree, *row) for row in rows if row[0] >= 0)
+    turns = tuple(turn_at(tree, *row) for row in rows if row[0] >= 0)
     sureness, is_known = float(decisions.sureness[0]), bool(decisions.is_known[0])
     return Answer(tree.class_names[label], sureness, is_known, float(decisions.soft[0, label]), turns)
 
 
-def _turn(tree: ProtoTree, node: int, right: bool, p_right: float) -> Turn:
+def turn_at(tree: ProtoTree, node: int, right: bool, p_right: float) -> Turn:
+    """A turn of a tree, in the words of its question."""
     if tree.question.kind == "presence":
         return Turn(node, right, p_right)
     rather, than = (node, rival_of(tree, node)) if right else (rival_of(tree, node), node)

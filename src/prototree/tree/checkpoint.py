@@ -19,6 +19,7 @@ from prototree.errors import CheckpointError, ProtoTreeError, ShapeError
 from prototree.files import read_json, sync_folder, write_file, write_json
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.preprocessing import Preprocessing
+from prototree.tree import hub
 from prototree.tree.model import ProtoTree, PrototypeSource
 from prototree.tree.questions import PAPER, REACH_RANGE, Question
 from prototree.tree.sureness import Sureness
@@ -57,9 +58,11 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
 def load(folder: Path | str) -> ProtoTree:
     """Reads a tree written by `save`, in evaluation mode; of a run's folder, the tree after its last stage.
 
+    `user/name` is a tree on the model hub, where no folder `user` is here.
+
     >>> tree = load("runs/birds")
     """
-    folder = Path(folder)
+    folder = hub.fetch(folder) if hub.is_hub_name(folder) else Path(folder)
     folder = folder / (last_stage(folder) or "")
     header, tensors = read_state(folder, TREE)
     if header.get("kind") != "prototree":

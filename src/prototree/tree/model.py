@@ -19,7 +19,7 @@ from prototree.network.backbone import FeatureExtractor
 from prototree.network.geometry import PatchGrid
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree import leaves, routing
-from prototree.tree.patches import NearestPatches, extract_patches, nearest_patches
+from prototree.tree.patches import NearestPatches, extract_patches, is_exporting, nearest_patches
 from prototree.tree.questions import PAPER, Question
 from prototree.tree.routing import Path
 from prototree.tree.strategies import Strategy
@@ -156,7 +156,7 @@ class ProtoTree(nn.Module):
 
     def forward(self, images: Float[Tensor, "B 3 h w"]) -> Routed:
         """Images through the network and the tree."""
-        if images.dim() != 4 or images.shape[1] != 3 or not len(images):
+        if images.dim() != 4 or images.shape[1] != 3 or not images.shape[0]:
             raise ShapeError(f"expected a non-empty batch of images B×3×h×w, got {tuple(images.shape)}")
         return self.route(self.features(images))
 
@@ -166,7 +166,7 @@ class ProtoTree(nn.Module):
         """Ready feature maps through the tree (Eq. 1–3), with its own prototypes or others in their place."""
         prototypes = self.prototypes if prototypes is None else prototypes
         expected = self.features.depth
-        if feature_map.dim() != 4 or feature_map.shape[1] != expected or not len(feature_map):
+        if feature_map.dim() != 4 or feature_map.shape[1] != expected or not feature_map.shape[0]:
             raise ShapeError(f"expected non-empty feature maps B×{expected}×H×W, got {tuple(feature_map.shape)}")
         with torch.autocast(feature_map.device.type, enabled=False):  # distances stay in full precision
             nearest = nearest_patches(feature_map.to(self.prototypes.dtype), prototypes.to(self.prototypes.dtype))
@@ -178,7 +178,7 @@ class ProtoTree(nn.Module):
         """Eq. 2–3 from the distances to all prototypes, with the tree's own question and reaches or others."""
         left, right = (question or self.question).log_turns(nearest.distance, self.reach if reach is None else reach)
         log_path_probs = routing.log_path_probs(left, right, self.topology)
-        if not torch.isfinite(log_path_probs).all():
+        if not is_exporting() and not torch.isfinite(log_path_probs).all():
             raise ShapeError(
                 "expected finite features, got NaN or infinity; look for broken input images or a learning rate that "
                 "is too high"

@@ -4,6 +4,7 @@ Notation used for tensor shapes: B batch, D prototype depth, H W feature map, N 
 E = D·H₁·W₁ numbers in a patch.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from prototree.errors import ShapeError
 
-# ‖z‖² − 2z·p + ‖p‖² cancels when z is near p: in float32 it reads 0.002 for identical 256-d patches. Below this
-# distance the patches are subtracted instead; above it the error is under 1e-5.
+# ‖z‖² − 2z·p + ‖p‖² cancels when z is near p: in float32 it reads 0.002 for identical 256-d patches. While learning,
+# patches below this distance are subtracted instead; above it the error is about 1e-4. Without gradients all are.
 NEAR = 0.4
 # The fast form may rank patches wrongly that differ by its rounding error; all within this many units are compared.
 _ROUNDING_UNITS = 32
+# While `torch.export` writes down a tree, no step may depend on what an image shows.
+is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 _CHUNK = 8192  # pairs of patches subtracted at a time, so that memory does not grow with how many are near
 
 
@@ -50,7 +53,11 @@ def nearest_patches(feature_map: Float[Tensor, "B D H W"], prototypes: Float[Ten
     distance is a unit vector. The gradient of a distance of 0 is 0.
     """
     patches = extract_patches(feature_map, (prototypes.shape[2], prototypes.shape[3]))
-    return NearestPatches(*_NearestPatch.apply(patches, prototypes.flatten(1)))  # type: ignore[no-untyped-call]
+    if is_exporting():
+        return _in_double(patches, prototypes.flatten(1))
+    learning = torch.is_grad_enabled() and (patches.requires_grad or prototypes.requires_grad)
+    below = NEAR if learning else math.inf
+    return NearestPatches(*_NearestPatch.apply(patches, prototypes.flatten(1), below))  # type: ignore[no-untyped-call]
 
 
 def distance_map(
@@ -65,12 +72,20 @@ def distance_map(
     return distance.transpose(1, 2).reshape(*distance.shape[0::2], rows, columns)
 
 
+def _in_double(patches: Float[Tensor, "B P E"], prototypes: Float[Tensor, "N E"]) -> NearestPatches:
+    """The same where no pair may be singled out: in double precision the fast form is exact enough for all of them."""
+    z, p = patches.double(), prototypes.double()
+    squared = z.square().sum(2, keepdim=True) - 2 * (z @ p.T) + p.square().sum(1)
+    lowest, index = squared.min(dim=1)
+    return NearestPatches(lowest.clamp_min(0).sqrt().to(patches.dtype), index)
+
+
 class _NearestPatch(torch.autograd.Function):
     """Finds by matrix product, measures by subtraction; the gradient flows to the nearest patch alone."""
 
     @staticmethod
     def forward(
-        ctx: Any, patches: Float[Tensor, "B P E"], prototypes: Float[Tensor, "N E"]
+        ctx: Any, patches: Float[Tensor, "B P E"], prototypes: Float[Tensor, "N E"], below: float
     ) -> tuple[Float[Tensor, "B N"], Int[Tensor, "B N"]]:
         n_images, n_patches, _ = patches.shape
         patches, prototypes = patches.contiguous(), prototypes.contiguous()
@@ -82,7 +97,7 @@ class _NearestPatch(torch.autograd.Function):
         lowest, index = partial.min(dim=1)
         squared = lowest + prototype_norms
 
-        image, node = torch.nonzero(squared < NEAR**2, as_tuple=True)
+        image, node = torch.nonzero(squared < below**2, as_tuple=True)
         distance = squared.clamp_min(0).sqrt()
         if len(image):
             rounding = _ROUNDING_UNITS * torch.finfo(partial.dtype).eps
@@ -94,7 +109,9 @@ class _NearestPatch(torch.autograd.Function):
         return distance, index
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Float[Tensor, "B P E"] | None, Float[Tensor, "N E"] | None]:
+    def backward(
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Float[Tensor, "B P E"] | None, Float[Tensor, "N E"] | None, None]:
         patches, prototypes, distance, index, image, node = ctx.saved_tensors
         weight = torch.where(distance > 0, gradients[0] / distance, 0)  # d‖z − p‖ = (z − p) / ‖z − p‖
         near_weight = weight[image, node]
@@ -111,7 +128,7 @@ class _NearestPatch(torch.autograd.Function):
             pull = w[:, None] * (flat[r] - prototypes[n])
             to_patches.index_add_(0, r, pull)
             to_prototypes.index_add_(0, n, pull, alpha=-1)
-        return to_patches.view_as(patches), to_prototypes
+        return to_patches.view_as(patches), to_prototypes, None
 
 
 def _measure(

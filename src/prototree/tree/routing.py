@@ -20,7 +20,7 @@ def log_path_probs(
     """Eq. 3: the log-probability of arriving in each leaf, one level of the tree at a time."""
     # Children interleaved as l0 r0 l1 r1 …, so that a level's children are one slice.
     edges = torch.stack([log_left, log_right], dim=2)  # B N 2
-    arriving = log_right.new_zeros(len(log_right), 1)  # the root's log-probability is 0
+    arriving = log_right.new_zeros(log_right.shape[0], 1)  # the root's log-probability is 0
     leaves = [] if topology.n_nodes else [arriving]
     for level in topology.levels:
         children = (arriving[:, :, None] + edges[:, level.nodes]).flatten(1)
@@ -35,7 +35,7 @@ RightAt = Callable[[Int[Tensor, " B"]], Float[Tensor, " B"]]
 
 def greedy_leaves(p_right: Float[Tensor, "B N"], topology: Topology) -> Int[Tensor, " B"]:
     """§5.3, second strategy: at each node right if p_right > 0.5, else left."""
-    start = torch.zeros(len(p_right), dtype=torch.long, device=p_right.device)
+    start = torch.zeros(p_right.shape[0], dtype=torch.long, device=p_right.device)
     return _descend(start, lambda at: p_right.gather(1, at[:, None])[:, 0], topology)[0]
 
 
@@ -63,7 +63,7 @@ def _descend(
     for _ in topology.levels:
         found.append(right_at(at.clamp_max(n_nodes - 1)))
         at = torch.where(found[-1] > 0.5, right[at], left[at])
-    return at - n_nodes, torch.stack(found, dim=1) if found else torch.zeros(len(at), 0, device=at.device)
+    return at - n_nodes, torch.stack(found, dim=1) if found else torch.zeros(at.shape[0], 0, device=at.device)
 
 
 def max_path_leaves(log_path_probs: Float[Tensor, "B L"]) -> Int[Tensor, " B"]:
