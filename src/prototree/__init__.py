@@ -3,6 +3,7 @@
 >>> import prototree
 >>> run = prototree.fit("photos/", "runs/photos")
 >>> prototree.ask(run, "bird.jpg").label
+>>> [one.said for one in prototree.predict(run, "holiday/")]
 """
 
 import importlib
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from prototree.evaluation.metrics import Metrics, evaluate
     from prototree.explain.answers import Answer, ask
     from prototree.explain.decisions import explain_image
+    from prototree.explain.predictions import Prediction, predict, predict_each
     from prototree.explain.records import DecisionExplanation, TreeExplanation
     from prototree.explain.whole_tree import explain_tree
     from prototree.mend.relearning import relearn
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from prototree.network.preprocessing import Preprocessing
     from prototree.pipeline.fit import combine, fit, redo
     from prototree.pipeline.reproduce import reproduce
+    from prototree.pipeline.sharing import pack, tidy
     from prototree.report.notebook import show
     from prototree.report.writing import write_decision, write_report
     from prototree.run import Run
@@ -48,6 +51,7 @@ _HOMES = {
     "ImageData": "data",
     "Metrics": "evaluation.metrics",
     "Path": "tree.routing",
+    "Prediction": "explain.predictions",
     "Preprocessing": "network.preprocessing",
     "ProtoTree": "tree.model",
     "ProtoTreeError": "errors",
@@ -66,6 +70,9 @@ _HOMES = {
     "load": "tree.checkpoint",
     "open_data": "data",
     "open_session": "mend.session",
+    "pack": "pipeline.sharing",
+    "predict": "explain.predictions",
+    "predict_each": "explain.predictions",
     "preset": "config",
     "project": "training.projection",
     "prune": "tree.pruning",
@@ -74,6 +81,7 @@ _HOMES = {
     "reproduce": "pipeline.reproduce",
     "save": "tree.checkpoint",
     "show": "report.notebook",
+    "tidy": "pipeline.sharing",
     "write_decision": "report.writing",
     "write_report": "report.writing",
 }
@@ -89,6 +97,7 @@ __all__ = [
     "ImageData",
     "Metrics",
     "Path",
+    "Prediction",
     "Preprocessing",
     "ProtoTree",
     "ProtoTreeError",
@@ -108,6 +117,9 @@ __all__ = [
     "load",
     "open_data",
     "open_session",
+    "pack",
+    "predict",
+    "predict_each",
     "preset",
     "project",
     "prune",
@@ -116,6 +128,7 @@ __all__ = [
     "reproduce",
     "save",
     "show",
+    "tidy",
     "write_decision",
     "write_report",
 ]

@@ -8,10 +8,10 @@ from typing import Any
 
 from prototree.config import Config, read_config
 from prototree.data import ImageData, open_data
-from prototree.errors import CheckpointError, DataError
+from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.files import read_json, write_json
 from prototree.training import distributed
-from prototree.tree import checkpoint
+from prototree.tree import archive, checkpoint
 from prototree.tree.model import ProtoTree
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ CONFIG, METRICS, NOTES, MISTAKES, PICTURES = "config.toml", "metrics.json", "not
 
 @dataclass(frozen=True)
 class Run:
-    """A folder of results.
+    """A folder of results, or what a packed one holds of it.
 
     >>> run = Run.open("runs/birds")
     >>> run.tree().predict(images)
@@ -31,11 +31,25 @@ class Run:
 
     @classmethod
     def open(cls, folder: "str | Path | Run") -> "Run":
-        """The run in a folder, or an error that says that there is none."""
-        run = folder if isinstance(folder, Run) else cls(Path(folder))
+        """The run in a folder or in a file that `pack` made, or an error that says that there is none."""
+        run = folder if isinstance(folder, Run) else cls(archive.folder_of(Path(folder)))
         if not (run.folder / CONFIG).exists():
             raise CheckpointError(f"expected a run in {run.folder}, but there is no {CONFIG}; train one first")
         return run
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it came out of a file that `pack` made: to be looked at and asked, not to be changed."""
+        return (self.folder / archive.MARK).exists()
+
+    def expect_changeable(self) -> "Run":
+        """Refuses what would change a run that came out of a file."""
+        if self.is_packed:
+            raise ConfigError(
+                f"{self.folder.name} is a packed tree, which can be asked and looked at but not changed; use the "
+                "folder of the run it was packed from"
+            )
+        return self
 
     def tree(self, stage: str | None = None) -> ProtoTree:
         """The tree after a stage; by default the last one there is."""

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     help="Neural prototype trees: image classifiers that can be read in full.",
 )
 console, error_console = Console(), Console(stderr=True)
+_WIDE = console.options.update(max_width=100_000)
 
 DataArgument = Annotated[str, typer.Argument(help="Image folder, CSV manifest, CUB or Cars folder; or 'birds'.")]
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
@@ -47,13 +49,15 @@ def main() -> None:
 
 
 def print_table(table: Table) -> None:
-    """A table in the terminal. Names come from outside, so nothing in them is markup."""
-    shown = RichTable(title=Text(table.title))
+    """A table in the terminal. Names come from outside, so nothing in them is markup; none is cut off."""
+    shown = RichTable(title=Text(table.title), title_justify="left")
     for cell in table.header:
-        shown.add_column(Text(cell))
+        shown.add_column(Text(cell), overflow="fold")
     for row in table.rows:
         shown.add_row(*(Text(cell) for cell in row))
-    console.print(shown)
+    # A file or another program has no width: each row stays one line there.
+    width = None if console.is_terminal else max(Measurement.get(console, _WIDE, shown).maximum, console.width)
+    console.print(shown, width=width, crop=False)
 
 
 def say(text: str) -> None:

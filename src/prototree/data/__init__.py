@@ -16,8 +16,9 @@ from prototree.data.cars import is_cars, read_cars
 from prototree.data.cub import is_cub, read_cub
 from prototree.data.folder import MANIFEST_SUFFIXES, read_folder, read_manifest
 from prototree.data.samples import ImageData, Part, Problem, Sample
-from prototree.data.scan import cache_folder, scan_files
+from prototree.data.scan import scan_files
 from prototree.errors import DataError
+from prototree.files import cache_folder
 from prototree.network.geometry import Box
 
 __all__ = ["Box", "ImageData", "Part", "Problem", "Sample", "open_data"]

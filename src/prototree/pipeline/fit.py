@@ -110,7 +110,7 @@ def redo(
 
     >>> prototree.redo("runs/photos", "prune", settings={"threshold": 0.05})
     """
-    run = Run.open(folder)
+    run = Run.open(folder).expect_changeable()
     config = run.config.changed(settings or {})
     with distributed.processes() as device:
         images = _sample(run.data(data), config)

@@ -19,6 +19,7 @@ from prototree.errors import CheckpointError, ProtoTreeError, ShapeError
 from prototree.files import read_json, sync_folder, write_file, write_json
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.preprocessing import Preprocessing
+from prototree.tree.archive import folder_of
 from prototree.tree.model import ProtoTree, PrototypeSource
 from prototree.tree.questions import PAPER, REACH_RANGE, Question
 from prototree.tree.sureness import Sureness
@@ -55,11 +56,12 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
 
 
 def load(folder: Path | str) -> ProtoTree:
-    """Reads a tree written by `save`, in evaluation mode; of a run's folder, the tree after its last stage.
+    """Reads a tree written by `save` or `pack`, in evaluation mode; of a run's folder, the tree after its last stage.
 
     >>> tree = load("runs/birds")
+    >>> tree = load("bird-tree.prototree")
     """
-    folder = Path(folder)
+    folder = folder_of(Path(folder))
     folder = folder / (last_stage(folder) or "")
     header, tensors = read_state(folder, TREE)
     if header.get("kind") != "prototree":
