@@ -1,4 +1,4 @@
-"""Files that are replaced atomically, JSON of bounded size, and where caches lie. No torch here, and no pickle anywhere."""
+"""Files that are replaced atomically, JSON of bounded size, where caches lie. No torch here, and no pickle anywhere."""
 
 import json
 import os

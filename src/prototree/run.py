@@ -114,8 +114,9 @@ class Run:
 
     def _open_data(self, source: str | Path) -> ImageData:
         config = self.config
+        fold = config.fold if str(source) == self.metrics.get("source") else ""  # other data is not divided
         with distributed.one_after_the_other():  # the first may have to draw or to scan it
-            return open_data(source, test_share=config.test_share, strict=config.strict)
+            return open_data(source, test_share=config.test_share, strict=config.strict, fold=fold)
 
     def _with_own_classes(self, data: ImageData, source: str | Path) -> ImageData:
         if data.class_names != self.tree().class_names:

@@ -24,7 +24,7 @@ console, error_console = Console(), Console(stderr=True)
 _WIDE = console.options.update(max_width=100_000)
 
 DataArgument = Annotated[str, typer.Argument(help="Image folder, CSV manifest, CUB or Cars folder; or 'birds'.")]
-RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
+RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, or a packed tree.")]
 DataOption = Annotated[str | None, typer.Option("--data", help="Other data than the run was made with.")]
 
 

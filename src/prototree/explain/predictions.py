@@ -166,8 +166,8 @@ def _quick(tree: ProtoTree) -> Callable[[Tensor], Decisions]:
 
 def _items(photos: Photo | Iterable[Photo], preprocessing: Preprocessing) -> Iterator[_Item]:
     number = itertools.count()
-    single = isinstance(photos, str | Path | Listed | Image.Image | np.ndarray | Tensor)
-    for photo in [photos] if single else photos:  # type: ignore[list-item, union-attr]
+    every = [photos] if isinstance(photos, str | Path | Listed | Image.Image | np.ndarray | Tensor) else photos
+    for photo in every:
         if isinstance(photo, Listed):
             yield _file(photo, preprocessing)
         elif isinstance(photo, str | Path):

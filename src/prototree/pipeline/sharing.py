@@ -2,8 +2,8 @@
 
 import json
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +12,14 @@ from prototree.errors import CheckpointError, ConfigError
 from prototree.evaluation.tables import percent
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.run import CONFIG, METRICS, NOTES, PICTURES, Run
+from prototree.training.shared_maps import OWN_CACHE, maps_used, shared_folder
 from prototree.tree import checkpoint
 from prototree.tree.archive import MARK, SUFFIX, write_archive
 from prototree.tree.checkpoint import TREE, WEIGHTS
 from prototree.tree.model import ProtoTree
 
 # What a finished run no longer needs: states that an interrupted training goes on from, and maps computed again.
-_SPARE = ("last", "head", "held", "pretrained", "teacher", "cache")
+_SPARE = ("last", "head", "held", "pretrained", "teacher", OWN_CACHE)
 _METRICS_KEPT = ("version", "data", "classes", "stages", "classifier", "pruning", "projection")
 _CLASSES_NAMED = 200
 
@@ -125,19 +126,25 @@ def tidy(run: str | Path | Run) -> list[Freed]:
         )
     folder = run.folder.resolve()
     spare = [folder / name for name in _SPARE] + [folder.with_name(f"{folder.name}-mend") / "maps"]
-    freed = []
-    for path in (path for path in spare if path.is_dir() and not path.is_symlink()):
-        freed.append(Freed(path, sum(_own_bytes(path))))
-        shutil.rmtree(path)
-    return [one for one in freed if one.n_bytes]
+    return [one for one in map(_removed, [*spare, *_maps_of_none_other(folder)]) if one.n_bytes]
 
 
-def _own_bytes(folder: Path) -> Iterator[int]:
-    """The bytes that go when a folder goes; a file that has another name elsewhere stays on the disk."""
-    for path in folder.rglob("*"):
-        status = path.lstat()
-        if path.is_file() and status.st_nlink == 1:
-            yield status.st_size
+def _maps_of_none_other(folder: Path) -> list[Path]:
+    """Files of the shared folder that this run alone has noted, with what stands beside them."""
+    beside = (path for path in folder.parent.iterdir() if path.is_dir() and path != folder)
+    others = {name for path in beside for name in maps_used(path)}
+    shared = shared_folder(folder)
+    own = [shared / name for name in maps_used(folder) if name not in others and Path(name).name == name]
+    return [path.with_suffix(suffix) for path in own for suffix in (".json", path.suffix, ".lock")]
+
+
+def _removed(path: Path) -> Freed:
+    """Removes a file or folder, and says what that gave back: a file that has another name elsewhere stays on disk."""
+    if path.is_symlink() or not path.exists():
+        return Freed(path, 0)
+    every = [one.lstat() for one in (path.rglob("*") if path.is_dir() else [path])]
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return Freed(path, sum(one.st_size for one in every if stat.S_ISREG(one.st_mode) and one.st_nlink == 1))
 
 
 def _json(content: object) -> bytes:

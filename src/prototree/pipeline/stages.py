@@ -25,6 +25,7 @@ from prototree.run import CONFIG, METRICS, MISTAKES, PICTURES, Run
 from prototree.training import distributed
 from prototree.training.batches import CachedBatches, PhotoBatches, maps_of
 from prototree.training.projection import Projected, SourcePhotos, measure_again, project
+from prototree.training.shared_maps import OWN_CACHE, USED
 from prototree.training.workshop import Workshop
 from prototree.training.yardstick import FOLDER as CLASSIFIER
 from prototree.training.yardstick import Yardstick, load_yardstick
@@ -45,7 +46,8 @@ OWN_FILES = (
     "held",
     CLASSIFIER,
     "pretrained",
-    "cache",
+    OWN_CACHE,
+    USED,
     "teacher",
     TRAINED,
     PRUNED,

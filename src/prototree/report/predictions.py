@@ -91,7 +91,10 @@ def _write_json(file: IO[bytes], top: int) -> Iterator[Callable[[dict[str, Any]]
 
 @contextmanager
 def _write_lines(file: IO[bytes], top: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    yield lambda row: file.write(_encoded(row) + b"\n") and None
+    def add(row: dict[str, Any]) -> None:
+        file.write(_encoded(row) + b"\n")
+
+    yield add
 
 
 def _encoded(row: dict[str, Any]) -> bytes:

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from prototree.evaluation.tables import percent
 from prototree.explain.records import (
+    DecisionExplanation,
     Flip,
     Hiding,
     Method,
@@ -15,6 +17,7 @@ from prototree.explain.records import (
     SeenPatch,
     Step,
     TreeExplanation,
+    VoteExplanation,
 )
 from prototree.report.layout import reading_order
 from prototree.tree.strategies import Strategy
@@ -109,6 +112,23 @@ def compared_distances(step: Step) -> tuple[str, ...]:
 def seen_name(side: SeenPatch) -> str:
     """What a prototype is called in the sentences about a photo."""
     return f"“{plain(side.note)}”" if side.note else str(side.prototype)
+
+
+def answer_words(explanation: DecisionExplanation | VoteExplanation) -> str:
+    """What is said of an image, as a line: the answer, how sure it is, and the way to it."""
+    if isinstance(explanation, VoteExplanation):
+        first, probs = explanation.decisions[0], explanation.class_probs
+        best = likeliest(probs)
+        votes = count(len(explanation.decisions), "tree")
+        return f"{first.image}: {first.class_names[best]} ({percent(probs[best])} by {votes})"
+    steps = "; ".join(map(_turn_words, explanation.paths["greedy"].steps)) or "no question asked"
+    sure = f"{percent(explanation.sureness)} sure"
+    return f"{explanation.image}: {explanation.class_names[explanation.answer]} ({sure}): {steps}"
+
+
+def _turn_words(step: Step) -> str:
+    name = "" if step.left is not None else f"{seen_name(step.right)} "
+    return f"{name}{step_words(step)}"
 
 
 def step_words(step: Step) -> str:

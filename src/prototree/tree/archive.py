@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import IO
 
 from prototree.errors import CheckpointError
-from prototree.files import MAX_JSON_BYTES, cache_folder, replacing
+from prototree.files import cache_folder, replacing
 
 SUFFIX = ".prototree"
 MARK = "packed.json"
 """Says that a folder came out of such a file, and so is not to be changed."""
 
 MAX_ENTRIES = 20_000
+MAX_TEXT_BYTES = 64 << 20  # of one file
 _MAX_GROWTH = 20  # bytes for each byte of the file: JSON shrinks well, weights and pictures not at all
 _KNOWN = re.compile(
     r"packed\.json|config\.toml|metrics\.json|notes\.json|README\.md"
@@ -96,6 +97,7 @@ def _take_out(file: IO[bytes], path: Path, folder: Path) -> None:
                 target = waiting / entry.filename
                 target.parent.mkdir(exist_ok=True)
                 with archive.open(entry) as inside, open(target, "wb") as out:
+                    assert isinstance(inside, zipfile.ZipExtFile)
                     _copy(inside, out, entry, path)
             shutil.rmtree(folder, ignore_errors=True)
             try:
@@ -152,12 +154,12 @@ def _suspicious(entry: zipfile.ZipInfo, seen: set[str]) -> str:
         return "is encrypted"
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "is compressed in a way we do not read"
-    if name.endswith(_TEXT) and entry.file_size > MAX_JSON_BYTES:
-        return f"claims more than {MAX_JSON_BYTES >> 20} MiB of text"
+    if name.endswith(_TEXT) and entry.file_size > MAX_TEXT_BYTES:
+        return f"claims more than {MAX_TEXT_BYTES >> 20} MiB of text"
     return ""
 
 
-def _copy(inside: IO[bytes], out: IO[bytes], entry: zipfile.ZipInfo, path: Path) -> None:
+def _copy(inside: zipfile.ZipExtFile, out: IO[bytes], entry: zipfile.ZipInfo, path: Path) -> None:
     """Never more than was promised, whatever the compressed bytes say."""
     left = entry.file_size
     while chunk := inside.read(_CHUNK):
