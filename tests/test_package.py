@@ -65,8 +65,8 @@ def test_folders_say_what_they_are_for() -> None:
 PUBLIC = """
 __version__ Answer Backbone Config DecisionExplanation Decisions Ensemble FeatureExtractor ImageData Metrics
 Path Prediction Preprocessing ProtoTree ProtoTreeError PrototypeSource Routed Run Session Topology TreeExplanation ask
-combine evaluate explain_image explain_tree fit load open_data open_session pack predict predict_each preset
-project prune redo relearn reproduce save show tidy write_decision write_report
+combine cross_validate evaluate explain_image explain_tree fit fit_seeds load open_data open_session pack
+predict predict_each preset project prune redo relearn reproduce save show tidy write_decision write_report
 """
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from prototree.network.preprocessing import Preprocessing
     from prototree.pipeline.fit import combine, fit, redo
     from prototree.pipeline.reproduce import reproduce
+    from prototree.pipeline.several import cross_validate, fit_seeds
     from prototree.pipeline.sharing import pack, tidy
     from prototree.report.notebook import show
     from prototree.report.writing import write_decision, write_report
@@ -63,10 +64,12 @@ _HOMES = {
     "TreeExplanation": "explain.records",
     "ask": "explain.answers",
     "combine": "pipeline.fit",
+    "cross_validate": "pipeline.several",
     "evaluate": "evaluation.metrics",
     "explain_image": "explain.decisions",
     "explain_tree": "explain.whole_tree",
     "fit": "pipeline.fit",
+    "fit_seeds": "pipeline.several",
     "load": "tree.checkpoint",
     "open_data": "data",
     "open_session": "mend.session",
@@ -110,10 +113,12 @@ __all__ = [
     "__version__",
     "ask",
     "combine",
+    "cross_validate",
     "evaluate",
     "explain_image",
     "explain_tree",
     "fit",
+    "fit_seeds",
     "load",
     "open_data",
     "open_session",

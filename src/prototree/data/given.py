@@ -35,8 +35,8 @@ class _Row:
 def write_given(source: Any, folder: Path) -> Path:
     """A list of the photos in `source`, in a folder of its own below `folder`; the same photos, the same place.
 
-    `source` is a pandas DataFrame (path, label, perhaps split); a pair of photos and labels, where photos are paths, PIL
-    images or uint8 arrays; a dataset whose items are such pairs; a Hugging Face dataset with an image column; or a
+    `source` is a pandas DataFrame (path, label, perhaps split); a pair of photos and labels, where photos are paths,
+    PIL images or uint8 arrays; a dataset whose items are such pairs; a Hugging Face dataset with an image column; or a
     mapping from `train` and `test` to any of these.
     """
     digest, lines = hashlib.sha256(), list[tuple[str, str, str]]()
@@ -157,7 +157,7 @@ def _photo(photo: Any, number: int) -> Path | Image.Image:
         pixels = pixels[:, :, 0]
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] != 3):
         raise DataError(
-            f"photo {number}: expected a path, a PIL image, 8-bit pixels of height×width×3, or numbers from 0 to 1, got "
-            f"{pixels.dtype} of shape {pixels.shape}; give photos before they are normalised"
+            f"photo {number}: expected a path, a PIL image, 8-bit pixels of height×width×3, or numbers from 0 to 1, "
+            f"got {pixels.dtype} of shape {pixels.shape}; give photos before they are normalised"
         )
     return Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")

@@ -40,7 +40,8 @@ def fit(
     """From photos to a small readable tree and its numbers. Also runs under `torchrun`.
 
     `data` is a folder, a CSV list, or what `prototree.data.given` takes: a DataFrame (path, label, perhaps split), a
-    pair of photos and labels, a dataset of torch or Hugging Face, or a mapping from train and test to such. `start` is a tree whose prototypes stay where they are while the network learns with them.
+    pair of photos and labels, a dataset of torch or Hugging Face, or a mapping from train and test to such. `start` is
+    a tree whose prototypes stay where they are while the network learns with them.
 
     >>> run = prototree.fit("photos/", "runs/photos", settings={"seed": 1})
     >>> run = prototree.fit({"train": (pixels, labels), "test": (more_pixels, more_labels)}, "runs/photos")
