@@ -35,6 +35,7 @@ def tensors(run: Run) -> dict[str, torch.Tensor]:
     return checkpoint.load(run.folder / "trained").state_dict()
 
 
+@pytest.mark.slow
 def test_side_by_side_and_one_after_the_other_give_the_same_bits(photos: Path, tmp_path: Path) -> None:
     # One thread each in both; no weights, so that the network, too, is another for each seed.
     both = [
@@ -66,15 +67,15 @@ def test_folds_share_their_maps_and_are_judged_together(photos: Path, tmp_path: 
     state = Backbone("resnet18", None, image_size=32).net.state_dict()
     save_file({name: one.contiguous() for name, one in state.items()}, tmp_path / "w.safetensors")
     settings = WARM | {"weights": str(tmp_path / "w.safetensors")}
-    found = cross_validate(photos, tmp_path / "folds", folds=3, settings=settings)
+    found = cross_validate(photos, tmp_path / "folds", folds=2, settings=settings)
     used = [maps_used(run.folder) for run in found.runs]
-    assert used[0] == used[1] == used[2]
+    assert used[0] == used[1]
     assert {path.name for path in shared_folder(found.runs[0].folder).glob("*.f16")} == set(used[0])
-    assert [run.metrics["data"]["test"] for run in found.runs] == [6, 6, 6]
+    assert [run.metrics["data"]["test"] for run in found.runs] == [9, 9]
     tested = [{sample.path for sample in run.data().test} for run in found.runs]
     assert len(set.union(*tested)) == 18, "every photo is judged once"
     assert found.table.rows[-1][0] == "mean ± standard deviation"
-    assert found.runs[1].config.fold == "2/3"
+    assert found.runs[1].config.fold == "2/2"
     sources = [source.image for source in found.runs[0].tree().sources if source]
     assert not {photos / image for image in sources} & tested[0], "no prototype is a patch of a test photo"
 
@@ -124,8 +125,8 @@ def test_a_run_of_an_earlier_version_goes_on_with_its_own_maps(photos: Path, tmp
     (tmp_path / "prototree-maps").rename(run.folder / OWN_CACHE)
     (run.folder / USED).unlink()
     # A setting that it did not know:
-    config = "".join(line for line in (run.folder / "config.toml").open() if not line.startswith("fold"))
-    (run.folder / "config.toml").write_text(config)
+    lines = (run.folder / "config.toml").read_text().splitlines()
+    (run.folder / "config.toml").write_text("\n".join(line for line in lines if not line.startswith("fold")))
     fit(photos, run.folder, settings=settings, resume=True)
     assert not (tmp_path / "prototree-maps").exists()
     assert "fold" not in preset("auto").identity()
@@ -150,6 +151,7 @@ def test_maps_of_maps() -> None:
     assert [entry.sample.path.name for entry in joined.entries] == ["4.png", "3.png", "1.png", "12.png", "10.png"]
 
 
+@pytest.mark.slow
 def test_stopping_several_stops_all_of_them_with_their_states_saved(photos: Path, tmp_path: Path) -> None:
     options = [
         word for key, value in (FEW | {"epochs": 1000}).items() for word in (f"--{key.replace('_', '-')}", str(value))

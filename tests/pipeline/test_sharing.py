@@ -1,6 +1,7 @@
 """One file to send to somebody: what it holds, who opens it, and what is refused."""
 
 import io
+import json
 import os
 import shutil
 import stat
@@ -66,6 +67,13 @@ def test_it_needs_neither_the_run_nor_its_data(run: Run, tmp_path: Path) -> None
     for now, then in zip(explanation.prototypes, before.prototypes, strict=True):
         assert now.source.crop.tolist() == then.source.crop.tolist()
         assert now.note == then.note
+        assert now.right_share == pytest.approx(then.right_share, abs=1e-4)
+        assert [(m.image, m.label, m.size) for m in now.nearest] == [(m.image, m.label, m.size) for m in then.nearest]
+        assert [cause.name for cause in now.causes] == [cause.name for cause in then.causes]
+        for kept, found in zip(now.source.where, then.source.where, strict=True):
+            assert (kept.method, kept.hiding) == (found.method, found.hiding)
+            assert kept.box.edges == pytest.approx(found.box.edges, abs=0.01)
+            assert kept.heat.mean() == pytest.approx(found.heat.mean(), abs=0.02)
     assert explanation.prototypes[0].note == "a mark"
     decision = prototree.explain_image(opened, photo)
     assert decision.paths["greedy"].steps[0].right.note == "a mark"
@@ -111,6 +119,20 @@ def test_without_pictures_and_data_packing_says_what_to_do(run: Run, tmp_path: P
     assert PrototypePictures(
         copy.tree(), stored=Run.open(pack(copy, tmp_path / "x.prototree")).folder / "prototypes"
     ).complete
+
+
+@pytest.mark.parametrize("damage", [{"right_share": [1.0]}, {"nearest": [{}]}, {"where": "x"}, {"causes": 5}])
+def test_pages_that_make_no_sense_are_left_out(
+    run: Run, packed: Path, tmp_path: Path, damage: dict[str, object]
+) -> None:
+    with zipfile.ZipFile(packed) as file:
+        content = json.loads(file.read("pages/pages.json"))
+    content["prototypes"][1] |= damage
+    change = rebuilt(packed, lambda z: z.writestr("pages/pages.json", json.dumps(content)), "pages/pages.json")
+    (tmp_path / "x.prototree").write_bytes(change)
+    prototypes = explain_tree(Run.open(tmp_path / "x.prototree")).prototypes
+    assert prototypes[0].nearest
+    assert prototypes[1].nearest == ()
 
 
 def rebuilt(packed: Path, change: Callable[[zipfile.ZipFile], None], skip: str = "") -> bytes:

@@ -21,7 +21,7 @@ app = typer.Typer(
     help="Neural prototype trees: image classifiers that can be read in full.",
 )
 console, error_console = Console(), Console(stderr=True)
-_WIDE = console.options.update(max_width=100_000)
+_NO_LIMIT = 100_000  # columns
 
 DataArgument = Annotated[str, typer.Argument(help="Image folder, CSV manifest, CUB or Cars folder; or 'birds'.")]
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, or a packed tree.")]
@@ -56,8 +56,9 @@ def print_table(table: Table) -> None:
     for row in table.rows:
         shown.add_row(*(Text(cell) for cell in row))
     # A file or another program has no width: each row stays one line there.
-    width = None if console.is_terminal else max(Measurement.get(console, _WIDE, shown).maximum, console.width)
-    console.print(shown, width=width, crop=False)
+    wide = console.options.update(max_width=_NO_LIMIT)
+    width = None if console.is_terminal else Measurement.get(console, wide, shown).maximum
+    (console if width is None else Console(file=console.file, width=width)).print(shown)
 
 
 def say(text: str) -> None:

@@ -34,7 +34,7 @@ def report(
     data: DataOption = None,
 ) -> None:
     """The whole tree as pages to look at and to print (§5.2)."""
-    from prototree.explain.whole_tree import explain_tree, store_pictures
+    from prototree.explain.whole_tree import explain_tree, store_pages
     from prototree.report import write_report
     from prototree.run import Run
 
@@ -44,7 +44,7 @@ def report(
         display.stage("looking at every prototype" if images else "the training data is not here; using what is stored")
         explanation = explain_tree(folder, data=images, nearest=nearest, occlusion=occlusion, tick=display.caching)
         if images and not folder.is_packed:
-            store_pictures(folder, images)
+            store_pages(folder, images, explanation)
     for path in write_report(explanation, out or _place(run, "report")):
         say(f"written: {path}")
 

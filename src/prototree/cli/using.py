@@ -81,11 +81,15 @@ def _say_how_it_went(agreement: "Agreement", n_photos: int, n_bad: int, out: Pat
 def pack(
     run: RunArgument,
     out: Annotated[Path, typer.Argument(help="The file to write, such as bird-tree.prototree.")],
+    pages: Annotated[
+        bool, typer.Option(help="With neighbours and tests of each prototype; they take a while to find out.")
+    ] = True,
 ) -> None:
     """One file to send to somebody: the tree, its pictures and its figures."""
     from prototree.pipeline.sharing import pack
 
-    written = pack(run, out)
+    with Display(error_console) as display:
+        written = pack(run, out, pages=pages, tick=display.caching)
     say(f"written: {written} ({_amount(written.stat().st_size)}); predict, explain, report and serve open it")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from prototree.data import ImageData
 from prototree.errors import ConfigError, DataError
+from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.prototypes import explain_prototypes, place_of
 from prototree.explain.records import Location, Match, PrototypeExplanation, TreeExplanation
@@ -24,7 +25,7 @@ def explain_tree(
     notes: Mapping[int, str] | None = None,
     tick: Callable[[int, int], None] | None = None,
 ) -> TreeExplanation:
-    """Everything about a run's tree. On a machine without the training data: what the run's folder holds.
+    """Everything about a run's tree. On a machine without the training data: what the run's folder holds of it.
 
     >>> write_report(explain_tree(Run.open("runs/birds")), Path("report"))
     """
@@ -37,8 +38,11 @@ def explain_tree(
         raise DataError("expected the classes of the run in the data, got others; choose the data it was made with")
     every = range(tree.n_prototypes)
     if data is None:
-        pictures = pictures_of(run, tree)
-        prototypes = tuple(_stored(tree, one, pictures, notes or {}) for one in every)
+        pictures, kept = pictures_of(run, tree), KeptPages(tree, run.folder / PAGES)
+        prototypes = tuple(
+            kept.of(one, pictures.of(one), (notes or {}).get(one, "")) or _stored(tree, one, pictures, notes or {})
+            for one in every
+        )
     else:
         config = run.config
         prototypes = explain_prototypes(
@@ -63,6 +67,12 @@ def explain_tree(
         question=tree.question.kind,
         sharpness=tree.question.sharpness,
     )
+
+
+def store_pages(run: Run, data: ImageData, explanation: TreeExplanation) -> None:
+    """Keeps with the run what its pages show, so that they are the same on machines without the data."""
+    store_pictures(run, data)
+    keep_pages(run.tree(), explanation.prototypes, run.folder / PAGES)
 
 
 def store_pictures(run: Run, data: ImageData) -> None:

@@ -119,7 +119,7 @@ def fold_table(metrics: Sequence[Mapping[str, Any]]) -> Table:
     """The figures of each fold, and their mean ± standard deviation over folds."""
     columns = [
         *([one["accuracy"][strategy] for one in metrics] for strategy in ("soft", "max_path", "greedy")),
-        [one["n_prototypes"] for one in metrics],
+        [float(one["n_prototypes"]) for one in metrics],
         [one["path_length"]["greedy"]["mean"] for one in metrics],
     ]
     rows = [

@@ -4,13 +4,16 @@ import json
 import shutil
 import stat
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from prototree._version import __version__
 from prototree.errors import CheckpointError, ConfigError
 from prototree.evaluation.tables import percent
+from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
+from prototree.explain.whole_tree import explain_tree
 from prototree.run import CONFIG, METRICS, NOTES, PICTURES, Run
 from prototree.training.shared_maps import OWN_CACHE, maps_used, shared_folder
 from prototree.tree import checkpoint
@@ -24,8 +27,13 @@ _METRICS_KEPT = ("version", "data", "classes", "stages", "classifier", "pruning"
 _CLASSES_NAMED = 200
 
 
-def pack(run: str | Path | Run, out: str | Path) -> Path:
+def pack(
+    run: str | Path | Run, out: str | Path, *, pages: bool = True, tick: Callable[[int, int], None] | None = None
+) -> Path:
     """One file that `load`, `predict`, `explain`, `report` and `serve` open as they open a run's folder.
+
+    What its pages show of the training photos beyond the prototypes themselves (neighbours, shares, tests) is found out
+    first, where the photos are here and no report has done so; without `pages` it is left out.
 
     >>> pack("runs/birds", "bird-tree.prototree")
     """
@@ -37,7 +45,8 @@ def pack(run: str | Path | Run, out: str | Path) -> Path:
         raise CheckpointError(f"expected a run with a trained tree in {run.folder}, found none; train one first")
     tree = run.tree(stage)
     with tempfile.TemporaryDirectory() as temporary:
-        pictures = _pictures(run, tree, Path(temporary))
+        pictures = _pictures(run, tree, Path(temporary) / PICTURES)
+        kept = _pages(run, tree, Path(temporary) / PAGES, tick) if pages else []
         content: dict[str, Path | bytes] = {
             MARK: _json({"kind": "packed prototree", "version": 1, "made_by": f"prototree {__version__}"}),
             CONFIG: run.folder / CONFIG,
@@ -45,6 +54,7 @@ def pack(run: str | Path | Run, out: str | Path) -> Path:
             "README.md": card(run, tree, out.stem).encode(),
             **{f"{stage}/{name}": run.folder / stage / name for name in (TREE, WEIGHTS)},
             **{f"{PICTURES}/{path.name}": path for path in pictures},
+            **{f"{PAGES}/{path.name}": path for path in kept},
         }
         if (run.folder / NOTES).exists():
             content[NOTES] = run.folder / NOTES
@@ -64,6 +74,15 @@ def _pictures(run: Run, tree: ProtoTree, temporary: Path) -> list[Path]:
             )
         write_pictures(tree, data, folder := temporary)
     return sorted(path for path in folder.iterdir() if path.suffix in (".webp", ".json"))
+
+
+def _pages(run: Run, tree: ProtoTree, temporary: Path, tick: Callable[[int, int], None] | None) -> list[Path]:
+    """What the run keeps for its pages, or found out now; nothing where the data is not here."""
+    kept = KeptPages(tree, run.folder / PAGES).files()
+    if kept or (data := run.data_if_here()) is None:
+        return kept
+    keep_pages(tree, explain_tree(run, data=data, tick=tick).prototypes, temporary)
+    return KeptPages(tree, temporary).files()
 
 
 def _shared_metrics(run: Run) -> dict[str, object]:

@@ -17,6 +17,7 @@ from prototree.data.views import evaluation_views
 from prototree.evaluation.classifier import ClassifierAccuracy
 from prototree.evaluation.metrics import Metrics, evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
+from prototree.explain.kept_pages import PAGES
 from prototree.explain.prototype_pictures import write_pictures
 from prototree.files import write_json
 from prototree.pipeline.results import write_results
@@ -57,6 +58,7 @@ OWN_FILES = (
     "results.md",
     "plots",
     PICTURES,
+    PAGES,
 )
 
 
