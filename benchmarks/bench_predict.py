@@ -5,11 +5,14 @@ the folded backbone. It knows no head, no tree, no rotation marks and no broken 
 network; `predict_each` reads on one thread beside it. Rounds take turns, and medians are compared: of processor time,
 which says what the package adds, and of time on the clock, which is what people wait for.
 
-    python benchmarks/bench_predict.py RUN FOLDER
+    python benchmarks/bench_predict.py [RUN FOLDER]
+
+Without a run and photos: an untrained tree of EfficientNet-Lite0, and generated photos of the size of CUB's.
 """
 
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +24,28 @@ from torch import Tensor
 
 from prototree.data.listing import listed_photos
 from prototree.explain.predictions import predict_each
+from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.folding import folded
 from prototree.tree.checkpoint import load
 from prototree.tree.model import ProtoTree
+from prototree.tree.topology import Topology
 
 N_PHOTOS, N_ROUNDS, BATCH = 192, 7, 32
+
+
+def untrained_tree() -> ProtoTree:
+    """Of the size of one that knows fifty classes."""
+    torch.manual_seed(0)
+    return ProtoTree(Topology.full(6), FeatureExtractor(Backbone("auto", None, image_size=288), 256), 50).eval()
+
+
+def generated(folder: Path) -> Path:
+    """Photos without meaning."""
+    random = np.random.default_rng(0)
+    for index in range(N_PHOTOS):
+        rough = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+        rough.resize((500, 375), Image.Resampling.BICUBIC).save(folder / f"{index}.jpg", quality=90)
+    return folder
 
 
 @torch.inference_mode()
@@ -59,11 +79,13 @@ def seconds(work: Callable[[], None]) -> tuple[float, float]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    if len(sys.argv) != 3:
-        sys.exit("usage: python benchmarks/bench_predict.py RUN FOLDER")
-    tree = load(sys.argv[1])
-    paths = [one.path for one in listed_photos([sys.argv[2]])][:N_PHOTOS]
-    rounds = [(seconds(lambda: floor(tree, paths)), seconds(lambda: ours(tree, paths))) for _ in range(N_ROUNDS + 1)]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = load(sys.argv[1]) if len(sys.argv) > 2 else untrained_tree()
+        paths = [one.path for one in listed_photos([sys.argv[2] if len(sys.argv) > 2 else generated(Path(folder))])]
+        paths = paths[:N_PHOTOS]
+        rounds = [
+            (seconds(lambda: floor(tree, paths)), seconds(lambda: ours(tree, paths))) for _ in range(N_ROUNDS + 1)
+        ]
     for place, what in enumerate(("time on the clock", "processor time")):
         theirs, own = (statistics.median(one[who][place] for one in rounds[1:]) for who in (0, 1))
         print(

@@ -12,7 +12,10 @@ from prototree.errors import DataError
 from prototree.progress import Display
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from prototree.evaluation.agreement import Agreement
+    from prototree.explain.predictions import Prediction
 
 
 @app.command()
@@ -37,27 +40,27 @@ def predict(
     from prototree.evaluation.agreement import Agreement
     from prototree.explain.predictions import open_for_predicting, predict_each
     from prototree.report.predictions import prediction_file
+    from prototree.report.words import plain
 
     tree, notes = open_for_predicting(run)
     listed = listed_photos(photos, sys.stdin)
     everything = None if STANDARD_INPUT in photos else list(listed)
-    if everything is not None and not everything:
+    if everything == []:
         raise DataError(f"found no photo in {', '.join(photos)}; expected image files, or folders or lists of them")
     with_truth = everything is not None and any(one.label is not None for one in everything)
     agreement, n_photos, n_bad = Agreement(tree.class_names), 0, 0
     with ExitStack() as stack:
         display = stack.enter_context(Display(error_console))
-        shown = min(top, tree.n_classes)
-        add = stack.enter_context(prediction_file(out, top=shown, with_truth=with_truth, notes=notes)) if out else None
+        add: Callable[[Prediction], None] = lambda one: say(plain(one.words(notes)))  # noqa: E731
+        if out is not None:
+            shown = min(top, tree.n_classes)
+            add = stack.enter_context(prediction_file(out, top=shown, with_truth=with_truth, notes=notes))
         given = predict_each(
             tree, everything or listed, top=top, at_least=at_least, batch_size=batch_size, threads=threads
         )
         for one in given:
             n_photos, n_bad = n_photos + 1, n_bad + (one.answer is None)
-            if add is not None:
-                add(one)
-            else:
-                say(one.words(notes))
+            add(one)
             if one.truth is not None and one.answer is not None:
                 agreement.add(one.truth, one.answer.label if one.answer.known else None)
             display.counting("photos", n_photos, len(everything) if everything is not None else None)

@@ -38,11 +38,7 @@ def explain_tree(
         raise DataError("expected the classes of the run in the data, got others; choose the data it was made with")
     every = range(tree.n_prototypes)
     if data is None:
-        pictures, kept = pictures_of(run, tree), KeptPages(tree, run.folder / PAGES)
-        prototypes = tuple(
-            kept.of(one, pictures.of(one), (notes or {}).get(one, "")) or _stored(tree, one, pictures, notes or {})
-            for one in every
-        )
+        prototypes = _without_data(run, tree, notes or {})
     else:
         config = run.config
         prototypes = explain_prototypes(
@@ -87,6 +83,15 @@ def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None 
     if data is not None or pictures.complete:
         return pictures
     return PrototypePictures(tree, run.data_if_here())
+
+
+def _without_data(run: Run, tree: ProtoTree, notes: Mapping[int, str]) -> tuple[PrototypeExplanation, ...]:
+    """What the run keeps about its prototypes; where it keeps nothing, what the tree itself knows."""
+    pictures, kept = pictures_of(run, tree), KeptPages(tree, run.folder / PAGES)
+    return tuple(
+        kept.of(one, pictures.of(one), notes.get(one, "")) or _stored(tree, one, pictures, notes)
+        for one in range(tree.n_prototypes)
+    )
 
 
 def _stored(
