@@ -37,6 +37,7 @@ bench: setup
 	$(BIN)/python benchmarks/bench_stages.py
 	$(BIN)/python benchmarks/bench_explain.py
 	$(BIN)/python benchmarks/bench_export.py
+	$(BIN)/python benchmarks/bench_predict.py
 
 settings: setup
 	$(BIN)/python -c "from prototree.cli.options import settings_page; print(settings_page(), end='')" > docs/settings.md

@@ -17,7 +17,6 @@ from typing import Any
 from prototree.data import ImageData, Sample, open_data
 from prototree.pipeline.fit import fit
 from prototree.run import Run
-from prototree.training.maps import link_caches
 from prototree.training.recipes.warm import Warm
 
 FOLDS = 5
@@ -89,7 +88,6 @@ def one_run(data: ImageData, out: Path, name: str, seed: int, fold: int) -> Run:
     folder = out / f"{name.replace(' ', '_').replace(':', '')}-{seed}-{fold}"
     run = Run(folder)
     if "evaluate" not in run.metrics.get("seconds", {}):
-        link_caches(sorted(out.glob("*/cache")), folder / "cache")
         fit(data, folder, settings={**ROWS[name], "seed": seed}, resume=True)
     return run
 

@@ -9,6 +9,7 @@ import pytest
 from prototree.config import preset
 from prototree.data import open_data
 from prototree.training.recipes.warm import Warm
+from prototree.training.shared_maps import maps_used
 from tiny_training import write_squares
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "ablation.py"
@@ -63,8 +64,8 @@ def test_rows_share_the_cache_and_finished_runs_stay(
     data = ablation.held_out(open_data(write_squares(tmp_path / "data", train=5)), 0)
     runs = [ablation.one_run(data, tmp_path / "out", name, 0, 0) for name in ablation.ROWS]
     assert [run.config.recipe.margin for run in runs] == [Warm.margin, 0.0]
-    caches = [sorted(path.stat().st_ino for path in (run.folder / "cache").iterdir()) for run in runs]
-    assert caches[0] == caches[1]
+    used = [set(maps_used(run.folder)) for run in runs]
+    assert used[0] == used[1] == {path.name for path in (tmp_path / "out" / "prototree-maps").glob("*.f16")}
     row = ablation.table_row("no margin", runs)
     assert row.count("|") == 8
     before = (runs[0].folder / "metrics.json").stat().st_mtime_ns

@@ -10,6 +10,7 @@ import pytest
 from data_files import write_classes
 from prototree._version import __version__
 from prototree.cli.options import settings_page
+from prototree.files import write_json
 from prototree.settings import Common
 from prototree.training.recipes import RECIPES
 
@@ -23,7 +24,10 @@ def prototree(*words: str) -> subprocess.CompletedProcess[str]:
 def test_help_names_every_command_and_needs_no_torch() -> None:
     done = prototree("--help")
     assert done.returncode == 0
-    assert all(name in done.stdout for name in ("train", "prune", "project", "evaluate", "report", "explain", "data"))
+    assert all(
+        name in done.stdout
+        for name in ("train", "prune", "project", "evaluate", "report", "explain", "data", "predict", "pack", "tidy")
+    )
     code = "import sys, prototree.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -40,6 +44,18 @@ def test_help_of_train_is_short_and_the_whole_of_it_lists_every_setting() -> Non
 
 def test_the_document_of_settings_is_that_of_the_code() -> None:
     assert (Path(__file__).parents[1] / "docs" / "settings.md").read_text() == settings_page(), "run: make settings"
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_tables_are_never_cut_off(tmp_path: Path, columns: str) -> None:
+    name = "a_folder_with_a_long_name/" * 6 + "photo.jpg"
+    image = {"image": name, "label": 0, "answer": 1, "node": 3, "went_right": True, "p_right": 0.5, "margin": 0.1}
+    write_json(tmp_path / "mistakes.json", {"strategy": "max_path", "nodes": [], "images": [image]})
+    write_json(tmp_path / "metrics.json", {"classes": ["Black-footed Albatross", "Laysan Albatross"]})
+    environment = {**os.environ, "COLUMNS": columns}
+    command = [sys.executable, "-m", "prototree", "mistakes", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert any(name in line and "Laysan Albatross" in line for line in done.stdout.splitlines()), done.stdout
 
 
 def test_version() -> None:

@@ -65,10 +65,10 @@ def test_folders_say_what_they_are_for() -> None:
 
 PUBLIC = """
 __version__ Answer Backbone Config DecisionExplanation Decisions Ensemble FeatureExtractor ImageData Metrics
-Path Preprocessing ProtoTree ProtoTreeClassifier ProtoTreeError PrototypeSource Routed Run Session Topology
-TreeExplanation ask combine evaluate evaluate_parts explain_image explain_tree export_onnx fit import_reference load
-meet_strangers open_data open_session preset project prune push redo relearn reproduce save show write_decision
-write_report
+Path Prediction Preprocessing ProtoTree ProtoTreeClassifier ProtoTreeError PrototypeSource Routed Run Session Topology
+TreeExplanation ask combine cross_validate evaluate evaluate_parts explain_image explain_tree export_onnx fit fit_seeds
+import_reference load meet_strangers open_data open_session pack predict predict_each preset project prune push redo
+relearn reproduce save show tidy write_decision write_report
 """
 
 

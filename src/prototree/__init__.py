@@ -3,6 +3,7 @@
 >>> import prototree
 >>> run = prototree.fit("photos/", "runs/photos")
 >>> prototree.ask(run, "bird.jpg").label
+>>> [one.said for one in prototree.predict(run, "holiday/")]
 """
 
 import importlib
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from prototree.exchange.sklearn_estimator import ProtoTreeClassifier
     from prototree.explain.answers import Answer, ask
     from prototree.explain.decisions import explain_image
+    from prototree.explain.predictions import Prediction, predict, predict_each
     from prototree.explain.records import DecisionExplanation, TreeExplanation
     from prototree.explain.whole_tree import explain_tree
     from prototree.mend.relearning import relearn
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from prototree.pipeline.fit import combine, fit, redo
     from prototree.pipeline.parts import evaluate_parts
     from prototree.pipeline.reproduce import reproduce
+    from prototree.pipeline.several import cross_validate, fit_seeds
+    from prototree.pipeline.sharing import pack, tidy
     from prototree.pipeline.strangers import meet_strangers
     from prototree.report.notebook import show
     from prototree.report.writing import write_decision, write_report
@@ -54,6 +58,7 @@ _HOMES = {
     "ImageData": "data",
     "Metrics": "evaluation.metrics",
     "Path": "tree.routing",
+    "Prediction": "explain.predictions",
     "Preprocessing": "network.preprocessing",
     "ProtoTree": "tree.model",
     "ProtoTreeClassifier": "exchange.sklearn_estimator",
@@ -66,17 +71,22 @@ _HOMES = {
     "TreeExplanation": "explain.records",
     "ask": "explain.answers",
     "combine": "pipeline.fit",
+    "cross_validate": "pipeline.several",
     "evaluate": "evaluation.metrics",
     "evaluate_parts": "pipeline.parts",
     "explain_image": "explain.decisions",
     "explain_tree": "explain.whole_tree",
     "export_onnx": "exchange.onnx_export",
     "fit": "pipeline.fit",
+    "fit_seeds": "pipeline.several",
     "import_reference": "exchange.reference",
     "load": "tree.checkpoint",
     "meet_strangers": "pipeline.strangers",
     "open_data": "data",
     "open_session": "mend.session",
+    "pack": "pipeline.sharing",
+    "predict": "explain.predictions",
+    "predict_each": "explain.predictions",
     "preset": "config",
     "project": "training.projection",
     "prune": "tree.pruning",
@@ -86,6 +96,7 @@ _HOMES = {
     "reproduce": "pipeline.reproduce",
     "save": "tree.checkpoint",
     "show": "report.notebook",
+    "tidy": "pipeline.sharing",
     "write_decision": "report.writing",
     "write_report": "report.writing",
 }
@@ -101,6 +112,7 @@ __all__ = [
     "ImageData",
     "Metrics",
     "Path",
+    "Prediction",
     "Preprocessing",
     "ProtoTree",
     "ProtoTreeClassifier",
@@ -114,17 +126,22 @@ __all__ = [
     "__version__",
     "ask",
     "combine",
+    "cross_validate",
     "evaluate",
     "evaluate_parts",
     "explain_image",
     "explain_tree",
     "export_onnx",
     "fit",
+    "fit_seeds",
     "import_reference",
     "load",
     "meet_strangers",
     "open_data",
     "open_session",
+    "pack",
+    "predict",
+    "predict_each",
     "preset",
     "project",
     "prune",
@@ -134,6 +151,7 @@ __all__ = [
     "reproduce",
     "save",
     "show",
+    "tidy",
     "write_decision",
     "write_report",
 ]

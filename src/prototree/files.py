@@ -1,9 +1,12 @@
-"""Files that are replaced atomically, and JSON of bounded size. No torch here, and no pickle anywhere."""
+"""Files that are replaced atomically, JSON of bounded size, where caches lie. No torch here, and no pickle anywhere."""
 
 import json
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from prototree.errors import CheckpointError
 
@@ -12,16 +15,31 @@ MAX_JSON_BYTES = 64 * 2**20
 
 def write_file(path: Path, content: bytes) -> None:
     """Replaces a file atomically: temporary file, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path, waiting: Path | None = None) -> Iterator[IO[bytes]]:
+    """A file to write to that takes the place of `path` when all is written.
+
+    What goes wrong takes it away again, unless it was to wait under a name of the caller's choice.
+    """
+    temporary = waiting or path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        if waiting is None:
+            temporary.unlink(missing_ok=True)
         raise CheckpointError(f"{path} could not be written ({error.strerror}); what was there is unchanged") from error
+    except BaseException:
+        if waiting is None:
+            temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
@@ -43,6 +61,19 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is damaged: expected a JSON object, got {type(content).__name__}")
     return content
+
+
+def cache_folder() -> Path:
+    """Where we may keep what can be computed again: `$PROTOTREE_CACHE`, or the platform's place for caches."""
+    if chosen := os.environ.get("PROTOTREE_CACHE"):
+        return Path(chosen)
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = str(Path.home() / "Library" / "Caches")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "prototree"
 
 
 def sync_folder(folder: Path) -> None:

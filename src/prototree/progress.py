@@ -50,7 +50,7 @@ class Display(Observer):
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[counted]}"),
             TextColumn("{task.fields[news]}"),
             TimeRemainingColumn(),
             console=self._console,
@@ -79,7 +79,11 @@ class Display(Observer):
         self._started = time.monotonic()
 
     def caching(self, done: int, total: int) -> None:
-        self._show("views", done, total, f"{done / max(time.monotonic() - self._started, 1e-9):.0f}/s")
+        self.counting("views", done, total)
+
+    def counting(self, what: str, done: int, total: int | None) -> None:
+        """How many of how many things are done; None where nobody knows how many there are."""
+        self._show(what, done, total, f"{done / max(time.monotonic() - self._started, 1e-9):.0f}/s")
 
     def batch(self, epoch: int, batch: int, n_batches: int, loss: float, accuracy: float, rate: float) -> None:
         news = f"loss {loss:.3f}  accuracy {accuracy:.1%}  {rate:.0f} images/s"
@@ -97,14 +101,17 @@ class Display(Observer):
             for name in ("loss", "accuracy", "images_per_second"):
                 self._writer.add_scalar(f"train/{name}", getattr(row, name), row.epoch)
 
-    def _show(self, what: str, done: int, total: int, news: str) -> None:
+    def _show(self, what: str, done: int, total: int | None, news: str) -> None:
+        counted = str(done) if total is None else f"{done}/{total}"
         if self._console.is_terminal:
             if self._task is None:
-                self._task = self._progress.add_task(what, total=total, news=news)
-            self._progress.update(self._task, description=what, completed=done, total=total, news=news)
+                self._task = self._progress.add_task(what, total=total, news=news, counted=counted)
+            self._progress.update(self._task, description=what, completed=done, total=total, news=news, counted=counted)
         elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            self._console.print(f"  {what}: {done}/{total}  {news}", highlight=False)
+            left = (self._last_line - self._started) / max(done, 1) * (total - done) if total is not None else None
+            when = f"  {_minutes(left)} left" if left is not None else ""
+            self._console.print(f"  {what}: {counted}  {news}{when}", highlight=False)
 
     def _drop(self) -> None:
         if self._task is not None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from prototree.config import Config, read_config
 from prototree.data import ImageData, open_data
-from prototree.errors import CheckpointError, DataError
+from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.files import read_json, write_json
 from prototree.training import distributed
-from prototree.tree import checkpoint, hub
+from prototree.tree import archive, checkpoint
 from prototree.tree.model import ProtoTree
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ CONFIG, METRICS, NOTES, MISTAKES, PICTURES = "config.toml", "metrics.json", "not
 
 @dataclass(frozen=True)
 class Run:
-    """A folder of results.
+    """A folder of results, or what a packed one holds of it.
 
     >>> run = Run.open("runs/birds")
     >>> run.tree().predict(images)
@@ -31,13 +31,25 @@ class Run:
 
     @classmethod
     def open(cls, folder: "str | Path | Run") -> "Run":
-        """The run in a folder or, as `user/name`, on the model hub; or an error that says that there is none."""
-        if not isinstance(folder, Run) and hub.is_hub_name(folder):
-            folder = hub.fetch(folder)
-        run = folder if isinstance(folder, Run) else cls(Path(folder))
+        """The run in a folder, in a file that `pack` made or, as `user/name`, on the model hub; or an error."""
+        run = folder if isinstance(folder, Run) else cls(checkpoint.located(folder))
         if not (run.folder / CONFIG).exists():
             raise CheckpointError(f"expected a run in {run.folder}, but there is no {CONFIG}; train one first")
         return run
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it came out of a file that `pack` made: to be looked at and asked, not to be changed."""
+        return (self.folder / archive.MARK).exists()
+
+    def expect_changeable(self) -> "Run":
+        """Refuses what would change a run that came out of a file."""
+        if self.is_packed:
+            raise ConfigError(
+                f"{self.folder.name} is a packed tree, which can be asked and looked at but not changed; use the "
+                "folder of the run it was packed from"
+            )
+        return self
 
     def tree(self, stage: str | None = None) -> ProtoTree:
         """The tree after a stage; by default the last one there is."""
@@ -107,8 +119,9 @@ class Run:
 
     def _open_data(self, source: str | Path) -> ImageData:
         config = self.config
+        fold = config.fold if str(source) == self.metrics.get("source") else ""  # other data is not divided
         with distributed.one_after_the_other():  # the first may have to draw or to scan it
-            return open_data(source, test_share=config.test_share, strict=config.strict)
+            return open_data(source, test_share=config.test_share, strict=config.strict, fold=fold)
 
     def _with_own_classes(self, data: ImageData, source: str | Path) -> ImageData:
         if data.class_names != self.tree().class_names:

@@ -208,6 +208,12 @@ class Common(Settings):
         high=0.99,
         often=True,
     )
+    fold: str = setting(
+        "",
+        "which part of all photos is kept for testing, such as 2/5; empty: the split of the data, or test_share",
+        touch="You judge by cross-validation: --folds 5 takes all five in turn.",
+        group=_DATA,
+    )
     bootstrap: bool = setting(
         False,
         "train on a bootstrap sample of the photos, another for each seed",
@@ -277,6 +283,12 @@ class Common(Settings):
         high=1e6,
         free=True,
     )
+
+    def identity(self) -> dict[str, Any]:
+        values = super().identity()
+        if not self.fold:  # runs of earlier versions, which are continued, do not know it
+            del values["fold"]
+        return values
 
 
 def _parse(key: str, kind: Any, value: Any) -> Any:

@@ -138,8 +138,8 @@ def test_what_is_unusually_far_or_unsure_is_not_known(tree: ProtoTree, data: Ima
     assert doubt.node == int(decisions.greedy.nodes[0, decisions.unusual[0].argmax()])
     assert doubt.times_usual == pytest.approx(float(decisions.strangeness))
     answer = ask(tree, path)
-    assert not answer.is_known
-    assert str(answer).startswith(f"I don’t know; perhaps {answer.label} (")
+    assert not answer.known
+    assert str(answer).startswith(f"I don't know ({answer.label} ")
     tree.sureness = Sureness(slope=0.0, offset=-1.0, least=0.5)
     doubt = explain_image(tree, path).doubt
     assert doubt is not None

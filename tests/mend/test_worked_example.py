@@ -1,6 +1,5 @@
 """docs/mending.md from end to end: birds with a planted shortcut, a tree that fell for it, and a hand that mends it."""
 
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -70,8 +69,6 @@ def fooled_run(data: Path, out: Path) -> Run:
     """A run whose tree does not know the first species without berries; most trainings end there, some do not."""
     for seed in range(4):
         folder = out / f"seed{seed}"
-        if seed:
-            shutil.copytree(out / "seed0" / "cache", folder / "cache")  # the frozen trunk's maps
         settings = {"workers": 0, "seed": seed, "question": "presence"}
         run = fit(data, folder, preset_name="demo", settings=settings, resume=True)
         if share_right(run, 0) < 0.5:

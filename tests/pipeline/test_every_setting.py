@@ -33,6 +33,7 @@ COMMON_CHANGES: dict[str, Any] = {
     "head_width": 8,
     "augment": "none",
     "bootstrap": True,
+    "fold": "1/3",
     "batch_size": 5,
     "seed": 1,
     "precision": "bfloat16",

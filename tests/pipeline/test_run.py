@@ -21,6 +21,7 @@ from prototree.pipeline.fit import combine, derived, fit, redo
 from prototree.pipeline.stages import STAGES
 from prototree.run import Run
 from prototree.training.recipes.paper import Paper
+from prototree.training.shared_maps import maps_used
 from prototree.tree import checkpoint
 from tiny_training import TINY, write_squares
 
@@ -203,7 +204,8 @@ def test_teachers_of_every_kind(photos: Path, finished: Run, tmp_path: Path, kin
 
 def test_a_cache_while_frozen_and_photos_after(photos: Path, tmp_path: Path) -> None:
     run = fit(photos, tmp_path / "run", settings=TINY | {"cache_views": 2}, stages=["train"])
-    assert len(list((run.folder / "cache").glob("*.f16"))) == 1
+    (name,) = maps_used(run.folder)
+    assert [path.name for path in (tmp_path / "prototree-maps").glob("*.f16")] == [name]
     assert len((run.folder / "log.csv").read_text().splitlines()) == 4
 
 

@@ -18,6 +18,7 @@ from prototree.training import anchored, growth
 from prototree.training.batches import CachedBatches
 from prototree.training.maps import cache_borders
 from prototree.training.recipes.warm import Warm
+from prototree.training.shared_maps import maps_used
 from prototree.training.yardstick import load_yardstick
 from prototree.tree import checkpoint
 from prototree.tree.model import ProtoTree
@@ -186,7 +187,7 @@ def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
     assert found["n_prototypes"] == 4
     assert run.metrics["projection"]["mean_distance"] < 0.02, "the cache rounds to float16, nothing else differs"
     assert found["accuracy"] == run.metrics["stages"]["pruned"]["accuracy"]
-    assert len(list((run.folder / "cache").glob("*.f16"))) == 2, "projection uses the maps that are there"
+    assert len(maps_used(run.folder)) == 2, "projection uses the maps that are there"
     assert_prototypes_are_their_patches(run)
 
     # The classifier that taught it is judged beside it.

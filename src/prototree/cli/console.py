@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -20,9 +21,10 @@ app = typer.Typer(
     help="Neural prototype trees: image classifiers that can be read in full.",
 )
 console, error_console = Console(), Console(stderr=True)
+_NO_LIMIT = 100_000  # columns
 
 DataArgument = Annotated[str, typer.Argument(help="Image folder, CSV manifest, CUB or Cars folder; or 'birds'.")]
-RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
+RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, or a packed tree.")]
 DataOption = Annotated[str | None, typer.Option("--data", help="Other data than the run was made with.")]
 
 
@@ -47,13 +49,16 @@ def main() -> None:
 
 
 def print_table(table: Table) -> None:
-    """A table in the terminal. Names come from outside, so nothing in them is markup."""
-    shown = RichTable(title=Text(table.title))
+    """A table in the terminal. Names come from outside, so nothing in them is markup; none is cut off."""
+    shown = RichTable(title=Text(table.title), title_justify="left")
     for cell in table.header:
-        shown.add_column(Text(cell))
+        shown.add_column(Text(cell), overflow="fold")
     for row in table.rows:
         shown.add_row(*(Text(cell) for cell in row))
-    console.print(shown)
+    # A file or another program has no width: each row stays one line there.
+    wide = console.options.update(max_width=_NO_LIMIT)
+    width = None if console.is_terminal else Measurement.get(console, wide, shown).maximum
+    (console if width is None else Console(file=console.file, width=width)).print(shown)
 
 
 def say(text: str) -> None:

@@ -27,14 +27,14 @@ class Strategy(StrEnum):
 def report(
     run: RunArgument,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write; the folder 'report' of the run if not given.")
+        Path | None, typer.Option(help="Where to write; 'report' in the run, or beside a packed one, if not given.")
     ] = None,
     nearest: Annotated[int, typer.Option(help="How many nearest training patches of each prototype to show.")] = 5,
     occlusion: Annotated[bool, typer.Option(help="Also hide windows all over each photo; takes longer.")] = False,
     data: DataOption = None,
 ) -> None:
     """The whole tree as pages to look at and to print (§5.2)."""
-    from prototree.explain.whole_tree import explain_tree, store_pictures
+    from prototree.explain.whole_tree import explain_tree, store_pages
     from prototree.report import write_report
     from prototree.run import Run
 
@@ -43,10 +43,15 @@ def report(
         images = folder.data(data) if data else folder.data_if_here()
         display.stage("looking at every prototype" if images else "the training data is not here; using what is stored")
         explanation = explain_tree(folder, data=images, nearest=nearest, occlusion=occlusion, tick=display.caching)
-        if images:
-            store_pictures(folder, images)
-    for path in write_report(explanation, out or run / "report"):
+        if images and not folder.is_packed:
+            store_pages(folder, images, explanation)
+    for path in write_report(explanation, out or _place(run, "report")):
         say(f"written: {path}")
+
+
+def _place(run: Path, name: str) -> Path:
+    """A folder in a run, or beside a file that holds one."""
+    return run.with_name(f"{run.stem}-{name}") if run.is_file() else run / name
 
 
 @app.command()
@@ -64,6 +69,7 @@ def explain(
     """Why the tree decides as it does about images (§5.3)."""
     from prototree.explain.votes import explain_decision, local_paths, open_voters
     from prototree.report import decision_json, write_decision
+    from prototree.report.words import answer_words
 
     paths, voters = local_paths(images), open_voters([run, *(others or [])], data)
     with Display(error_console) as display:
@@ -73,7 +79,9 @@ def explain(
             if as_json:
                 typer.echo(json.dumps(decision_json(explanation)))
                 continue
-            folder = (out or run / "explained") / (f"{number:04d}-{path.stem}" if len(paths) > 1 else path.stem)
+            folder = out or _place(run, "explained")
+            folder /= f"{number:04d}-{path.stem}" if len(paths) > 1 else path.stem
+            say(answer_words(explanation))
             for written in write_decision(explanation, folder, strategy.value):
                 say(f"written: {written}")
 
@@ -141,9 +149,13 @@ def serve(
 
     with server.listen(host, port) as listening:
         with Display(console) as display:
-            display.stage("opening the run; the first time, its photos go through the network once")
-            session = open_session(run, data=data, validation=validation, work=work, tick=display.caching)
-            browser_app = server.open_app(session, host)
+            if run.is_file():
+                display.stage("opening a packed tree: it can be looked at and tried, not mended")
+                browser_app = server.open_viewer(run, host)
+            else:
+                display.stage("opening the run; the first time, its photos go through the network once")
+                session = open_session(run, data=data, validation=validation, work=work, tick=display.caching)
+                browser_app = server.open_app(session, host)
         where = server.address(listening)
         console.print(f"open [bold]{where}[/bold] in a browser; stop with Ctrl+C", highlight=False)
         if browser:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +15,8 @@ from prototree.errors import ConfigError
 from prototree.files import read_json
 from prototree.progress import Display
 
+_ALL_STAGES = "train,prune,project,evaluate"
+
 
 @command_with_settings()
 def train(
@@ -22,13 +24,22 @@ def train(
     data: DataArgument,
     out: Annotated[Path, typer.Option(help="Where the run is written.")],
     preset: Annotated[str, typer.Option(help=f"{', '.join(preset_names())}, or a TOML file.")] = AUTO_PRESET,
-    stages: Annotated[str, typer.Option(help="Which stages to do.")] = "train,prune,project,evaluate",
+    stages: Annotated[str, typer.Option(help="Which stages to do.")] = _ALL_STAGES,
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace a run that is there.")] = False,
+    seeds: Annotated[int, typer.Option(help="Train as many trees, another seed each, and let them vote.", min=0)] = 0,
+    folds: Annotated[int, typer.Option(help="Cross-validate: as many parts, each left out once.", min=0)] = 0,
+    jobs: Annotated[int, typer.Option(help="Of several runs, how many go at a time; 0: as cores allow.", min=0)] = 0,
+    threads: Annotated[int, typer.Option(help="Threads of each of several runs; 0: as cores allow.", min=0)] = 0,
     help_all: HelpAll = False,
 ) -> None:
     """From a folder of images to a small, readable tree."""
     settings = parsed(context.args)
+    if seeds or folds:
+        if stages != _ALL_STAGES or (seeds and folds):
+            raise ConfigError("expected either --seeds or --folds, and no --stages with them; leave one out")
+        _train_several(data, out, preset, settings, seeds, folds, (jobs, threads), resume=resume, overwrite=overwrite)
+        return
     from prototree.pipeline.fit import fit
 
     with _training(out, "the same command and --resume") as display:
@@ -134,17 +145,47 @@ def evaluate(
     say(f"tables in {run / 'results.md'}, plots in {run / 'plots'}")
 
 
+def _train_several(
+    data: str,
+    out: Path,
+    preset: str,
+    settings: dict[str, str],
+    seeds: int,
+    folds: int,
+    machine: tuple[int, int],
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> None:
+    from prototree.pipeline.several import Machine, cross_validate, fit_seeds
+
+    common: dict[str, Any] = {"preset_name": preset, "settings": settings, "resume": resume, "overwrite": overwrite}
+    with _stoppable(out, "the same command and --resume"), Display(console) as display:
+        common |= {"machine": Machine(*machine), "observer": display}
+        found = (
+            fit_seeds(data, out, seeds=seeds, **common) if seeds else cross_validate(data, out, folds=folds, **common)
+        )
+    print_table(found.table)
+    say(f"written to {out}")
+
+
 @contextmanager
-def _training(out: Path, continued_with: str) -> Iterator[Display]:
-    """Shows how training goes, and the figures at its end."""
+def _stoppable(out: Path, continued_with: str) -> Iterator[None]:
+    """Says how to go on where somebody stops it."""
     from prototree.training.engine import Interrupted
 
     try:
-        with Display(console, out / "tensorboard") as display:
-            yield display
+        yield
     except Interrupted:
         error_console.print(f"stopped; the state is saved. Continue with {continued_with} ({out})")
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def _training(out: Path, continued_with: str) -> Iterator[Display]:
+    """Shows how training goes, and the figures at its end."""
+    with _stoppable(out, continued_with), Display(console, out / "tensorboard") as display:
+        yield display
     _print_figures(out)
     say(f"written to {out}")
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from prototree.data.cars import is_cars, read_cars
 from prototree.data.cub import is_cub, read_cub
 from prototree.data.folder import MANIFEST_SUFFIXES, read_folder, read_manifest
+from prototree.data.folds import take_fold
 from prototree.data.samples import ImageData, Part, Problem, Sample
-from prototree.data.scan import cache_folder, scan_files
+from prototree.data.scan import scan_files
 from prototree.errors import DataError
+from prototree.files import cache_folder
 from prototree.network.geometry import Box
 
 __all__ = ["Box", "ImageData", "Part", "Problem", "Sample", "open_data"]
@@ -29,16 +31,21 @@ FEW_IMAGES = 10
 _SHOWN = 5
 
 
-def open_data(source: str | Path, *, test_share: float = 0.2, seed: int = 0, strict: bool = False) -> ImageData:
+def open_data(
+    source: str | Path, *, test_share: float = 0.2, seed: int = 0, strict: bool = False, fold: str = ""
+) -> ImageData:
     """Opens a data set, whatever its form, and checks that it can be learnt from. `birds` is the generated one.
 
     `test_share` and `seed` matter where the data has no split of its own. Files that cannot be read are left
-    out and listed in `problems`; with `strict` they are an error.
+    out and listed in `problems`; with `strict` they are an error. A `fold` such as 2/5 takes the second fifth of all
+    photos as the test set, whatever split the data has.
     """
     path = Path(source).expanduser()
     if str(source) == BIRDS and not path.exists():
         path = _generated_birds()
     data = scan_files(_read(path, test_share=test_share, seed=seed), strict=strict)
+    if fold:
+        data = take_fold(data, fold)
     _check(data)
     return data
 
@@ -68,6 +75,19 @@ def _read(source: Path, *, test_share: float, seed: int) -> ImageData:
     return read_folder(source, test_share=test_share, seed=seed)
 
 
+def _remedy(data: ImageData) -> str:
+    """What to do about a part that has no images."""
+    missing = "test" if data.train else "training"
+    if data.kind == "manifest":
+        return (
+            f"give some rows of the column split the word {'test' if data.train else 'train'}, or leave the column out "
+            "to have a share of each class taken for testing"
+        )
+    if data.kind == "folder":
+        return "a class needs two images to be in both"
+    return f"its own lists name no {missing} images that can be read"
+
+
 def _check(data: ImageData) -> None:
     left_out = f" ({len(data.problems)} files could not be used)" if data.problems else ""
     if data.n_classes < 2:
@@ -78,7 +98,7 @@ def _check(data: ImageData) -> None:
     if not data.train or not data.test:
         raise DataError(
             f"expected training and test images in {data.root}, "
-            f"got {len(data.train)} and {len(data.test)}{left_out}; a class needs two images to be in both"
+            f"got {len(data.train)} and {len(data.test)}{left_out}; {_remedy(data)}"
         )
     count = Counter(sample.label for sample in data.train)
     untaught = [name for label, name in enumerate(data.class_names) if count[label] == 0]

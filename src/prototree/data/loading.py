@@ -98,6 +98,11 @@ class ViewDataset(Dataset[Item]):
             Entry(index, sample, view) for index, sample in enumerate(samples) for view in views(sample)
         )
         self.transform: Transform = transform if transform is not None else Plain(preprocessing)
+        self._views = views
+
+    def over(self, samples: Sequence[Sample]) -> "ViewDataset":
+        """The same views of other samples."""
+        return ViewDataset(samples, self._views, self.preprocessing, transform=self.transform, seed=self.seed)
 
     def __len__(self) -> int:
         return len(self.entries)

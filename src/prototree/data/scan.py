@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from pathlib import Path
 from prototree.data.images import check_header
 from prototree.data.samples import ImageData, Problem, Sample
 from prototree.errors import DataError
+from prototree.files import cache_folder
 from prototree.network.geometry import Size
 
 logger = logging.getLogger(__name__)
@@ -46,19 +46,6 @@ class _Known:
 
     def to_json(self) -> list[int]:
         return [self.length, self.changed, *self.size]
-
-
-def cache_folder() -> Path:
-    """Where we may keep what can be computed again: `$PROTOTREE_CACHE`, or the platform's place for caches."""
-    if chosen := os.environ.get("PROTOTREE_CACHE"):
-        return Path(chosen)
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = str(Path.home() / "Library" / "Caches")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "prototree"
 
 
 def scan_files(data: ImageData, *, strict: bool = False) -> ImageData:

@@ -38,6 +38,11 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def stage_name(stage: str) -> str:
+    """What people are told that a stage is."""
+    return {"projected_any_class": "projected onto patches of any class"}.get(stage, stage.replace("_", " "))
+
+
 def stage_table(metrics: Mapping[str, Any], title: str) -> Table:
     """What a run reached, from the content of metrics.json; stages that agree in every figure share a row."""
     stages: dict[tuple[str, ...], list[str]] = {}
@@ -48,7 +53,7 @@ def stage_table(metrics: Mapping[str, Any], title: str) -> Table:
             str(values["n_prototypes"]),
             f"{length['mean']:.1f} ± {length['std']:.1f} ({length['min']}–{length['max']})",
         )
-        stages.setdefault(figures, []).append(stage.replace("_", " "))
+        stages.setdefault(figures, []).append(stage_name(stage))
     rows = tuple((", ".join(names), *figures) for figures, names in stages.items())
     return Table(title, ("stage", "soft", "max-path", "greedy", "prototypes", "questions asked"), rows)
 
@@ -70,7 +75,7 @@ def detail_table(metrics: Mapping[str, Any]) -> Table:
     """The same stages: how far the hard strategies follow the soft one, and how far probabilities can be believed."""
     rows = tuple(
         (
-            stage.replace("_", " "),
+            stage_name(stage),
             f"{values['fidelity']['max_path']:.3f}",
             f"{values['fidelity']['greedy']:.3f}",
             percent(values["top5"], 1),

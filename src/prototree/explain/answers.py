@@ -1,5 +1,9 @@
-"""One photo, one answer: the front door for those who want to know what a tree says and by which path."""
+"""One photo, one answer: the front door for those who want to know what a tree says and by which path.
 
+Decisions become answers in one place, `answers`, for one photo (`ask`) and for many (`predictions`).
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +14,12 @@ from PIL import Image
 
 from prototree.data.augment import to_input
 from prototree.data.images import from_pillow, read_photo
-from prototree.errors import DataError
+from prototree.errors import ConfigError, DataError
 from prototree.explain.matches import rival_of
+from prototree.explain.records import UNKNOWN
 from prototree.run import Run
 from prototree.tree import checkpoint
-from prototree.tree.model import ProtoTree
+from prototree.tree.model import Decisions, ProtoTree
 from prototree.tree.strategies import Strategy
 
 Asked = str | Path | Image.Image | UInt8[np.ndarray, "height width 3"]
@@ -32,9 +37,18 @@ class Turn:
     than: int | None = None  # and the other one
 
     def __str__(self) -> str:
+        return self.words({})
+
+    def words(self, notes: Mapping[int, str]) -> str:
+        """`has “red chest”`, or `rather 7 than 17`: prototypes by the user's own words where there are some."""
+
+        def name(prototype: int | None) -> str:
+            note = notes.get(prototype, "") if prototype is not None else ""
+            return f"“{' '.join(note.split())}”" if note else str(prototype)
+
         if self.rather is not None:
-            return f"rather {self.rather} than {self.than}"
-        return f"{'has' if self.present else 'lacks'} {self.node}"
+            return f"rather {name(self.rather)} than {name(self.than)}"
+        return f"{'has' if self.present else 'lacks'} {name(self.node)}"
 
 
 @dataclass(frozen=True)
@@ -43,30 +57,64 @@ class Answer:
 
     label: str
     sureness: float  # that the greedy answer is right
-    is_known: bool  # whether the tree gives an answer at all; the label is its best guess where it does not
     probability: float  # of the label, by the whole tree (Eq. 4)
     path: tuple[Turn, ...]
+    known: bool = True  # False: the tree gives no answer, and the label is its best guess
+
+    @property
+    def said(self) -> str:
+        """The label, or that the tree does not know."""
+        return self.label if self.known else UNKNOWN
+
+    def path_words(self, notes: Mapping[int, str] | None = None) -> str:
+        """The questions on the way with their answers."""
+        return ", ".join(turn.words(notes or {}) for turn in self.path) or "no question asked"
+
+    def words(self, notes: Mapping[int, str] | None = None) -> str:
+        """As a line for people: the answer, how sure it is, and the way to it."""
+        best = "" if self.known else f"{self.label} "
+        return f"{self.said} ({best}{self.sureness:.0%} sure): {self.path_words(notes)}"
 
     def __str__(self) -> str:
-        turns = ", ".join(map(str, self.path))
-        said = f"{self.label} ({self.sureness:.0%} sure)"
-        return f"{said if self.is_known else f'I don’t know; perhaps {said}'}: {turns or 'no question asked'}"
+        return self.words()
 
 
 @torch.no_grad()
-def ask(run_or_tree: Run | ProtoTree | str | Path, photo: Asked, *, strategy: Strategy = "greedy") -> Answer:
-    """Asks a tree about one photo; a run is asked with its last tree. Pass the tree itself to ask about many photos.
+def ask(
+    run_or_tree: Run | ProtoTree | str | Path, photo: Asked, *, strategy: Strategy = "greedy", at_least: float = 0.0
+) -> Answer:
+    """Asks a tree about one photo; a run is asked with its last tree. `predict` asks about many at once.
+
+    An answer that is less sure than `at_least` is "I don't know".
 
     >>> ask("runs/birds", "bird.jpg").label
     """
-    tree = run_or_tree if isinstance(run_or_tree, ProtoTree) else _tree_of(run_or_tree)
-    images = to_input(_opened(photo, tree.preprocessing.resize), tree.preprocessing)[None]
-    decisions = tree.eval().predict(images.to(tree.prototypes.device))
-    label, path = int(decisions.labels(strategy)[0]), decisions.path(strategy)
-    rows = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.p_right[0].tolist(), strict=True)
-    turns = tuple(turn_at(tree, *row) for row in rows if row[0] >= 0)
-    sureness, is_known = float(decisions.sureness[0]), bool(decisions.is_known[0])
-    return Answer(tree.class_names[label], sureness, is_known, float(decisions.soft[0, label]), turns)
+    tree = tree_of(run_or_tree).eval()
+    images = to_input(opened(photo, tree.preprocessing.resize), tree.preprocessing)[None]
+    return answers(tree, tree.predict(images.to(tree.prototypes.device)), strategy, at_least)[0]
+
+
+def answers(
+    tree: ProtoTree, decisions: Decisions, strategy: Strategy = "greedy", at_least: float = 0.0
+) -> list[Answer]:
+    """An answer for each photo of a batch."""
+    if not 0 <= at_least <= 1:
+        raise ConfigError(f"expected a sureness from 0 to 1 below which nothing is answered, got {at_least:g}")
+    labels, path = decisions.labels(strategy), decisions.path(strategy)
+    soft = decisions.soft.gather(1, labels[:, None])[:, 0]
+    known = decisions.is_known & (decisions.sureness >= at_least)
+    ways = zip(path.nodes.tolist(), path.goes_right.tolist(), path.p_right.tolist(), strict=True)
+    rows = zip(labels.tolist(), decisions.sureness.tolist(), soft.tolist(), ways, known.tolist(), strict=True)
+    return [
+        Answer(
+            tree.class_names[label],
+            sureness,
+            probability,
+            tuple(turn_at(tree, *turn) for turn in zip(*way, strict=True) if turn[0] >= 0),
+            known=is_known,
+        )
+        for label, sureness, probability, way, is_known in rows
+    ]
 
 
 def turn_at(tree: ProtoTree, node: int, right: bool, p_right: float) -> Turn:
@@ -77,11 +125,15 @@ def turn_at(tree: ProtoTree, node: int, right: bool, p_right: float) -> Turn:
     return Turn(node, right, p_right, rather, than)
 
 
-def _tree_of(run: Run | str | Path) -> ProtoTree:
-    return run.tree() if isinstance(run, Run) else checkpoint.load(run)
+def tree_of(run_or_tree: Run | ProtoTree | str | Path) -> ProtoTree:
+    """The tree itself, of a run the last one."""
+    if isinstance(run_or_tree, ProtoTree):
+        return run_or_tree
+    return run_or_tree.tree() if isinstance(run_or_tree, Run) else checkpoint.load(run_or_tree)
 
 
-def _opened(photo: Asked, at_least: int) -> Image.Image:
+def opened(photo: Asked, at_least: int) -> Image.Image:
+    """A photo as upright RGB; its shorter side may be reduced to `at_least` pixels while it is decoded."""
     if isinstance(photo, str | Path):
         return read_photo(photo, at_least=at_least).image
     if isinstance(photo, Image.Image):

@@ -22,6 +22,8 @@ Method = Literal["peak", "cell", "attribution", "occlusion"]
 QuestionKind = Literal["presence", "choice"]
 """Whether a node asks for one patch, or which of two is nearer; as in `tree.questions`, which needs torch."""
 Side = Literal["right", "left"]
+UNKNOWN = "I don't know"
+"""What is said where a tree gives no answer."""
 
 
 @dataclass(frozen=True)

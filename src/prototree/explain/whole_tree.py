@@ -8,6 +8,7 @@ import numpy as np
 from prototree.data import ImageData
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.part_tables import part_words, prototype_words
+from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.prototypes import explain_prototypes, place_of
 from prototree.explain.records import Location, Match, PrototypeExplanation, TreeExplanation
@@ -26,7 +27,7 @@ def explain_tree(
     notes: Mapping[int, str] | None = None,
     tick: Callable[[int, int], None] | None = None,
 ) -> TreeExplanation:
-    """Everything about a run's tree. On a machine without the training data: what the run's folder holds.
+    """Everything about a run's tree. On a machine without the training data: what the run's folder holds of it.
 
     >>> write_report(explain_tree(Run.open("runs/birds")), Path("report"))
     """
@@ -39,8 +40,7 @@ def explain_tree(
         raise DataError("expected the classes of the run in the data, got others; choose the data it was made with")
     every = range(tree.n_prototypes)
     if data is None:
-        pictures = pictures_of(run, tree)
-        prototypes = tuple(_stored(tree, one, pictures, notes or {}) for one in every)
+        prototypes = _without_data(run, tree, notes or {})
     else:
         config = run.config
         prototypes = explain_prototypes(
@@ -71,6 +71,12 @@ def explain_tree(
     )
 
 
+def store_pages(run: Run, data: ImageData, explanation: TreeExplanation) -> None:
+    """Keeps with the run what its pages show, so that they are the same on machines without the data."""
+    store_pictures(run, data)
+    keep_pages(run.tree(), explanation.prototypes, run.folder / PAGES)
+
+
 def store_pictures(run: Run, data: ImageData) -> None:
     """Keeps the prototypes' pictures in the run, so that it explains on machines without the data."""
     write_pictures(run.tree(), data, run.folder / PICTURES)
@@ -83,6 +89,15 @@ def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None 
     if data is not None or pictures.complete:
         return pictures
     return PrototypePictures(tree, run.data_if_here())
+
+
+def _without_data(run: Run, tree: ProtoTree, notes: Mapping[int, str]) -> tuple[PrototypeExplanation, ...]:
+    """What the run keeps about its prototypes; where it keeps nothing, what the tree itself knows."""
+    pictures, kept = pictures_of(run, tree), KeptPages(tree, run.folder / PAGES)
+    return tuple(
+        kept.of(one, pictures.of(one), notes.get(one, "")) or _stored(tree, one, pictures, notes)
+        for one in range(tree.n_prototypes)
+    )
 
 
 def _stored(

@@ -18,7 +18,7 @@ from prototree.mend.session import MENDING
 from prototree.pipeline.fit import train_run
 from prototree.progress import Observer
 from prototree.run import CONFIG, NOTES, Run
-from prototree.training.maps import link_caches
+from prototree.training.shared_maps import OWN_CACHE, link_maps, shared_folder
 from prototree.tree import checkpoint
 from prototree.tree.model import ProtoTree
 
@@ -68,9 +68,11 @@ def _expect_free(out: Path, run: Run) -> None:
 
 
 def _link_caches(run: Run, out: Path) -> None:
-    """The trunk's maps of the run and of the one beside it that it was mended from."""
+    """The maps of the run and of the one beside it that it was mended from, where they are not shared anyway."""
     mended_from = run.folder.resolve().with_name(Path(str(_mending(run).get("from", ""))).name or run.folder.name)
-    link_caches([run.folder / "cache", mended_from / "cache"], out / "cache")
+    elsewhere = [] if shared_folder(out) == shared_folder(run.folder) else [shared_folder(run.folder)]
+    for folder in (run.folder / OWN_CACHE, mended_from / OWN_CACHE, *elsewhere):
+        link_maps(folder, out)
 
 
 def _carry_over(run: Run, learned: Run) -> None:

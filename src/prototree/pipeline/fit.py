@@ -9,6 +9,7 @@ from typing import Any
 
 from prototree.config import AUTO_PRESET, Config, preset
 from prototree.data import ImageData, open_data
+from prototree.data.given import write_given
 from prototree.errors import ConfigError
 from prototree.evaluation.ensembles import EnsembleMetrics, evaluate_ensemble
 from prototree.files import write_file
@@ -20,9 +21,12 @@ from prototree.tree.ensemble import Ensemble
 from prototree.tree.model import ProtoTree
 from prototree.tree.pruning import default_threshold
 
+Given = Any
+"""A path, `ImageData`, or photos and labels as `prototree.data.given` takes them."""
+
 
 def fit(
-    data: str | Path | ImageData,
+    data: Given,
     out: str | Path,
     *,
     preset_name: str = AUTO_PRESET,
@@ -33,11 +37,14 @@ def fit(
     start: ProtoTree | None = None,
     observer: Observer | None = None,
 ) -> Run:
-    """From a folder of images to a small readable tree and its numbers. Also runs under `torchrun`.
+    """From photos to a small readable tree and its numbers. Also runs under `torchrun`.
 
-    `start` is a tree whose prototypes stay where they are while the network learns with them.
+    `data` is a folder, a CSV list, or what `prototree.data.given` takes: a DataFrame (path, label, perhaps split), a
+    pair of photos and labels, a dataset of torch or Hugging Face, or a mapping from train and test to such. `start` is
+    a tree whose prototypes stay where they are while the network learns with them.
 
     >>> run = prototree.fit("photos/", "runs/photos", settings={"seed": 1})
+    >>> run = prototree.fit({"train": (pixels, labels), "test": (more_pixels, more_labels)}, "runs/photos")
     >>> run.metrics["stages"]["projected"]["accuracy"]
     """
     return train_run(
@@ -54,7 +61,7 @@ def fit(
 
 def train_run(
     config: Config,
-    data: str | Path | ImageData,
+    data: Given,
     out: str | Path,
     *,
     stages: Iterable[str] = STAGES,
@@ -69,6 +76,7 @@ def train_run(
     if unknown := wanted - set(STAGES):
         raise ConfigError(f"unknown stage {sorted(unknown)[0]!r}; expected some of {', '.join(STAGES)}")
     with distributed.processes() as device:
+        data = opened_again(data, out)
         images = data if isinstance(data, ImageData) else open_source(data, config)
         config, images = derived(config, images), _sample(images, config)
         run = _prepare_folder(Path(out), config, resume=resume, overwrite=overwrite, train="train" in chosen)
@@ -82,10 +90,18 @@ def train_run(
     return run
 
 
+def opened_again(data: Given, out: str | Path) -> str | Path | ImageData:
+    """The data as something that can be opened again; what came as objects is written beside the run."""
+    if isinstance(data, str | Path | ImageData):
+        return data
+    with distributed.one_after_the_other():
+        return write_given(data, Path(out).resolve().parent / "prototree-data")
+
+
 def open_source(source: str | Path, config: Config) -> ImageData:
     """Opens a data set in every process; the first may have to draw or to scan it."""
     with distributed.one_after_the_other():
-        return open_data(source, test_share=config.test_share, strict=config.strict)
+        return open_data(source, test_share=config.test_share, strict=config.strict, fold=config.fold)
 
 
 def derived(config: Config, data: ImageData) -> Config:
@@ -110,7 +126,7 @@ def redo(
 
     >>> prototree.redo("runs/photos", "prune", settings={"threshold": 0.05})
     """
-    run = Run.open(folder)
+    run = Run.open(folder).expect_changeable()
     config = run.config.changed(settings or {})
     with distributed.processes() as device:
         images = _sample(run.data(data), config)

@@ -17,6 +17,7 @@ from prototree.data.views import evaluation_views
 from prototree.evaluation.classifier import ClassifierAccuracy
 from prototree.evaluation.metrics import Metrics, evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
+from prototree.explain.kept_pages import PAGES
 from prototree.explain.prototype_pictures import write_pictures
 from prototree.files import write_json
 from prototree.pipeline.results import write_results
@@ -25,6 +26,7 @@ from prototree.run import CONFIG, METRICS, MISTAKES, PICTURES, Run
 from prototree.training import distributed
 from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.projection import Projected, SourcePhotos, measure_again, project
+from prototree.training.shared_maps import OWN_CACHE, USED
 from prototree.training.workshop import Workshop
 from prototree.training.yardstick import FOLDER as CLASSIFIER
 from prototree.training.yardstick import Yardstick, load_yardstick
@@ -45,7 +47,8 @@ OWN_FILES = (
     "held",
     CLASSIFIER,
     "pretrained",
-    "cache",
+    OWN_CACHE,
+    USED,
     "teacher",
     TRAINED,
     PRUNED,
@@ -55,6 +58,7 @@ OWN_FILES = (
     "results.md",
     "plots",
     PICTURES,
+    PAGES,
 )
 
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from prototree.evaluation.tables import percent
 from prototree.explain.records import (
+    UNKNOWN,
     DecisionExplanation,
     Flip,
     Location,
@@ -26,7 +27,6 @@ from prototree.report.words import (
     METHOD_LONG,
     METHOD_SHORT,
     STRATEGY_NAMES,
-    UNKNOWN,
     compared_distances,
     doubt_words,
     hiding_words,

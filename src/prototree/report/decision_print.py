@@ -6,7 +6,7 @@ from PIL import Image
 
 from prototree.errors import ShapeError
 from prototree.evaluation.tables import percent
-from prototree.explain.records import DecisionExplanation, PathExplanation, SeenPatch, Step
+from prototree.explain.records import UNKNOWN, DecisionExplanation, PathExplanation, SeenPatch, Step
 from prototree.report import printing
 from prototree.report.cards import Spot, distribution, fitted, photo_with_box
 from prototree.report.encoding import CROP_SIDE, PHOTO_SIDE, heated, reduced
@@ -29,7 +29,6 @@ from prototree.report.words import (
     NEITHER_CLOSE,
     PRESENT,
     STRATEGY_NAMES,
-    UNKNOWN,
     compared_distances,
     likeliest,
 )

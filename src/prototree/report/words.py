@@ -7,6 +7,8 @@ from functools import cached_property
 
 from prototree.evaluation.tables import percent
 from prototree.explain.records import (
+    UNKNOWN,
+    DecisionExplanation,
     Doubt,
     Flip,
     Hiding,
@@ -17,6 +19,7 @@ from prototree.explain.records import (
     SeenPatch,
     Step,
     TreeExplanation,
+    VoteExplanation,
 )
 from prototree.report.layout import reading_order
 from prototree.tree.strategies import Strategy
@@ -45,7 +48,6 @@ _GREEDY_LONG: dict[QuestionKind, str] = {
     "choice": "At each node the photo goes to the side of the prototype to which it comes nearer.",
 }
 NEITHER_CLOSE = "neither is close"
-UNKNOWN = "I don’t know"
 
 
 def strategy_words(strategy: Strategy, question: QuestionKind) -> str:
@@ -128,6 +130,24 @@ def compared_distances(step: Step) -> tuple[str, ...]:
 def seen_name(side: SeenPatch) -> str:
     """What a prototype is called in the sentences about a photo."""
     return f"“{plain(side.note)}”" if side.note else str(side.prototype)
+
+
+def answer_words(explanation: DecisionExplanation | VoteExplanation) -> str:
+    """What is said of an image, as a line: the answer, how sure it is, and the way to it."""
+    if isinstance(explanation, VoteExplanation):
+        first, probs = explanation.decisions[0], explanation.class_probs
+        best = likeliest(probs)
+        votes = count(len(explanation.decisions), "tree")
+        return f"{first.image}: {first.class_names[best]} ({percent(probs[best])} by {votes})"
+    steps = "; ".join(map(_turn_words, explanation.paths["greedy"].steps)) or "no question asked"
+    best, sure = explanation.class_names[explanation.answer], f"{percent(explanation.sureness)} sure"
+    said = f"{best} ({sure})" if explanation.doubt is None else f"{UNKNOWN} ({best} {sure})"
+    return f"{explanation.image}: {said}: {steps}"
+
+
+def _turn_words(step: Step) -> str:
+    name = "" if step.left is not None else f"{seen_name(step.right)} "
+    return f"{name}{step_words(step)}"
 
 
 def step_words(step: Step) -> str:

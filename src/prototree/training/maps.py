@@ -5,12 +5,11 @@ it once per view into a file of float16 numbers, and from then on only the tail 
 keeps what a finished tree's network makes of a photo, so that a changed prototype is compared in moments.
 
 A file is named after everything that went into it (weights, preprocessing, augmentation, photos), so that a stale one
-is never used, and gets that name only when it is complete.
+is never used, and gets that name only when it is complete. Where files lie, and who uses them: `shared_maps`.
 
 Notation used for tensor shapes: V variants of a view, M views of photos, D prototype depth, H W feature map, P patches.
 """
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -31,6 +30,7 @@ from prototree.files import read_json, write_json
 from prototree.network.backbone import Backbone
 from prototree.network.folding import folded
 from prototree.training import distributed
+from prototree.training.shared_maps import OWN_CACHE, alone, note_use
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import NearestPatches, extract_patches, nearest_patches
 
@@ -69,14 +69,19 @@ class MapCache:
     def only(self, places: Sequence[int]) -> "MapCache":
         """Some of the entries, in the order named."""
         unreadable = frozenset(new for new, old in enumerate(places) if old in self.unreadable)
-        return MapCache(self.files, tuple(self.entries[place] for place in places), unreadable, tuple(places))
+        rows = tuple(self._rows[place] for place in places)
+        return MapCache(self.files, tuple(self.entries[place] for place in places), unreadable, rows)
 
     def join(self, other: "MapCache") -> "MapCache":
         """The entries of both."""
-        assert self.rows is None
-        assert other.rows is None
         unreadable = self.unreadable | {len(self.entries) + index for index in other.unreadable}
-        return MapCache(self.files + other.files, (*self.entries, *other.entries), unreadable)
+        n_rows = sum(file.shape[1] for file in self.files)
+        rows = (*self._rows, *(n_rows + row for row in other._rows))
+        return MapCache(self.files + other.files, (*self.entries, *other.entries), unreadable, rows)
+
+    @property
+    def _rows(self) -> Sequence[int]:
+        return range(len(self.entries)) if self.rows is None else self.rows
 
     def read(self, indices: Sequence[int], epoch: int) -> Inputs:
         usable = [index for index in indices if index not in self.unreadable]
@@ -150,19 +155,27 @@ def cache_borders(
     variants: int = 1,
     workers: int = 0,
     tick: Tick | None = None,
+    run: Path | None = None,
 ) -> MapCache:
-    """The trunk's output for every entry, from disk if it is there, else computed now."""
+    """The trunk's output for every entry, from disk if it is there, else computed now.
+
+    `run` is the folder of the run that uses it; one that an earlier version made may have maps of its own.
+    """
     if variants < 1:
         raise TrainError(f"expected at least one cached view of each photo, got {variants}")
-    path = folder / f"{_border_name(backbone, dataset, variants)}.f16"
-    shape = (variants, len(dataset), *_border_shape(backbone))
-    if not _is_complete(path, shape):
+    name = f"{_border_name(backbone, dataset, variants)}.f16"
+    path, shape = folder / name, (variants, len(dataset), *_border_shape(backbone))
+    if run is not None and _is_complete(run / OWN_CACHE / name, shape):
+        return _opened(run / OWN_CACHE / name, shape, dataset)
+    if run is not None:
+        note_use(run, name)
+    device = next(backbone.parameters()).device
+
+    def encoder() -> Callable[[Tensor], Tensor]:
         trunk = folded(backbone)
+        return lambda images: trunk.trunk(images.contiguous(memory_format=torch.channels_last)).half()
 
-        def encode(images: Tensor) -> Tensor:
-            return trunk.trunk(images.contiguous(memory_format=torch.channels_last)).half()
-
-        _Job(dataset, path, shape, encode, workers, tick).run(next(backbone.parameters()).device)
+    _fill_once(path, shape, lambda: _Job(dataset, path, shape, encoder(), workers, tick).run(device))
     return _opened(path, shape, dataset)
 
 
@@ -170,19 +183,16 @@ def cache_features(tree: ProtoTree, dataset: ViewDataset, folder: Path, tick: Ti
     """The feature map of every view under the tree's own network, from disk if it is there, else computed now."""
     path = folder / f"{_feature_name(tree, dataset)}.f32"
     shape = (1, len(dataset), tree.features.depth, *tree.features.backbone.map_size)
-    if not _is_complete(path, shape):
-        tree.features.eval()
-        _Job(dataset, path, shape, lambda images: tree.features(images).float(), 0, tick).run(tree.prototypes.device)
+    job = _Job(dataset, path, shape, lambda images: tree.features.eval()(images).float(), 0, tick)
+    _fill_once(path, shape, lambda: job.run(tree.prototypes.device))
     return StoredMaps(_opened(path, shape, dataset))
 
 
-def link_caches(caches: Sequence[Path], folder: Path) -> None:
-    """Lends a run the maps of others; a cache's name says what it holds, so that only a fitting one is used."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for pattern in ("*.f16", "*.json"):  # the description last: a cache without one is not used
-        for file in (file for cache in caches for file in sorted(cache.glob(pattern))):
-            with contextlib.suppress(OSError):  # it is there already, or on another disk
-                os.link(file, folder / file.name)
+def _fill_once(path: Path, shape: tuple[int, ...], fill: Callable[[], None]) -> None:
+    """Fills a file that is missing; of several programs that need it at the same time, one does."""
+    with alone(path):
+        if distributed.any_process(distributed.is_first() and not _is_complete(path, shape)):
+            fill()
 
 
 def _description(path: Path) -> Path:

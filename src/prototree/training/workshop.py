@@ -20,6 +20,7 @@ from prototree.training.batches import Batches, CachedBatches, PhotoBatches
 from prototree.training.engine import Objective, Options
 from prototree.training.maps import MapCache, cache_borders, cache_size
 from prototree.training.objectives import ClassifierObjective, Cosine, blend_with_start, train
+from prototree.training.shared_maps import shared_folder
 from prototree.training.yardstick import save_yardstick
 
 
@@ -90,18 +91,31 @@ class Workshop:
     def maps(self, backbone: Backbone, dataset: ViewDataset, variants: int = 1) -> MapCache:
         """What the frozen part of the backbone makes of every view: from disk, or computed now."""
         backbone.to(self.device).freeze(True)
-        gigabytes = cache_size(backbone, len(dataset), variants) / 1e9
+        every = self._of_all_folds(dataset)
+        gigabytes = cache_size(backbone, len(every), variants) / 1e9
         self.observer.stage(
-            f"running the frozen network once over {len(dataset) * variants} views: {gigabytes:.2f} GB of cache"
+            f"the network looks once at {len(every) * variants} views of the photos; what it finds is kept for all "
+            f"runs beside this one ({gigabytes:.2f} GB)"
         )
-        return cache_borders(
+        found = cache_borders(
             backbone,
-            dataset,
-            self.folder / "cache",
+            every,
+            shared_folder(self.folder),
             variants=variants,
             workers=self.settings.workers,
             tick=self.observer.caching,
+            run=self.folder,
         )
+        if every is dataset:
+            return found
+        place = {(entry.sample.path, entry.view): number for number, entry in enumerate(every.entries)}
+        return found.only([place[entry.sample.path, entry.view] for entry in dataset.entries])
+
+    def _of_all_folds(self, dataset: ViewDataset) -> ViewDataset:
+        """The same views of all photos where parts of them are left out in turn, so that every part shares them."""
+        if not self.settings.fold:
+            return dataset
+        return dataset.over(sorted({*self.data.train, *self.data.test}, key=lambda sample: str(sample.path)))
 
     def train(self, objective: Objective, batches: Batches, epochs: int, name: str) -> None:
         """Trains an objective, from the state in the folder `name` of the run where there is one."""

@@ -19,7 +19,7 @@ from prototree.errors import CheckpointError, ProtoTreeError, ShapeError
 from prototree.files import read_json, sync_folder, write_file, write_json
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.preprocessing import Preprocessing
-from prototree.tree import hub
+from prototree.tree import archive, hub
 from prototree.tree.model import ProtoTree, PrototypeSource
 from prototree.tree.questions import PAPER, REACH_RANGE, Question
 from prototree.tree.sureness import Sureness
@@ -56,13 +56,14 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
 
 
 def load(folder: Path | str) -> ProtoTree:
-    """Reads a tree written by `save`, in evaluation mode; of a run's folder, the tree after its last stage.
+    """Reads a tree written by `save` or `pack`, in evaluation mode; of a run's folder, the tree after its last stage.
 
     `user/name` is a tree on the model hub, where no folder `user` is here.
 
     >>> tree = load("runs/birds")
+    >>> tree = load("bird-tree.prototree")
     """
-    folder = hub.fetch(folder) if hub.is_hub_name(folder) else Path(folder)
+    folder = located(folder)
     folder = folder / (last_stage(folder) or "")
     header, tensors = read_state(folder, TREE)
     if header.get("kind") != "prototree":
@@ -82,6 +83,11 @@ def load(folder: Path | str) -> ProtoTree:
             "restore the folder from a copy"
         ) from error
     return tree.eval()
+
+
+def located(place: Path | str) -> Path:
+    """The folder of what is a folder, a file that `pack` made, or `user/name` on the model hub."""
+    return hub.fetch(place) if hub.is_hub_name(place) else archive.folder_of(Path(place))
 
 
 def fingerprint(tree: ProtoTree) -> str:

@@ -20,6 +20,7 @@ from prototree.web import pages, shapes
 from prototree.web.guard import Guard
 from prototree.web.results import NotFoundError
 from prototree.web.service import Service
+from prototree.web.viewer import Viewer
 from prototree.web.waiting import BusyError, Queue
 
 log = logging.getLogger(__name__)
@@ -62,14 +63,14 @@ def _refusals(*codes: int) -> Refusals:
 
 
 def create_app(
-    service: Service,
+    service: Service | Viewer,
     *,
     host: str = "127.0.0.1",
     max_upload: int = MAX_UPLOAD,
     max_waiting: int = MAX_WAITING,
     max_waiting_bytes: int = MAX_WAITING_BYTES,
 ) -> FastAPI:
-    """The app around a session. One thread asks the tree, one mends it, one draws pictures."""
+    """The app around a session, or a packed tree. One thread asks the tree, one mends it, one draws pictures."""
     asking = Queue(max_waiting, max_waiting_bytes)
     mending = Queue(32, 1 << 20, seconds_each=1.0)
     drawing = Queue(512, 1 << 20, seconds_each=0.02)
@@ -78,7 +79,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        service.learner.close()
+        service.close()
         for queue in queues:
             queue.close()
 
@@ -93,10 +94,14 @@ def create_app(
     app.add_middleware(Guard, host=host, max_bytes=max_upload)
     _add_error_answers(app)
     _add_pages(app, service, mending)
-    _add_pictures(app, service, drawing)
-    _add_reading(app, service, asking, mending)
+    _add_health(app, service, asking)
     _add_trying(app, service, asking, max_upload)
-    _add_mending(app, service, mending)
+    if isinstance(service, Service):
+        _add_pages_of_photos(app, service, mending)
+        _add_pictures(app, service, drawing)
+        _add_reading(app, service, mending)
+        _add_trying_samples(app, service, asking)
+        _add_mending(app, service, mending)
     return app
 
 
@@ -105,18 +110,19 @@ async def _in_turn(queue: Queue, work: Callable[[], Any]) -> Any:
         return await queue.run(work)
 
 
-def _add_reading(app: FastAPI, service: Service, asking: Queue, mending: Queue) -> None:
+def _add_health(app: FastAPI, service: Service | Viewer, asking: Queue) -> None:
     @app.get("/api/health", tags=["server"], responses=_refusals())
     async def health() -> shapes.HealthShape:
         """Answers at once, whatever else is waiting."""
-        revision = service.session.revision
-        return shapes.HealthShape(status="ok", version=__version__, revision=revision, waiting=asking.n_jobs)
+        return shapes.HealthShape(status="ok", version=__version__, revision=service.revision, waiting=asking.n_jobs)
 
     @app.get("/api/run", tags=["tree"], responses=_refusals())
     async def run() -> shapes.RunShape:
         """The run that is open."""
         return service.run()
 
+
+def _add_reading(app: FastAPI, service: Service, mending: Queue) -> None:
     @app.get("/api/nodes", tags=["tree"], responses=_refusals(503))
     async def nodes() -> list[shapes.NodeShape]:
         """All prototypes of the tree as it is."""
@@ -155,7 +161,7 @@ def _add_reading(app: FastAPI, service: Service, asking: Queue, mending: Queue) 
         return await _in_turn(mending, service.mistakes)  # type: ignore[no-any-return]
 
 
-def _add_trying(app: FastAPI, service: Service, asking: Queue, max_upload: int) -> None:
+def _add_trying(app: FastAPI, service: Service | Viewer, asking: Queue, max_upload: int) -> None:
     upload = {
         "requestBody": {
             "required": True,
@@ -172,15 +178,28 @@ def _add_trying(app: FastAPI, service: Service, asking: Queue, max_upload: int) 
             content = await _body(request, max_upload)
             return await asking.run(partial(service.decide, content, name))
 
-    @app.post("/api/decisions/sample", tags=["try"], responses=_refusals(404, 503))
-    async def decide_sample(question: shapes.SampleQuestion) -> shapes.DecisionShape:
-        """What the tree says of one of the photos that are here."""
-        return await _in_turn(asking, partial(service.decide_sample, question.split, question.index))  # type: ignore[no-any-return]
-
     @app.get("/api/decisions/{id}", tags=["try"], responses=_refusals(404))
     async def decision(id: Annotated[str, Path(max_length=40)]) -> shapes.DecisionShape:  # noqa: A002
         """A decision again, as long as it is kept."""
         return service.results.get(id).decision
+
+    @app.get("/results/{id}/{name}", tags=["try"], responses=_refusals(404) | _WEBP)
+    async def result_picture(
+        id: Annotated[str, Path(max_length=40)],  # noqa: A002
+        name: Annotated[str, Path(max_length=40)],
+    ) -> Response:
+        """A picture of a decision."""
+        pictures = service.results.get(id).pictures
+        if name not in pictures:
+            raise NotFoundError("there is no such picture")
+        return Response(pictures[name], media_type="image/webp", headers=_PICTURES)
+
+
+def _add_trying_samples(app: FastAPI, service: Service, asking: Queue) -> None:
+    @app.post("/api/decisions/sample", tags=["try"], responses=_refusals(404, 503))
+    async def decide_sample(question: shapes.SampleQuestion) -> shapes.DecisionShape:
+        """What the tree says of one of the photos that are here."""
+        return await _in_turn(asking, partial(service.decide_sample, question.split, question.index))  # type: ignore[no-any-return]
 
 
 def _add_mending(app: FastAPI, service: Service, mending: Queue) -> None:
@@ -239,22 +258,12 @@ def _add_pictures(app: FastAPI, service: Service, drawing: Queue) -> None:
         content = await _in_turn(drawing, partial(service.gallery.crop, index, view, row, column))
         return Response(content, media_type="image/webp", headers=_PICTURES)
 
-    @app.get("/results/{id}/{name}", tags=["try"], responses=_refusals(404) | _WEBP)
-    async def result_picture(
-        id: Annotated[str, Path(max_length=40)],  # noqa: A002
-        name: Annotated[str, Path(max_length=40)],
-    ) -> Response:
-        """A picture of a decision."""
-        pictures = service.results.get(id).pictures
-        if name not in pictures:
-            raise NotFoundError("there is no such picture")
-        return Response(pictures[name], media_type="image/webp", headers=_PICTURES)
+
+def _add_page(app: FastAPI, path: str, make: Callable[..., Awaitable[str]]) -> None:
+    app.add_api_route(path, make, response_class=HTMLResponse, include_in_schema=False)
 
 
-def _add_pages(app: FastAPI, service: Service, mending: Queue) -> None:
-    def page(path: str, make: Callable[..., Awaitable[str]]) -> None:
-        app.add_api_route(path, make, response_class=HTMLResponse, include_in_schema=False)
-
+def _add_pages(app: FastAPI, service: Service | Viewer, mending: Queue) -> None:
     async def explore() -> str:
         explanation, data = await _in_turn(mending, service.tree)
         return pages.explore(service, explanation, data)
@@ -265,6 +274,16 @@ def _add_pages(app: FastAPI, service: Service, mending: Queue) -> None:
     async def try_plain() -> str:
         return pages.try_page(service, None)
 
+    async def describe(request: Request) -> str:
+        return pages.api(service, app.openapi(), str(request.base_url))
+
+    for path, make in (("/", explore), ("/try", try_plain), ("/try/{id}", try_result), ("/api", describe)):
+        _add_page(app, path, make)
+    for name in (*_REPORT_ASSETS, *_OWN_ASSETS):
+        app.add_api_route(f"/assets/{name}", partial(_asset, name), include_in_schema=False)
+
+
+def _add_pages_of_photos(app: FastAPI, service: Service, mending: Queue) -> None:
     async def review() -> str:
         return pages.review(service, await _in_turn(mending, service.mistakes))
 
@@ -274,18 +293,8 @@ def _add_pages(app: FastAPI, service: Service, mending: Queue) -> None:
     async def mend_node(node: PathIndex) -> str:
         return pages.mend_node(service, await _in_turn(mending, partial(service.node, node)))
 
-    async def describe() -> str:
-        return pages.api(service, app.openapi())
-
-    page("/", explore)
-    page("/try", try_plain)
-    page("/try/{id}", try_result)
-    page("/review", review)
-    page("/mend", mend)
-    page("/mend/{node}", mend_node)
-    page("/api", describe)
-    for name in (*_REPORT_ASSETS, *_OWN_ASSETS):
-        app.add_api_route(f"/assets/{name}", partial(_asset, name), include_in_schema=False)
+    for path, make in (("/review", review), ("/mend", mend), ("/mend/{node}", mend_node)):
+        _add_page(app, path, make)
 
 
 async def _asset(name: str) -> Response:

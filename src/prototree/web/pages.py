@@ -7,37 +7,29 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from prototree.evaluation.tables import percent
-from prototree.explain.records import TreeExplanation
+from prototree.explain.records import UNKNOWN, TreeExplanation
 from prototree.report.templating import script_json, templates
 from prototree.report.tree_html import tree_body
-from prototree.report.words import STRATEGY_NAMES, UNKNOWN
+from prototree.report.words import STRATEGY_NAMES
 from prototree.web import shapes
 from prototree.web.service import Service
+from prototree.web.viewer import Viewer
 
 PictureKind = Literal["picture", "thumb"]
 
 
-def explore(service: Service, explanation: TreeExplanation, data: dict[str, Any]) -> str:
+def explore(service: Service | Viewer, explanation: TreeExplanation, data: dict[str, Any]) -> str:
     """The tree."""
     return _render(
         "explore.html", service, "explore", body=Markup(tree_body(explanation)), data=Markup(script_json(data))
     )
 
 
-def try_page(service: Service, decision: shapes.DecisionShape | None) -> str:
+def try_page(service: Service | Viewer, decision: shapes.DecisionShape | None) -> str:
     """A place to drop an image, and what the tree says of it."""
-    samples = [
-        photo for label in range(len(service.classes)) for photo in service.gallery.photos("feedback", label, 0, 1)
-    ]
-    return _render(
-        "try.html",
-        service,
-        "try",
-        decision=decision,
-        samples=samples[:24],
-        strategy_names=STRATEGY_NAMES,
-        unknown=UNKNOWN,
-    )
+    samples = service.samples()[:24]
+    said = {"strategy_names": STRATEGY_NAMES, "unknown": UNKNOWN}
+    return _render("try.html", service, "try", decision=decision, samples=samples, **said)
 
 
 def review(service: Service, mistakes: shapes.MistakesShape) -> str:
@@ -60,14 +52,14 @@ def mend_node(service: Service, node: shapes.NodeShape) -> str:
     return _render("mend_node.html", service, "mend", node=node)
 
 
-def api(service: Service, description: dict[str, Any]) -> str:
-    """The API in words."""
+def api(service: Service | Viewer, description: dict[str, Any], address: str) -> str:
+    """The API in words; `address` is where it is, as the browser sees it."""
     calls = [
         (method.upper(), path, call)
         for path, methods in description["paths"].items()
         for method, call in methods.items()
     ]
-    return _render("api.html", service, "api", calls=calls)
+    return _render("api.html", service, "api", calls=calls, address=address.rstrip("/"))
 
 
 def error(status: int, detail: str) -> str:
@@ -75,9 +67,9 @@ def error(status: int, detail: str) -> str:
     return _environment().get_template("error.html").render(status=status, detail=detail)
 
 
-def _render(template: str, service: Service, here: str, **values: Any) -> str:
-    run = service.run()
-    return _environment().get_template(template).render(run=run, here=here, **values)
+def _render(template: str, service: Service | Viewer, here: str, **values: Any) -> str:
+    given = {"run": service.run(), "mends": service.mends, "here": here}
+    return _environment().get_template(template).render(given, **values)
 
 
 @cache

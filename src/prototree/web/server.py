@@ -2,14 +2,17 @@
 
 import errno
 import socket
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
 from prototree.errors import ConfigError
 from prototree.mend.session import Session
+from prototree.run import Run
 from prototree.web.app import create_app
 from prototree.web.service import Service
+from prototree.web.viewer import Viewer
 
 _BACKLOG = 256
 
@@ -43,6 +46,13 @@ def open_app(session: Session, host: str) -> FastAPI:
     service = Service(session)
     service.tree()
     return create_app(service, host=host)
+
+
+def open_viewer(packed: Path, host: str) -> FastAPI:
+    """The app of a packed tree, with the page that comes first ready."""
+    viewer = Viewer(Run.open(packed))
+    viewer.tree()
+    return create_app(viewer, host=host)
 
 
 def serve(app: FastAPI, listening: socket.socket) -> None:

@@ -35,6 +35,8 @@ MAX_CHANGED = 200  # photos listed as answered differently
 class Service:
     """Everything the app can be asked."""
 
+    mends = True
+
     def __init__(self, session: Session) -> None:
         self.session, self.results, self.learner = session, Results(), Learner(session)
         bench, data = session.bench, session.data
@@ -45,6 +47,15 @@ class Service:
         self._below = lru_cache(maxsize=2)(self._classes_below)
 
     # ---- the run
+
+    @property
+    def revision(self) -> int:
+        """Of the tree as it is."""
+        return self.session.revision
+
+    def close(self) -> None:
+        """Ends what goes on in the background."""
+        self.learner.close()
 
     def run(self) -> shapes.RunShape:
         session = self.session
@@ -83,6 +94,11 @@ class Service:
         return shapes.CandidatesShape(node=node, side=side, revision=moment.history.revision, candidates=patches)
 
     # ---- trying images
+
+    def samples(self) -> list[shapes.PhotoShape]:
+        """Photos to try, one of each class."""
+        every = range(len(self.classes))
+        return [photo for label in every for photo in self.gallery.photos("feedback", label, 0, 1)]
 
     def decide(self, content: bytes, name: str) -> shapes.DecisionShape:
         """What the tree says of an image that somebody sent."""

@@ -1,0 +1,111 @@
+"""Commands that put a tree to use and hand it on: predict, pack, tidy."""
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prototree.cli.console import RunArgument, app, error_console, print_table, say
+from prototree.errors import DataError
+from prototree.progress import Display
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prototree.evaluation.agreement import Agreement
+    from prototree.explain.predictions import Prediction
+
+
+@app.command()
+def predict(
+    run: RunArgument,
+    photos: Annotated[
+        list[str],
+        typer.Argument(help="Photos, folders, patterns, CSV lists (path, perhaps label), or - for names to be read."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="A file for all predictions: .csv, .json or .jsonl; printed if not given.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="How many of the likeliest classes to list.", min=0)] = 5,
+    at_least: Annotated[
+        float, typer.Option(help='Answers less sure than this are "I don\'t know".', min=0.0, max=1.0)
+    ] = 0.0,
+    batch_size: Annotated[int, typer.Option(help="Photos that go through the network at once.", min=1)] = 32,
+    threads: Annotated[int, typer.Option(help="Threads that read photos; 0: one a core.", min=0)] = 0,
+) -> None:
+    """What a tree says of many photos. One that cannot be read is a row with a reason."""
+    from prototree.data.listing import STANDARD_INPUT, listed_photos
+    from prototree.evaluation.agreement import Agreement
+    from prototree.explain.predictions import open_for_predicting, predict_each
+    from prototree.report.predictions import prediction_file
+    from prototree.report.words import plain
+
+    tree, notes = open_for_predicting(run)
+    listed = listed_photos(photos, sys.stdin)
+    everything = None if STANDARD_INPUT in photos else list(listed)
+    if everything == []:
+        raise DataError(f"found no photo in {', '.join(photos)}; expected image files, or folders or lists of them")
+    with_truth = everything is not None and any(one.label is not None for one in everything)
+    agreement, n_photos, n_bad = Agreement(tree.class_names), 0, 0
+    with ExitStack() as stack:
+        display = stack.enter_context(Display(error_console))
+        add: Callable[[Prediction], None] = lambda one: say(plain(one.words(notes)))  # noqa: E731
+        if out is not None:
+            shown = min(top, tree.n_classes)
+            add = stack.enter_context(prediction_file(out, top=shown, with_truth=with_truth, notes=notes))
+        given = predict_each(
+            tree, everything or listed, top=top, at_least=at_least, batch_size=batch_size, threads=threads
+        )
+        for one in given:
+            n_photos, n_bad = n_photos + 1, n_bad + (one.answer is None)
+            add(one)
+            if one.truth is not None and one.answer is not None:
+                agreement.add(one.truth, one.answer.label if one.answer.known else None)
+            display.counting("photos", n_photos, len(everything) if everything is not None else None)
+    _say_how_it_went(agreement, n_photos, n_bad, out)
+
+
+def _say_how_it_went(agreement: "Agreement", n_photos: int, n_bad: int, out: Path | None) -> None:
+    if agreement.n_photos:
+        print_table(agreement.table())
+    for sentence in agreement.words():
+        say(sentence)
+    if n_bad:
+        error_console.print(f"{n_bad} of {n_photos} photos could not be read", highlight=False)
+    if out is not None:
+        say(f"written: {out} ({n_photos} photos)")
+    if n_bad == n_photos:
+        raise typer.Exit(1)
+
+
+@app.command()
+def pack(
+    run: RunArgument,
+    out: Annotated[Path, typer.Argument(help="The file to write, such as bird-tree.prototree.")],
+    pages: Annotated[
+        bool, typer.Option(help="With neighbours and tests of each prototype; they take a while to find out.")
+    ] = True,
+) -> None:
+    """One file to send to somebody: the tree, its pictures and its figures."""
+    from prototree.pipeline.sharing import pack
+
+    with Display(error_console) as display:
+        written = pack(run, out, pages=pages, tick=display.caching)
+    say(f"written: {written} ({_amount(written.stat().st_size)}); predict, explain, report and serve open it")
+
+
+@app.command()
+def tidy(run: RunArgument) -> None:
+    """Remove from a finished run what is computed again when it is needed."""
+    from prototree.pipeline.sharing import tidy
+
+    freed = tidy(run)
+    for one in freed:
+        say(f"removed: {one.path} ({_amount(one.n_bytes)})")
+    say(f"{_amount(sum(one.n_bytes for one in freed))} freed" if freed else "nothing to remove")
+
+
+def _amount(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:,.1f} MB"

@@ -1,0 +1,172 @@
+"""What the pages of a tree show beyond its own pictures, kept with the run: neighbours, shares, heat and tests.
+
+It takes the training photos to find these out. Kept in a few small files, they are there where the photos are not.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from prototree.data.images import read_image, webp
+from prototree.errors import CheckpointError, DataError
+from prototree.explain.prototype_pictures import THUMB_SIDE, SourcePictures
+from prototree.explain.prototypes import place_of
+from prototree.explain.records import Cause, Heat, Hiding, Location, Match, Picture, PrototypeExplanation
+from prototree.files import read_json, write_file, write_json
+from prototree.network.geometry import Box
+from prototree.tree import checkpoint
+from prototree.tree.model import ProtoTree
+
+log = logging.getLogger(__name__)
+
+PAGES = "pages"
+_LIST = "pages.json"
+_HEAT_SIDE = 16
+_QUALITY = 75
+_MOST_NEIGHBOURS = 50
+
+
+def keep_pages(tree: ProtoTree, prototypes: tuple[PrototypeExplanation, ...], folder: Path) -> None:
+    """Writes what was found out about a tree's prototypes. The list comes last, and says which tree it is of."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _LIST).unlink(missing_ok=True)
+    for one in prototypes:
+        for rank, match in enumerate(one.nearest):
+            crop, photo = _names(one.prototype, rank)
+            write_file(folder / crop, webp(match.crop, quality=_QUALITY))
+            write_file(folder / photo, webp(_small(match.photo), quality=_QUALITY))
+    content = [_kept(one) for one in prototypes]
+    write_json(folder / _LIST, {"version": 1, "tree": checkpoint.fingerprint(tree), "prototypes": content})
+
+
+class KeptPages:
+    """What is kept about a tree; nothing, where that is of another tree or damaged."""
+
+    def __init__(self, tree: ProtoTree, folder: Path) -> None:
+        self._tree, self._folder = tree, folder
+        self._kept: list[dict[str, Any]] = []
+        try:
+            self._kept = _read(tree, folder)
+        except (CheckpointError, LookupError, TypeError) as error:
+            log.warning("what is kept in %s cannot be used: %s", folder, error)
+
+    def files(self) -> list[Path]:
+        """The files that hold it."""
+        ranks = [(number, rank) for number, one in enumerate(self._kept) for rank in range(len(one["nearest"]))]
+        names = [name for place in ranks for name in _names(*place)]
+        return [self._folder / name for name in (*names, _LIST)] if self._kept else []
+
+    def of(self, number: int, pictures: SourcePictures, note: str) -> PrototypeExplanation | None:
+        """One prototype; None where nothing usable is kept about it."""
+        try:
+            return (
+                _explained(self._tree, number, self._kept[number], pictures, self._folder, note) if self._kept else None
+            )
+        except (DataError, LookupError, TypeError, ValueError, OverflowError) as error:
+            log.warning("what is kept of prototype %d cannot be used: %s", number, error)
+            return None
+
+
+def _explained(
+    tree: ProtoTree, number: int, kept: dict[str, Any], pictures: SourcePictures, folder: Path, note: str
+) -> PrototypeExplanation:
+    source, shares = tree.sources[number], tuple(float(share) for share in kept["right_share"])
+    if len(shares) not in (0, tree.n_classes) or len(kept["nearest"]) > _MOST_NEIGHBOURS:
+        raise ValueError("it is of a tree with other classes")
+    own = Match(
+        image=source.image if source is not None else "",
+        label=source.label if source is not None else None,
+        similarity=1.0,
+        size=pictures.size,
+        photo=pictures.photo,
+        crop=pictures.crop,
+        where=tuple(_location(one) for one in kept["where"]),
+    )
+    nearest = tuple(_neighbour(tree, number, rank, one, folder) for rank, one in enumerate(kept["nearest"]))
+    return PrototypeExplanation(
+        **place_of(tree, number),
+        source=own,
+        distance_moved=source.distance if source is not None else 0.0,
+        nearest=nearest,
+        right_share=shares,
+        causes=tuple(Cause(name, float(change)) for name, change in kept["causes"] if name in _CAUSES),
+        note=note,
+    )
+
+
+_CAUSES = ("hue", "saturation", "contrast", "texture", "shape")
+
+
+def _neighbour(tree: ProtoTree, number: int, rank: int, kept: dict[str, Any], folder: Path) -> Match:
+    crop, photo = (np.asarray(read_image(folder / name)).copy() for name in _names(number, rank))
+    label, (width, height) = int(kept["label"]), kept["size"]
+    if not 0 <= label < tree.n_classes:
+        raise ValueError("it names a class that the tree does not have")
+    where = (Location("cell", Box(*map(float, kept["box"])), np.zeros((1, 1), dtype=np.float32), None),)
+    return Match(str(kept["image"]), label, float(kept["similarity"]), (int(width), int(height)), photo, crop, where)
+
+
+def _kept(one: PrototypeExplanation) -> dict[str, Any]:
+    return {
+        "right_share": [round(share, 4) for share in one.right_share],
+        "causes": [[cause.name, round(cause.change, 4)] for cause in one.causes],
+        "where": [
+            {
+                "method": where.method,
+                "box": [round(edge, 2) for edge in where.box.edges],
+                "heat": _as_text(where.heat),
+                "hiding": where.hiding and [where.hiding.before, where.hiding.box_hidden, where.hiding.random_hidden],
+            }
+            for where in one.source.where
+        ],
+        "nearest": [
+            {
+                "image": match.image,
+                "label": match.label if match.label is not None else -1,
+                "similarity": round(match.similarity, 4),
+                "size": list(match.size),
+                "box": [round(edge, 2) for edge in match.where[0].box.edges],
+            }
+            for match in one.nearest
+        ],
+    }
+
+
+def _location(kept: dict[str, Any]) -> Location:
+    if kept["method"] not in ("cell", "attribution", "occlusion"):
+        raise ValueError(f"expected a way of finding places, got {kept['method']!r}")
+    hiding = Hiding(*map(float, kept["hiding"])) if kept["hiding"] is not None else None
+    return Location(kept["method"], Box(*map(float, kept["box"])), _from_text(kept["heat"]), hiding)
+
+
+def _as_text(heat: Heat) -> str:
+    """Heat on a coarse grid, a byte a cell."""
+    picture = Image.fromarray(np.nan_to_num(np.asarray(heat, dtype=np.float32)).clip(0, 1))
+    coarse = np.asarray(picture.resize((_HEAT_SIDE, _HEAT_SIDE), Image.Resampling.BOX))
+    return (coarse * 255).round().astype(np.uint8).tobytes().hex()
+
+
+def _from_text(text: str) -> Heat:
+    values = np.frombuffer(bytes.fromhex(text), dtype=np.uint8).reshape(_HEAT_SIDE, _HEAT_SIDE)
+    return values.astype(np.float32) / 255
+
+
+def _read(tree: ProtoTree, folder: Path) -> list[dict[str, Any]]:
+    if not (folder / _LIST).exists():
+        return []
+    content = read_json(folder / _LIST)
+    of_this = content.get("tree") == checkpoint.fingerprint(tree) and content.get("version") == 1
+    return list(content["prototypes"]) if of_this else []
+
+
+def _names(prototype: int, rank: int) -> tuple[str, str]:
+    return f"{prototype:03d}-{rank}.webp", f"{prototype:03d}-{rank}-photo.webp"
+
+
+def _small(picture: Picture) -> Picture:
+    image = Image.fromarray(picture)
+    image.thumbnail((THUMB_SIDE, THUMB_SIDE))
+    return np.asarray(image).copy()

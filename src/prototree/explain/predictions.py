@@ -1,0 +1,235 @@
+"""Many photos, many answers: read ahead in threads, asked in batches, and given back one by one in their order.
+
+A photo that cannot be read is a prediction with a reason, and nothing stops.
+
+Notation used for tensor shapes: B batch, N photos.
+"""
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from prototree.data.augment import to_input
+from prototree.data.listing import Listed, listed_photos
+from prototree.errors import ConfigError, DataError
+from prototree.explain.answers import Answer, answers, opened, tree_of
+from prototree.network.folding import folded_features
+from prototree.network.preprocessing import Preprocessing
+from prototree.run import Run
+from prototree.tree.model import Decisions, ProtoTree
+from prototree.tree.strategies import Strategy
+
+BATCH = 32
+
+Photo = str | Path | Listed | Image.Image | np.ndarray | Tensor
+"""A file or a folder of them, a PIL image, or one or many photos as 8-bit numbers (… height width 3; tensors … 3 height
+width); a tensor of floating-point numbers is taken as preprocessed already."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a tree says of one of many photos."""
+
+    name: str  # the file, or the photo's number
+    answer: Answer | None  # None where the photo could not be read
+    problem: str = ""  # why
+    top: tuple[tuple[str, float], ...] = ()  # the likeliest classes and their probabilities by the whole tree (Eq. 4)
+    truth: str | None = None  # the class that a list says
+
+    @property
+    def said(self) -> str:
+        """The answer's label, that the tree does not know, or nothing."""
+        return self.answer.said if self.answer is not None else ""
+
+    def words(self, notes: Mapping[int, str] | None = None) -> str:
+        """As a line for people."""
+        if self.answer is None:
+            return f"{self.name}: not read ({self.problem})"
+        return f"{self.name}: {self.answer.words(notes)}"
+
+
+def open_for_predicting(run: str | Path | Run) -> tuple[ProtoTree, Mapping[int, str]]:
+    """A run's last tree, on the GPU where there is one, and the user's words about its prototypes."""
+    run = Run.open(run)
+    return run.tree().to("cuda" if torch.cuda.is_available() else "cpu"), run.notes
+
+
+def predict(
+    run_or_tree: Run | ProtoTree | str | Path,
+    photos: Photo | Iterable[Photo],
+    *,
+    strategy: Strategy = "greedy",
+    top: int = 5,
+    at_least: float = 0.0,
+) -> list[Prediction]:
+    """What a tree says of photos, in whatever form they come; `predict_each` gives them one by one.
+
+    An answer that is less sure than `at_least` is "I don't know".
+
+    >>> predict("runs/birds", "holiday/")[0].answer.label
+    >>> [one.said for one in predict(tree, pixels, at_least=0.7)]
+    """
+    return list(predict_each(run_or_tree, photos, strategy=strategy, top=top, at_least=at_least))
+
+
+def predict_each(
+    run_or_tree: Run | ProtoTree | str | Path,
+    photos: Photo | Iterable[Photo],
+    *,
+    strategy: Strategy = "greedy",
+    top: int = 5,
+    at_least: float = 0.0,
+    batch_size: int = BATCH,
+    threads: int = 0,
+) -> Iterator[Prediction]:
+    """The same one by one, however many there are; `threads` read photos while the network runs (0: one a core).
+
+    >>> for one in predict_each("runs/birds", "archive/"):
+    ...     print(one.name, one.said)
+    """
+    if batch_size < 1 or threads < 0 or top < 0:
+        raise ConfigError(f"expected batch_size >= 1, threads >= 0 and top >= 0, got {batch_size}, {threads} and {top}")
+    tree = tree_of(run_or_tree).eval()
+    teller = _Teller(tree, strategy, top, at_least)
+    items = _read_ahead(_items(photos, tree.preprocessing), threads or os.cpu_count() or 1, 2 * batch_size)
+    decide: Callable[[Tensor], Decisions] = tree.predict
+    for number, batch in enumerate(_batched(items, batch_size)):
+        if number == 0 and sum(one.image is not None for one in batch) == batch_size:
+            decide = _quick(tree)  # worth its start where there are many
+        yield from teller.tell(batch, decide)
+
+
+@dataclass(frozen=True)
+class _Item:
+    name: str
+    truth: str | None
+    read: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class _Ready:
+    item: _Item
+    image: Tensor | None
+    problem: str
+
+
+@dataclass(frozen=True)
+class _Teller:
+    """Asks the tree about batches, and tells its answers."""
+
+    tree: ProtoTree
+    strategy: Strategy
+    top: int
+    at_least: float
+
+    @torch.inference_mode()
+    def tell(self, batch: list[_Ready], decide: Callable[[Tensor], Decisions]) -> list[Prediction]:
+        readable = [one.image for one in batch if one.image is not None]
+        told: Iterator[tuple[Answer, tuple[tuple[str, float], ...]]] = iter(())
+        if readable:
+            decisions = decide(torch.stack(readable).to(self.tree.prototypes.device))
+            said = answers(self.tree, decisions, self.strategy, self.at_least)
+            told = zip(said, self._likeliest(decisions), strict=True)
+        predictions = []
+        for one in batch:
+            if one.image is None:
+                predictions.append(Prediction(one.item.name, None, one.problem, truth=one.item.truth))
+            else:
+                answer, likeliest = next(told)
+                predictions.append(Prediction(one.item.name, answer, "", likeliest, one.item.truth))
+        return predictions
+
+    def _likeliest(self, decisions: Decisions) -> list[tuple[tuple[str, float], ...]]:
+        found = decisions.soft.topk(min(self.top, self.tree.n_classes), dim=1)
+        names = self.tree.class_names
+        rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        return [tuple((names[k], p) for k, p in zip(*row, strict=True)) for row in rows]
+
+
+def _quick(tree: ProtoTree) -> Callable[[Tensor], Decisions]:
+    """The tree's answers from a folded copy of its network, the same but for the last digits."""
+    features = folded_features(tree.features)
+    return lambda images: tree.decide(
+        tree.route(features(images.contiguous(memory_format=torch.channels_last)).contiguous())
+    )
+
+
+def _items(photos: Photo | Iterable[Photo], preprocessing: Preprocessing) -> Iterator[_Item]:
+    number = itertools.count()
+    every = [photos] if isinstance(photos, str | Path | Listed | Image.Image | np.ndarray | Tensor) else photos
+    for photo in every:
+        if isinstance(photo, Listed):
+            yield _file(photo, preprocessing)
+        elif isinstance(photo, str | Path):
+            yield from (_file(one, preprocessing) for one in listed_photos([photo]))
+        else:
+            yield from (_Item(str(next(number)), None, read) for read in _readers(photo, preprocessing))
+
+
+def _file(listed: Listed, preprocessing: Preprocessing) -> _Item:
+    return _Item(str(listed.path), listed.label, partial(_seen, listed.path, preprocessing))
+
+
+def _seen(photo: str | Path | Image.Image | np.ndarray, preprocessing: Preprocessing) -> Tensor:
+    return to_input(opened(photo, preprocessing.resize), preprocessing)
+
+
+def _readers(photo: Image.Image | np.ndarray | Tensor, preprocessing: Preprocessing) -> list[Callable[[], Tensor]]:
+    """What makes the network's input of each photo that came as pixels."""
+    if isinstance(photo, Tensor):
+        shape, dtype = tuple(photo.shape), photo.dtype
+        if photo.ndim not in (3, 4) or shape[-3] != 3:
+            raise DataError(f"expected a tensor of N×3×height×width or 3×height×width, got {shape}")
+        if dtype.is_floating_point:
+            if shape[-2:] != (preprocessing.size, preprocessing.size):
+                raise DataError(
+                    f"expected preprocessed tensors of {preprocessing.size}×{preprocessing.size} pixels, got "
+                    f"{shape[-2]}×{shape[-1]}; give photos as 8-bit numbers to have them resized"
+                )
+            return [partial(torch.Tensor.float, one) for one in photo.reshape(-1, *shape[-3:]).cpu()]
+        photo = photo.movedim(-3, -1).cpu().numpy()
+    if isinstance(photo, np.ndarray):
+        if photo.dtype != np.uint8 or photo.ndim not in (3, 4) or photo.shape[-1] != 3:
+            found = f"{photo.dtype} of shape {photo.shape}"
+            raise DataError(f"expected photos as a uint8 array of N×height×width×3 or height×width×3, got {found}")
+        return [partial(_seen, one, preprocessing) for one in photo.reshape(-1, *photo.shape[-3:])]
+    if not isinstance(photo, Image.Image):
+        raise DataError(f"expected a path, a PIL image, a uint8 array or a tensor, got {type(photo).__name__}")
+    return [partial(_seen, photo, preprocessing)]
+
+
+def _read_ahead(items: Iterator[_Item], threads: int, ahead: int) -> Iterator[_Ready]:
+    """The items in their order, each read by one of some threads, at most `ahead` of them waiting."""
+    waiting: deque[Future[_Ready]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for item in items:
+            waiting.append(pool.submit(_read, item))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _read(item: _Item) -> _Ready:
+    try:
+        return _Ready(item, item.read(), "")
+    except DataError as error:
+        return _Ready(item, None, str(error))
+
+
+def _batched(items: Iterator[_Ready], size: int) -> Iterator[list[_Ready]]:
+    while batch := list(itertools.islice(items, size)):
+        yield batch

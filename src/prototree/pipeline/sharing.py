@@ -1,0 +1,170 @@
+"""A run to send to somebody: one file with the tree, its pictures and its figures; and a run without what is spare."""
+
+import json
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from prototree._version import __version__
+from prototree.errors import CheckpointError, ConfigError
+from prototree.evaluation.tables import percent
+from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
+from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
+from prototree.explain.whole_tree import explain_tree
+from prototree.run import CONFIG, METRICS, NOTES, PICTURES, Run
+from prototree.training.shared_maps import OWN_CACHE, maps_used, shared_folder
+from prototree.tree import checkpoint
+from prototree.tree.archive import MARK, SUFFIX, write_archive
+from prototree.tree.checkpoint import TREE, WEIGHTS
+from prototree.tree.model import ProtoTree
+
+# What a finished run no longer needs: states that an interrupted training goes on from, and maps computed again.
+_SPARE = ("last", "head", "held", "pretrained", "teacher", OWN_CACHE)
+_METRICS_KEPT = ("version", "data", "classes", "stages", "classifier", "pruning", "projection")
+_CLASSES_NAMED = 200
+
+
+def pack(
+    run: str | Path | Run, out: str | Path, *, pages: bool = True, tick: Callable[[int, int], None] | None = None
+) -> Path:
+    """One file that `load`, `predict`, `explain`, `report` and `serve` open as they open a run's folder.
+
+    What its pages show of the training photos beyond the prototypes themselves (neighbours, shares, tests) is found out
+    first, where the photos are here and no report has done so; without `pages` it is left out.
+
+    >>> pack("runs/birds", "bird-tree.prototree")
+    """
+    run, out = Run.open(run), Path(out)
+    if out.suffix != SUFFIX:
+        raise ConfigError(f"expected a file that ends in {SUFFIX}, got {out}; such as {out.with_suffix(SUFFIX).name}")
+    stage = checkpoint.last_stage(run.folder)
+    if stage is None:
+        raise CheckpointError(f"expected a run with a trained tree in {run.folder}, found none; train one first")
+    tree = run.tree(stage)
+    with tempfile.TemporaryDirectory() as temporary:
+        pictures = _pictures(run, tree, Path(temporary) / PICTURES)
+        kept = _pages(run, tree, Path(temporary) / PAGES, tick) if pages else []
+        content: dict[str, Path | bytes] = {
+            MARK: _json({"kind": "packed prototree", "version": 1, "made_by": f"prototree {__version__}"}),
+            CONFIG: run.folder / CONFIG,
+            METRICS: _json(_shared_metrics(run)),
+            "README.md": card(run, tree, out.stem).encode(),
+            **{f"{stage}/{name}": run.folder / stage / name for name in (TREE, WEIGHTS)},
+            **{f"{PICTURES}/{path.name}": path for path in pictures},
+            **{f"{PAGES}/{path.name}": path for path in kept},
+        }
+        if (run.folder / NOTES).exists():
+            content[NOTES] = run.folder / NOTES
+        write_archive(out, content)
+    return out
+
+
+def _pictures(run: Run, tree: ProtoTree, temporary: Path) -> list[Path]:
+    """The stored pictures of the prototypes, or new ones where the run has none of this tree and its data is here."""
+    folder = run.folder / PICTURES
+    if not PrototypePictures(tree, stored=folder).complete:
+        data = run.data_if_here()
+        if data is None:
+            raise CheckpointError(
+                f"{run.folder} has no pictures of its prototypes, and its training data is not here to make them; run "
+                "`prototree report` where the data is, then pack again"
+            )
+        write_pictures(tree, data, folder := temporary)
+    return sorted(path for path in folder.iterdir() if path.suffix in (".webp", ".json"))
+
+
+def _pages(run: Run, tree: ProtoTree, temporary: Path, tick: Callable[[int, int], None] | None) -> list[Path]:
+    """What the run keeps for its pages, or found out now; nothing where the data is not here."""
+    kept = KeptPages(tree, run.folder / PAGES).files()
+    if kept or (data := run.data_if_here()) is None:
+        return kept
+    keep_pages(tree, explain_tree(run, data=data, tick=tick).prototypes, temporary)
+    return KeptPages(tree, temporary).files()
+
+
+def _shared_metrics(run: Run) -> dict[str, object]:
+    """Figures, without the names of folders on this machine."""
+    return {key: value for key, value in run.metrics.items() if key in _METRICS_KEPT}
+
+
+def card(run: Run, tree: ProtoTree, name: str) -> str:
+    """What a stranger needs to know of a tree, as a page of text."""
+    metrics, figures = run.metrics, run.last_metrics
+    lines = [f"# {name}", "", "A prototype tree: an image classifier that can be read in full.", ""]
+    lines += [f"- {tree.n_classes} classes, {tree.topology.n_nodes} questions, {tree.n_prototypes} prototypes"]
+    lines += [f"- network: {tree.features.backbone.name}, photos of {tree.preprocessing.size} pixels"]
+    if data := metrics.get("data"):
+        lines += [f"- learned from {data['train']} photos"]
+    if accuracy := figures.get("accuracy"):
+        shares = f"{percent(accuracy['greedy'], 1)} by a single path, {percent(accuracy['soft'], 1)} by all leaves"
+        lines += [f"- right on test photos ({figures['n_images']} of them): {shares}"]
+    lines += [
+        "",
+        "```sh",
+        "pip install prototree",
+        f"prototree predict {name}{SUFFIX} photos/ --out predictions.csv",
+        f"prototree explain {name}{SUFFIX} photo.jpg",
+        f"prototree report {name}{SUFFIX}",
+        "```",
+        "",
+        "It knows its own classes alone, and was judged on photos like those that it learned from: on others it may be "
+        "wrong more often. Use `--at-least 0.7` for answers of at least that sureness.",
+        "",
+        "## Classes",
+        "",
+        *(f"- {' '.join(one.split())}" for one in tree.class_names[:_CLASSES_NAMED]),
+    ]
+    if tree.n_classes > _CLASSES_NAMED:
+        lines += [f"- and {tree.n_classes - _CLASSES_NAMED} more, in tree.json"]
+    return "\n".join([*lines, ""])
+
+
+@dataclass(frozen=True)
+class Freed:
+    """What `tidy` removed, and how many bytes of disk it gave back."""
+
+    path: Path
+    n_bytes: int
+
+
+def tidy(run: str | Path | Run) -> list[Freed]:
+    """Removes from a finished run what is only needed to go on with an interrupted training, or is computed again.
+
+    The tree after every stage, the figures, pictures, notes and reports stay. Maps that other runs use stay too.
+
+    >>> sum(freed.n_bytes for freed in tidy("runs/birds"))
+    """
+    run = Run.open(run).expect_changeable()
+    if not run.last_metrics:
+        raise ConfigError(
+            f"{run.folder} is not finished: it would be lost what its training goes on from; finish it first with "
+            "`prototree train … --resume`"
+        )
+    folder = run.folder.resolve()
+    spare = [folder / name for name in _SPARE] + [folder.with_name(f"{folder.name}-mend") / "maps"]
+    return [one for one in map(_removed, [*spare, *_maps_of_none_other(folder)]) if one.n_bytes]
+
+
+def _maps_of_none_other(folder: Path) -> list[Path]:
+    """Files of the shared folder that this run alone has noted, with what stands beside them."""
+    beside = (path for path in folder.parent.iterdir() if path.is_dir() and path != folder)
+    others = {name for path in beside for name in maps_used(path)}
+    shared = shared_folder(folder)
+    own = [shared / name for name in maps_used(folder) if name not in others and Path(name).name == name]
+    return [path.with_suffix(suffix) for path in own for suffix in (".json", path.suffix, ".lock")]
+
+
+def _removed(path: Path) -> Freed:
+    """Removes a file or folder, and says what that gave back: a file that has another name elsewhere stays on disk."""
+    if path.is_symlink() or not path.exists():
+        return Freed(path, 0)
+    every = [one.lstat() for one in (path.rglob("*") if path.is_dir() else [path])]
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return Freed(path, sum(one.st_size for one in every if stat.S_ISREG(one.st_mode) and one.st_nlink == 1))
+
+
+def _json(content: object) -> bytes:
+    return json.dumps(content, indent=1, ensure_ascii=False).encode()

@@ -1,0 +1,75 @@
+"""A packed tree in the browser: it can be looked at and tried; there is nothing to mend."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra 'serve'")
+httpx = pytest.importorskip("httpx", reason="needs httpx")
+
+from prototree.explain.answers import ask  # noqa: E402
+from prototree.pipeline.sharing import pack  # noqa: E402
+from prototree.tree.questions import Question  # noqa: E402
+from tiny_mending import tiny_run  # noqa: E402
+from web_server import Running, serving  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        run = tiny_run(folder, Question("choice", 4.0))
+        pack(run, folder / "squares.prototree")
+    found = sorted(Path(run.source).rglob("*.png"))[0]
+    found.rename(folder / "photo.png")
+    (folder / "squares").rename(folder / "gone")  # the training data is not on this machine
+    return folder / "photo.png"
+
+
+@pytest.fixture(scope="module")
+def server(photo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with serving(photo.with_name("squares.prototree"), cache=tmp_path_factory.mktemp("cache")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator["httpx.Client"]:
+    with httpx.Client(base_url=server.address, timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["/", "/try", "/api"])
+def test_its_pages_offer_only_what_it_can(client: "httpx.Client", path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 200
+    links = re.findall(r'(?:src|href)="(/[^"#]*)', answer.text)
+    assert "/try" in links
+    assert not [link for link in links if link.startswith(("/mend", "/review"))]
+    for link in set(links):
+        assert client.get(link).status_code == 200, link
+
+
+def test_a_photo_can_be_tried(client: "httpx.Client", photo: Path) -> None:
+    found = client.post("/api/decisions", content=photo.read_bytes(), headers={"Content-Type": "image/png"}).json()
+    assert found["answer"] == ask(photo.with_name("squares.prototree"), photo).label
+    page = client.get(found["link"])
+    assert page.status_code == 200
+    assert "/mend" not in page.text
+    for picture in re.findall(r'src="(/results[^"]+)"', page.text):
+        assert client.get(picture).headers["content-type"] == "image/webp"
+
+
+def test_nothing_can_be_changed(client: "httpx.Client") -> None:
+    assert client.post("/api/mending/undo", json={"revision": 0}).status_code == 404
+    assert client.get("/mend").status_code == 404
+    assert client.get("/photos/training/0/thumb").status_code == 404
+    assert client.get("/api/run").json()["training_photos"] == 0
+
+
+def test_the_api_page_names_its_own_address(client: "httpx.Client", server: Running) -> None:
+    text = client.get("/api").text
+    assert f"{server.address}api/decisions" in text
+    assert ":8000" not in text
