@@ -140,8 +140,8 @@ def answer_words(explanation: DecisionExplanation | VoteExplanation) -> str:
         votes = count(len(explanation.decisions), "tree")
         return f"{first.image}: {first.class_names[best]} ({percent(probs[best])} by {votes})"
     steps = "; ".join(map(_turn_words, explanation.paths["greedy"].steps)) or "no question asked"
-    best, sure = explanation.class_names[explanation.answer], f"{percent(explanation.sureness)} sure"
-    said = f"{best} ({sure})" if explanation.doubt is None else f"{UNKNOWN} ({best} {sure})"
+    guess, sure = explanation.class_names[explanation.answer], f"{percent(explanation.sureness)} sure"
+    said = f"{guess} ({sure})" if explanation.doubt is None else f"{UNKNOWN} ({guess} {sure})"
     return f"{explanation.image}: {said}: {steps}"
 
 
