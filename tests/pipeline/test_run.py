@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -214,3 +215,17 @@ def test_what_follows_from_the_data(photos: Path) -> None:
     assert isinstance(config.recipe, Paper)
     assert (config.recipe.height, config.resize) == (3, config.image_size)
     assert config.threshold == pytest.approx(2 / 3)
+
+
+def test_photos_from_python_are_learned_from_and_found_again(photos: Path, tmp_path: Path) -> None:
+    paths = sorted(photos.rglob("*.png"))
+    pixels = np.stack([np.asarray(Image.open(path).convert("RGB")) for path in paths])
+    labels = [path.parent.name for path in paths]
+    run = fit((pixels, labels), tmp_path / "run", settings=TINY | {"epochs": 1, "threshold": 0.34})
+    assert run.tree().class_names == ("blue", "green", "red")
+    data = Run.open(run.folder).data()
+    assert len(data.train) + len(data.test) == len(paths)
+    assert Path(run.source).is_relative_to(tmp_path / "prototree-data")
+    again = fit((pixels, labels), tmp_path / "again", settings=TINY | {"epochs": 1}, stages=["train"])
+    assert again.source == run.source, "the photos are written once"
+    assert_same(run.folder, again.folder)
