@@ -12,6 +12,7 @@ from torch import Tensor
 
 from prototree.data.loading import Entry
 from prototree.data.views import FULL
+from prototree.training import distributed
 from prototree.training.batches import CachedBatches, maps_of
 from prototree.training.maps import MapCache
 from prototree.tree.model import ProtoTree
@@ -37,7 +38,8 @@ def judged(
     tree: ProtoTree, views: CachedBatches, photos: Collection[int]
 ) -> tuple[Float[Tensor, " M"], Bool[Tensor, " M"]]:
     """The lead of the greedy answer for each of these photos, shown whole, and whether it is right."""
-    leads, rights = [], []
+    leads, rights = [tree.leaf_logits.new_zeros(0).cpu()], [torch.zeros(0, dtype=torch.bool)]
+    found: list[int] = []
     leaf_labels = tree.leaf_logits.argmax(dim=1)
     for z, labels, places in maps_of(views, tree.eval().features, tree.prototypes.device):
         entries = [views.entries[place] for place in places.tolist()]
@@ -47,4 +49,6 @@ def judged(
             leaf = tree.decide(routed).greedy.leaf
             leads.append(lead(routed.log_path_probs, leaf, leaf_labels).cpu())
             rights.append((leaf_labels[leaf] == labels[wanted]).cpu())
-    return torch.cat(leads), torch.cat(rights)
+            found += places[wanted].tolist()
+    lead_of, is_right = distributed.gather_in_order(torch.tensor(found, dtype=torch.long), torch.cat(leads), torch.cat(rights))
+    return lead_of, is_right
