@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from prototree.errors import CheckpointError
 
 MAX_JSON_BYTES = 64 * 2**20
+_TEMPORARY = re.compile(r"\..+\.(?:(?P<file>\d+)\.tmp|partial-(?P<folder>\d+)(?:-\w+)?)")  # with the process that made it
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -19,10 +23,37 @@ def write_file(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise CheckpointError(f"{path} could not be written ({error.strerror}); what was there is unchanged") from error
     sync_folder(path.parent)
+
+
+def remove_leftovers(paths: Iterable[Path]) -> None:
+    """Removes those of some files and folders that are temporary and belong to a process that no longer runs."""
+    for path in list(paths):
+        match = _TEMPORARY.fullmatch(path.name)
+        if match is None or _is_running(int(match["file"] or match["folder"])):
+            continue
+        if match["folder"]:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    """Whether another process has this number now; this one has nothing to keep when it begins."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def write_json(path: Path, content: Any) -> None:

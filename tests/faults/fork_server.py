@@ -19,23 +19,26 @@ STEPS = ("stage", "caching", "batch", "epoch")
 
 
 class Events:
-    """Counts what happens, and sends this process a signal before the chosen event."""
+    """Counts what happens in each stage, and sends this process a signal before the chosen event.
 
-    def __init__(self, record: Path, at: int | None, number: int) -> None:
+    `at` is the stage and the event in it; where that stage has fewer events by now, the first event after it.
+    """
+
+    def __init__(self, record: Path, at: list[int] | None, number: int) -> None:
         self._record, self._at, self._signal = open(record, "w"), at, number  # noqa: SIM115 (open until the end)
-        self._count, self._stage, self._owner = 0, "starting", os.getpid()
+        self._place, self._stage, self._owner = [0, 0], "starting", os.getpid()
 
     def happens(self, name: str, stage: str | None = None) -> None:
         if os.getpid() != self._owner:  # a process that reads photos
             return
-        self._stage = stage or self._stage
-        if self._count == self._at:
-            self._record.close()
+        if stage is not None:
+            self._stage, self._place = stage, [self._place[0] + 1, 0]
+        if self._at is not None and self._place >= self._at:
+            self._at = None
             os.kill(os.getpid(), self._signal)
-        elif not self._record.closed:
-            self._record.write(json.dumps([self._stage, name]) + "\n")
-            self._record.flush()
-        self._count += 1
+        self._record.write(json.dumps([self._place[0], self._stage, name]) + "\n")
+        self._record.flush()
+        self._place[1] += 1
 
     def before(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         def counted(*arguments: Any, **named: Any) -> Any:

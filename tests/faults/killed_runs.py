@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,13 @@ class Ended:
     code: int
     out: str
     err: str
-    events: tuple[tuple[str, str], ...]  # the stage, and what happened in it
+    events: tuple[tuple[int, str, str], ...]  # the number of the stage, its name, and what happened
+
+    @property
+    def stages(self) -> dict[int, tuple[str, int]]:
+        """The name of each stage, and how many events it had."""
+        count = Counter(number for number, _, _ in self.events)
+        return {number: (name, count[number]) for number, name, _ in self.events}
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,8 @@ class Commands:
     server: "subprocess.Popen[str]"
     folder: Path
 
-    def run(self, *words: object, at: int | None = None, number: int = signal.SIGKILL) -> Ended:
-        """One command; `at` is the event before which it gets the signal."""
+    def run(self, *words: object, at: tuple[int, int] | None = None, number: int = signal.SIGKILL) -> Ended:
+        """One command; `at` is the stage and the event in it before which it gets the signal."""
         files = {name: str(self.folder / name) for name in ("out", "err", "events")}
         environment = {"PROTOTREE_CACHE": str(self.folder / "cache"), "COLUMNS": "200"}
         job = {"words": list(map(str, words)), "at": at, "signal": int(number), "environment": environment, **files}

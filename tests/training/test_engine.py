@@ -12,9 +12,10 @@ import torch
 from prototree.errors import CheckpointError, TrainError
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.progress import EpochLog, Observer
-from prototree.training.engine import Interrupted, Loop, Options
+from prototree.training.engine import Loop, Options
 from prototree.training.leaf_training import LEAF_TRAINERS
 from prototree.training.objectives import Schedule, TreeObjective
+from prototree.training.stopping import Interrupted
 from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology
 from tiny_training import MapBatches

@@ -186,6 +186,12 @@ def link_caches(caches: Sequence[Path], folder: Path) -> None:
                 os.link(file, folder / file.name)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Removes maps that a killed process was computing; they begin anew."""
+    for path in folder.glob("*.partial"):
+        path.unlink(missing_ok=True)
+
+
 def _description(path: Path) -> Path:
     return path.with_suffix(".json")
 
