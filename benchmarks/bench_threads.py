@@ -26,9 +26,10 @@ BATCH, SIZE = 16, 288
 
 def measure(seconds: float) -> None:
     """In a process of its own: images a second."""
-    from prototree.network.backbone import Backbone  # isort: skip (before torch, as users have it)
-    from prototree.network.folding import folded
     import torch
+
+    from prototree.network.backbone import Backbone
+    from prototree.network.folding import folded
 
     net = folded(Backbone("auto", None, image_size=SIZE, split=False))
     images = torch.rand(BATCH, 3, SIZE, SIZE).contiguous(memory_format=torch.channels_last)
@@ -66,6 +67,7 @@ def main() -> None:
         for _ in range(given.rounds):
             for name, way in WAYS.items():
                 found[name].append(ask(way, given.seconds))
+                print(f"  {name}: {found[name][-1]:.1f}", file=sys.stderr, flush=True)
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, {given.beside} busy jobs beside, load {load:.1f} at the end; images a second")
     for name, rates in found.items():

@@ -11,7 +11,9 @@ from typing import Any
 from prototree.errors import CheckpointError
 
 MAX_JSON_BYTES = 64 * 2**20
-_TEMPORARY = re.compile(r"\..+\.(?:(?P<file>\d+)\.tmp|partial-(?P<folder>\d+)(?:-\w+)?)")  # with the process that made it
+_TEMPORARY = re.compile(
+    r"\..+\.(?:(?P<file>\d+)\.tmp|partial-(?P<folder>\d+)(?:-\w+)?)"
+)  # with the process that made it
 
 
 def write_file(path: Path, content: bytes) -> None:

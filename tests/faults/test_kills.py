@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from killed_runs import Commands, Ended, commands, content, differences, options
+
 from tiny_training import TINY, TINY_WARM, write_squares
 
 NETWORK = {"backbone": "test_efficientnet", "level": -2, "depth": 8, "batch_size": 16, "save_minutes": 0}
@@ -116,7 +116,11 @@ def test_leftovers_of_killed_processes_are_removed(ground: Ground) -> None:
     run, gone = ground.new_run(), 2**22 + 1  # no process can have this number
     writes = [n for n, (name, count) in ground.undisturbed.stages.items() if count > 3]
     assert ground.train(run, at=(writes[1], 3)).code == -signal.SIGKILL
-    leftovers = [run / f".metrics.json.{gone}.tmp", run / "cache" / "x.partial", run / "last" / "weights.safetensors.new"]
+    leftovers = [
+        run / f".metrics.json.{gone}.tmp",
+        run / "cache" / "x.partial",
+        run / "last" / "weights.safetensors.new",
+    ]
     for path in leftovers:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")

@@ -1,4 +1,4 @@
-"""The folder of a run before and after: free or to be continued, tidied up after a kill, finished, and what it keeps."""
+"""The folder of a run: free or to be continued, tidied up after a kill, finished, and what it keeps."""
 
 import json
 import shutil

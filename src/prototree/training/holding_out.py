@@ -50,5 +50,7 @@ def judged(
             leads.append(lead(routed.log_path_probs, leaf, leaf_labels).cpu())
             rights.append((leaf_labels[leaf] == labels[wanted]).cpu())
             found += places[wanted].tolist()
-    lead_of, is_right = distributed.gather_in_order(torch.tensor(found, dtype=torch.long), torch.cat(leads), torch.cat(rights))
+    lead_of, is_right = distributed.gather_in_order(
+        torch.tensor(found, dtype=torch.long), torch.cat(leads), torch.cat(rights)
+    )
     return lead_of, is_right
