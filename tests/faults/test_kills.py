@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from killed_runs import Commands, Ended, commands, content, differences, options
 
+from prototree.mend.relearning import learns_on
+from prototree.run import Run
 from tiny_training import TINY, TINY_WARM, write_squares
 
 NETWORK = {"backbone": "test_efficientnet", "level": -2, "depth": 8, "batch_size": 16, "save_minutes": 0}
@@ -129,6 +131,26 @@ def test_leftovers_of_killed_processes_are_removed(ground: Ground) -> None:
     assert ground.train(run, "--resume").code == 0
     assert differences(content(run), ground.expected) == [".mine.tmp"]
     assert not (run / f".run.partial-{gone}").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_relearning_ends_with_the_same_bits(ground: Ground) -> None:
+    if not learns_on(Run(ground.free)):
+        pytest.skip("the published recipe moves its prototypes")
+
+    def relearn(run: Path, **when: Any) -> Ended:
+        return ground.do.run("relearn", ground.free, "--out", run, "--epochs", 2, **when)
+
+    free, run = ground.new_run(), ground.new_run()
+    undisturbed = relearn(free)
+    assert undisturbed.code == 0, undisturbed.err
+    chance = random.Random(4)
+    moments = [(number, chance.randrange(count)) for number, (_, count) in undisturbed.stages.items()]
+    kills = [relearn(run, at=moment).code for moment in moments]
+    print(f"{len(kills)} kills of one relearning")
+    assert kills == [-signal.SIGKILL] * len(moments)
+    assert relearn(run).code == 0
+    assert differences(content(run), content(free)) == []
 
 
 @pytest.mark.slow

@@ -237,20 +237,12 @@ class Loop:
                     _, index, name = key.split(".")
                     state.setdefault(int(index), {})[name] = tensor
             self._optimiser.load_state_dict({**self._optimiser.state_dict(), "state": state})
-            self._lay_out_moments()
             torch.set_rng_state(tensors["rng"])
             self._epoch, self._batch = int(header["epoch"]), int(header["batch"])
             self._totals = _Totals(**header["totals"])
             self._rows = [EpochLog(**row) for row in header["log"]]
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{folder} is damaged ({error}); start again with --overwrite") from error
-
-    def _lay_out_moments(self) -> None:
-        """In memory as the weights are, which a file is not: the last bits of a step depend on it."""
-        for parameter, state in self._optimiser.state.items():
-            for name, moment in state.items():
-                if moment.shape == parameter.shape:
-                    state[name] = torch.empty_like(parameter).copy_(moment)
 
     def _diagnosis(self, what: str) -> TrainError:
         biggest = max(
