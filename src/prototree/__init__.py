@@ -10,6 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from prototree._version import __version__
+from prototree.threads import choose_waiting
+
+choose_waiting()  # before anything imports torch
 
 if TYPE_CHECKING:
     from prototree.config import Config, preset

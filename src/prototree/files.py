@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -11,6 +13,9 @@ from typing import IO, Any
 from prototree.errors import CheckpointError
 
 MAX_JSON_BYTES = 64 * 2**20
+_TEMPORARY = re.compile(
+    r"\..+\.(?:(?P<file>\d+)\.tmp|partial-(?P<folder>\d+)(?:-\w+)?)"
+)  # with the process that made it
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -41,6 +46,31 @@ def replacing(path: Path, waiting: Path | None = None) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def remove_leftovers(paths: Iterable[Path]) -> None:
+    """Removes those of some files and folders that are temporary and belong to a process that no longer runs."""
+    for path in list(paths):
+        match = _TEMPORARY.fullmatch(path.name)
+        if match is None or _is_running(int(match["file"] or match["folder"])):
+            continue
+        if match["folder"]:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    """Whether another process has this number now; this one has nothing to keep when it begins."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def write_json(path: Path, content: Any) -> None:

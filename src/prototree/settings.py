@@ -237,6 +237,14 @@ class Common(Settings):
         high=2**63 - 1,
         often=True,
     )
+    adam_epsilon: float = setting(
+        1e-8,
+        "added to the root of Adam's second moment: weights whose gradients are smaller move less",
+        touch="The published code has 1e-7, and so have the presets cub and cars.",
+        group=_LEARNING,
+        low=1e-16,
+        high=1,
+    )
     threshold: float = setting(
         0.0,
         "leaves whose largest probability is at most this are pruned; 0: 2 / classes",

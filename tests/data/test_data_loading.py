@@ -13,7 +13,7 @@ from data_files import smooth_photo, write_cub
 from prototree.data import ImageData, Sample, open_data
 from prototree.data.augment import augmentation, to_input
 from prototree.data.images import read_photo
-from prototree.data.loading import Batch, Loader, Shard, ViewDataset, derived_seed, make_loader
+from prototree.data.loading import Batch, BatchOrder, Loader, Shard, ViewDataset, derived_seed, make_loader
 from prototree.data.views import FULL, View, evaluation_views, projection_views, training_views
 from prototree.errors import ConfigError, DataError
 from prototree.network.geometry import Box
@@ -258,3 +258,11 @@ def test_real_birds_load(cub_50: ImageData) -> None:
     batch = next(make_loader(train, 8, shuffle=True).epoch(0))
     assert batch.images.shape == (8, 3, 224, 224)
     assert [train.entries[entry].sample.label for entry in batch.entries.tolist()] == batch.labels.tolist()
+
+
+def test_processes_that_take_turns_get_whole_batches() -> None:
+    alone = list(BatchOrder(23, 5, shuffle_seed=2, shard=Shard()).positions(1, 0))
+    orders = [BatchOrder(23, 5, shuffle_seed=2, shard=Shard(rank, 3), turns=True) for rank in range(3)]
+    assert [len(order) for order in orders] == [2, 2, 1]
+    parts = [list(order.positions(1, 0)) for order in orders]
+    assert [parts[number % 3][number // 3] for number in range(5)] == alone

@@ -37,6 +37,7 @@ COMMON_CHANGES: dict[str, Any] = {
     "batch_size": 5,
     "seed": 1,
     "precision": "bfloat16",
+    "adam_epsilon": 1e-3,
 }
 PAPER_CHANGES: dict[str, Any] = {
     "height": 3,

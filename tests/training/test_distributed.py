@@ -1,10 +1,13 @@
 """Contract 7: two processes with the same global batch are one process, leaves and batch norm included."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import safetensors.torch
 import torch
 
@@ -12,25 +15,29 @@ from prototree.data.loading import Shard
 from prototree.training import distributed
 from tiny_training import write_squares
 
-SCRIPT = Path(__file__).parent / "two_processes.py"
+HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
+
+
+Result = tuple[dict[str, Any], dict[str, torch.Tensor]]
+
+
+def with_processes(n_processes: int, script: Path, photos: Path, out: Path, *words: str) -> Result:
+    """What a script found, alone or with others."""
+    out.mkdir()
+    launcher = [sys.executable]
+    if n_processes > 1:
+        launcher += ["-m", "torch.distributed.run", f"--nproc_per_node={n_processes}", "--standalone"]
+    path = os.pathsep.join([str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    command = [*launcher, str(script), str(photos), str(out), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((out / "found.json").read_text()), safetensors.torch.load_file(out / "tree.safetensors")
 
 
 def test_two_processes_are_one(tmp_path: Path) -> None:
     photos = write_squares(tmp_path / "photos")
-    results = []
-    for n_processes in (1, 2):
-        out = tmp_path / str(n_processes)
-        out.mkdir()
-        launcher = [sys.executable]
-        if n_processes > 1:
-            launcher += ["-m", "torch.distributed.run", f"--nproc_per_node={n_processes}", "--standalone"]
-        done = subprocess.run(
-            [*launcher, str(SCRIPT), str(photos), str(out)], capture_output=True, text=True, timeout=500
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        results.append(
-            (json.loads((out / "found.json").read_text()), safetensors.torch.load_file(out / "tree.safetensors"))
-        )
+    results = [with_processes(n, HERE / "two_processes.py", photos, tmp_path / str(n)) for n in (1, 2)]
     (one, weights), (two, weights_of_two) = results
     assert (one.pop("processes"), two.pop("processes")) == (1, 2)
     for name in weights:
@@ -42,6 +49,29 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         metrics["leaf_maxima"] = [round(value, 5) for value in metrics["leaf_maxima"]]
     assert two == one
     assert one["mistakes"], "nothing was compared"
+
+
+@pytest.mark.parametrize("question", ["choice", "presence"])
+def test_two_processes_are_one_with_the_default_recipe(tmp_path: Path, question: str) -> None:
+    photos = write_squares(tmp_path / "photos", train=14)
+    broken = photos / "train" / "red" / "3.png"
+    broken.write_bytes(broken.read_bytes()[:2000])  # its head is whole, so that it is found out while training
+    processes = (1, 2, 3) if question == "choice" else (1, 2)
+    (one, weights), *others = (
+        with_processes(n, HERE / "two_processes_warm.py", photos, tmp_path / str(n), question) for n in processes
+    )
+    assert one.pop("processes") == 1
+    assert one["unreadable"] == 3
+    assert one["sureness"][-1] >= 20, "the second tree was trained too"
+    caches = [{f.name: f.read_bytes() for f in (tmp_path / str(n) / "cache").iterdir()} for n in processes]
+    assert len(caches[0]) == 4
+    for n_processes, (several, weights_of_several), cache in zip(processes[1:], others, caches[1:], strict=True):
+        assert several.pop("processes") == n_processes
+        assert several.pop("sureness") == pytest.approx(one["sureness"], rel=1e-5, abs=1e-5)
+        assert several == {key: value for key, value in one.items() if key != "sureness"}
+        assert cache == caches[0], "bit for bit"
+        for name in weights:
+            torch.testing.assert_close(weights_of_several[name], weights[name], atol=1e-5, rtol=1e-5, msg=name)
 
 
 def test_alone_everything_is_a_no_op() -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from prototree.data.loading import BatchOrder, Shard
 from prototree.errors import CheckpointError, TrainError
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.progress import EpochLog, Observer
-from prototree.training.engine import Interrupted, Loop, Options
+from prototree.training.engine import Loop, Options
 from prototree.training.leaf_training import LEAF_TRAINERS
 from prototree.training.objectives import Schedule, TreeObjective
+from prototree.training.stopping import Interrupted
 from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology
 from tiny_training import MapBatches
@@ -72,6 +74,25 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(
     assert not torch.equal(one["tree.prototypes"], other["tree.prototypes"])
 
 
+@pytest.mark.parametrize("epsilon", [1e-8, 1e-7])
+def test_adam_moves_what_has_small_gradients_as_its_epsilon_says(
+    tiny_backbone: Backbone, batches: MapBatches, epsilon: float
+) -> None:
+    gradient, rate = 1e-8, SCHEDULE.lr_prototypes
+    learned = objective(tiny_backbone, batches)
+    before = learned.tree.prototypes.detach().double().clone()
+    learned.loss = lambda outputs, inputs: (  # a loss whose gradient is the same everywhere
+        (gradient * learned.tree.prototypes.sum() + 0 * outputs[0].sum()).expand(len(inputs.labels)),
+        torch.zeros(len(inputs.labels)),
+    )
+    learned.after_batch = lambda inputs: None
+    batches._order = BatchOrder(8, 8, shuffle_seed=0, shard=Shard())  # one step
+    Loop(learned, batches, 1, Options(epsilon=epsilon)).run()
+    moved = before - learned.tree.prototypes.detach().double()
+    expected = torch.full_like(moved, rate * gradient / (gradient + epsilon))
+    torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-7)
+
+
 def test_training_learns(tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path) -> None:
     loop = Loop(objective(tiny_backbone, batches), batches, 12, Options(folder=tmp_path / "last"))
     rows = loop.run()
@@ -81,7 +102,7 @@ def test_training_learns(tiny_backbone: Backbone, batches: MapBatches, tmp_path:
 
 
 @pytest.mark.parametrize("leaves", list(LEAF_TRAINERS))
-@pytest.mark.parametrize(("epoch", "batch"), [(0, 0), (1, 2), (3, 1)])
+@pytest.mark.parametrize(("epoch", "batch"), [(0, 0), (1, 2), (3, 1), (3, 3)])  # the last is the very last
 def test_a_signal_saves_and_a_resumed_run_ends_with_the_same_weights(
     tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path, leaves: str, epoch: int, batch: int
 ) -> None:

@@ -16,6 +16,7 @@ from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.pipeline.fit import fit
 from prototree.training import anchored, growth
 from prototree.training.batches import CachedBatches
+from prototree.training.chance import WholeBatch
 from prototree.training.maps import cache_borders
 from prototree.training.recipes.warm import Warm
 from prototree.training.shared_maps import maps_used
@@ -101,7 +102,7 @@ def test_wards_groups_are_the_clusters_that_are_there() -> None:
 
 def test_cutmix_mixes_by_patches_and_tells_the_share() -> None:
     x = torch.arange(4.0)[:, None, None, None].expand(4, 2, 3, 3)
-    mixed, partner, own = anchored.cutmix(x)
+    mixed, partner, own = WholeBatch.around(x).cutmix(x)
     for image in range(4):
         kept = (mixed[image, 0] == x[image, 0]).float().mean()
         assert (mixed[image, 0] == mixed[image, 1]).all(), "patches, not single numbers"

@@ -13,6 +13,7 @@ from prototree.errors import ShapeError
 from prototree.tree.patches import NEAR, distance_map, extract_patches, nearest_patches
 from prototree.tree.questions import PAPER
 
+FAR_UNITS = 8  # of rounding; the largest error ever measured was under 3
 SHAPES = [((4, 4), (1, 1)), ((3, 5), (2, 2)), ((5, 2), (3, 1)), ((2, 3), (2, 3)), ((1, 1), (1, 1))]
 
 
@@ -99,6 +100,24 @@ def test_small_distances_and_their_gradients_are_right(distance: float) -> None:
     direction = (p32[:, :, 0, 0].double() - z32[:, :, 2, 2].double()) / exact[:, None]
     torch.testing.assert_close(p32.grad.flatten(1).double(), direction, rtol=0, atol=1e-3)
     torch.testing.assert_close(z32.grad[:, :, 2, 2].double(), -direction, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("depth", [16, 256, 1024])
+@pytest.mark.parametrize("distance", [1.001 * NEAR, 0.7, 2.0])
+@pytest.mark.parametrize("lowest", [0.0, 0.8])  # patches all over the cube, and in a corner of it
+def test_beyond_the_threshold_the_error_is_that_of_rounding(depth: int, distance: float, lowest: float) -> None:
+    z = lowest + (1 - lowest) * random_maps(0, 300, depth)
+    step = random_maps(1, 300, depth) - 0.5
+    p = z + distance * step / step.norm(dim=1, keepdim=True)
+    z32, p32 = z.float()[:, :, None, None], p.float()[:, :, None, None]
+    found = torch.stack([nearest_patches(*(x[i : i + 1] for x in (z32, p32))).distance[0, 0] for i in range(300)])
+    exact = (z32.double() - p32.double()).flatten(1).norm(dim=1)
+    unit = torch.finfo(torch.float32).eps * (z.square().sum(1) + p.square().sum(1)) / (2 * distance)
+    error = (found.double() - exact).abs()
+    assert (error <= FAR_UNITS * unit).all()
+    if (depth, distance) == (256, 1.001 * NEAR):
+        assert error.max() <= 2.5e-4
+        assert error.max() > 1e-5, "so the fast form is in use"
 
 
 def test_the_gradient_at_distance_zero_is_zero() -> None:

@@ -14,6 +14,7 @@ from prototree.config import AUTO_PRESET, preset_names
 from prototree.errors import ConfigError
 from prototree.files import read_json
 from prototree.progress import Display
+from prototree.training.stopping import Interrupted, terminating_like_ctrl_c
 
 _ALL_STAGES = "train,prune,project,evaluate"
 
@@ -40,9 +41,9 @@ def train(
             raise ConfigError("expected either --seeds or --folds, and no --stages with them; leave one out")
         _train_several(data, out, preset, settings, seeds, folds, (jobs, threads), resume=resume, overwrite=overwrite)
         return
-    from prototree.pipeline.fit import fit
-
     with _training(out, "the same command and --resume") as display:
+        from prototree.pipeline.fit import fit
+
         fit(
             data,
             out,
@@ -65,9 +66,9 @@ def relearn(
 ) -> None:
     """Train the network further with a mended tree, its prototypes where they were put (§7)."""
     settings = parsed(context.args)
-    from prototree.mend.relearning import relearn
-
     with _training(out, "the same command") as display:
+        from prototree.mend.relearning import relearn
+
         relearn(run, out, data=data, settings=settings, observer=display)
 
 
@@ -83,9 +84,9 @@ def reproduce(
 ) -> None:
     """The paper's tables: train what is missing, and set it beside the published figures."""
     settings = parsed(context.args)
-    from prototree.pipeline.reproduce import reproduce
+    with _stoppable(out, "continue with the same command"), Display(console) as display:
+        from prototree.pipeline.reproduce import reproduce
 
-    with Display(console) as display:
         found = reproduce(
             name, out, heights=_whole_numbers(heights), seeds=seeds, data=data, settings=settings, observer=display
         )
@@ -160,7 +161,7 @@ def _train_several(
     from prototree.pipeline.several import Machine, cross_validate, fit_seeds
 
     common: dict[str, Any] = {"preset_name": preset, "settings": settings, "resume": resume, "overwrite": overwrite}
-    with _stoppable(out, "the same command and --resume"), Display(console) as display:
+    with _stoppable(out, "continue with the same command and --resume"), Display(console) as display:
         common |= {"machine": Machine(*machine), "observer": display}
         found = (
             fit_seeds(data, out, seeds=seeds, **common) if seeds else cross_validate(data, out, folds=folds, **common)
@@ -170,24 +171,26 @@ def _train_several(
 
 
 @contextmanager
-def _stoppable(out: Path, continued_with: str) -> Iterator[None]:
-    """Says how to go on where somebody stops it."""
-    from prototree.training.engine import Interrupted
-
-    try:
-        yield
-    except Interrupted:
-        error_console.print(f"stopped; the state is saved. Continue with {continued_with} ({out})")
-        raise typer.Exit(130) from None
-
-
-@contextmanager
 def _training(out: Path, continued_with: str) -> Iterator[Display]:
     """Shows how training goes, and the figures at its end."""
-    with _stoppable(out, continued_with), Display(console, out / "tensorboard") as display:
+    with _stoppable(out, f"continue with {continued_with}"), Display(console, out / "tensorboard") as display:
         yield display
     _print_figures(out)
     say(f"written to {out}")
+
+
+@contextmanager
+def _stoppable(folder: Path, remedy: str) -> Iterator[None]:
+    """A signal at any moment ends the command with a word on what is kept and how to go on."""
+    try:
+        with terminating_like_ctrl_c():
+            yield
+    except (Interrupted, KeyboardInterrupt):
+        from prototree.pipeline.folders import what_is_kept
+
+        words = f"stopped; {what_is_kept(folder)}; {remedy}"
+        error_console.print(words, highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(130) from None
 
 
 def _print_figures(run: Path) -> None:
@@ -210,9 +213,9 @@ def _print_parts(run: Path, data: str | None) -> None:
 
 
 def _redo(folder: Path, data: str | None, stage: str, settings: dict[str, object]) -> None:
-    from prototree.pipeline.fit import redo
+    with _stoppable(folder, f"do it again with: prototree {stage} {folder}"), Display(console) as display:
+        from prototree.pipeline.fit import redo
 
-    with Display(console) as display:
         redo(folder, stage, data=data, settings=settings, observer=display)
 
 

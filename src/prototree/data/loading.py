@@ -72,8 +72,12 @@ class Shard:
 
     def of(self, batch: Sequence[int]) -> Sequence[int]:
         """This process's stretch of a batch; stretches differ by at most one in length and join to the whole."""
-        start, stop = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))
-        return batch[start:stop]
+        return batch[self.stretch(len(batch))]
+
+    def stretch(self, length: int) -> slice:
+        """Where this process's stretch of so many items lies."""
+        start, stop = (length * rank // self.world_size for rank in (self.rank, self.rank + 1))
+        return slice(start, stop)
 
 
 class ViewDataset(Dataset[Item]):
@@ -144,28 +148,38 @@ def _chance_of(*values: int) -> Iterator[None]:
 
 
 class BatchOrder:
-    """This process's share of each batch of an epoch, as positions; tells the loader which epoch it is in."""
+    """This process's part of an epoch, as positions; tells the loader which epoch it is in.
 
-    def __init__(self, n_items: int, batch_size: int, *, shuffle_seed: int | None, shard: Shard) -> None:
+    That is a share of each batch; where processes take `turns`, every n-th batch, whole.
+    """
+
+    def __init__(
+        self, n_items: int, batch_size: int, *, shuffle_seed: int | None, shard: Shard, turns: bool = False
+    ) -> None:
         self._n_items = n_items
         self._batch_size = batch_size
         self._shuffle_seed = shuffle_seed
-        self._shard = shard
+        self._shard, self._turns = shard, turns
         self.epoch, self.start = 0, 0
 
     def __len__(self) -> int:
-        return max(math.ceil(self._n_items / self._batch_size) - self.start, 0)
+        return len(self._batches(self.start))
 
     def __iter__(self) -> Iterator[list[Position]]:
         # Fixed now, not when the first batch is drawn: a prefetching loader draws late.
         return self.positions(self.epoch, self.start)
 
     def positions(self, epoch: int, start: int) -> Iterator[list[Position]]:
-        """This process's share of each batch of an epoch, from batch `start` on."""
+        """This process's part of an epoch, from batch `start` on."""
         order = self._order(epoch)
-        for first in range(start * self._batch_size, self._n_items, self._batch_size):
-            batch = order[first : first + self._batch_size]
-            yield [(epoch, index) for index in self._shard.of(batch)]
+        for number in self._batches(start):
+            batch = order[number * self._batch_size : (number + 1) * self._batch_size]
+            yield [(epoch, index) for index in (batch if self._turns else self._shard.of(batch))]
+
+    def _batches(self, start: int) -> range:
+        """The numbers of the batches that this process has a part in."""
+        numbers = range(start, math.ceil(self._n_items / self._batch_size))
+        return numbers[self._shard.rank :: self._shard.world_size] if self._turns else numbers
 
     def _order(self, epoch: int) -> list[int]:
         if self._shuffle_seed is None:
@@ -260,17 +274,19 @@ def make_loader(
     *,
     shuffle: bool = False,
     shard: Shard | None = None,
+    turns: bool = False,
     workers: int = 0,
     strict: bool = False,
 ) -> Loader:
     """A loader of batches of `batch_size`, counted over all processes; a short last batch is kept.
 
-    The k-th batches of all shards join, in order of rank, to the k-th batch of a single process. A file that
-    cannot be read any more is skipped with one warning; with `strict` it is a `DataError`.
+    The k-th batches of all shards join, in order of rank, to the k-th batch of a single process; where they take
+    `turns`, each batch is whole and belongs to one of them. A file that cannot be read any more is skipped with one
+    warning; with `strict` it is a `DataError`.
     """
     if batch_size < 1 or workers < 0:
         raise ConfigError(f"expected batch_size >= 1 and workers >= 0, got {batch_size} and {workers}")
     batches = BatchOrder(
-        len(dataset), batch_size, shuffle_seed=dataset.seed if shuffle else None, shard=shard or Shard()
+        len(dataset), batch_size, shuffle_seed=dataset.seed if shuffle else None, shard=shard or Shard(), turns=turns
     )
     return Loader(dataset, batches, workers=workers, strict=strict)

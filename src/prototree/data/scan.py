@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from pathlib import Path
 
 from prototree.data.images import check_header
 from prototree.data.samples import ImageData, Problem, Sample
-from prototree.errors import DataError
-from prototree.files import cache_folder
+from prototree.errors import CheckpointError, DataError
+from prototree.files import cache_folder, remove_leftovers, write_file
 from prototree.network.geometry import Size
 
 logger = logging.getLogger(__name__)
@@ -137,15 +136,7 @@ def _write_cache(file: Path, known: dict[str, _Known]) -> None:
     content = {"version": _VERSION, "files": {key: value.to_json() for key, value in known.items()}}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False) as temporary:
-            try:
-                json.dump(content, temporary)
-                temporary.flush()
-                os.fsync(temporary.fileno())
-                temporary.close()
-                os.replace(temporary.name, file)
-            except BaseException:
-                os.unlink(temporary.name)
-                raise
-    except OSError as error:
+        remove_leftovers(file.parent.glob(".*"))
+        write_file(file, json.dumps(content).encode())
+    except (OSError, CheckpointError) as error:
         logger.debug("the scan of this data set could not be cached in %s: %s", file, error)

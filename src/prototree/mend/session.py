@@ -220,6 +220,7 @@ def open_session(
     if folder.resolve() == run.folder.resolve():
         raise MendError(f"expected a folder for the work other than the run, got {folder}; the run is never changed")
     folder.mkdir(parents=True, exist_ok=True)
+    files.remove_leftovers([*folder.rglob(".*"), *folder.parent.glob(".*")])  # beside it, runs that were being saved
     if validation is None:
         feedback, held_back = _halves(images.test)
         name = "every second test photo"

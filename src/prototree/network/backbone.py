@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import dropout2d, relu
+from torch.nn.functional import relu
 
 import prototree.network.torchvision_guard  # noqa: F401  (before timm)
 from prototree.errors import ConfigError, ShapeError, WeightsError
@@ -221,7 +221,10 @@ class FeatureExtractor(nn.Module):
 
 
 class WideHead(nn.Module):
-    """Standardised channels → 1×1 convolution, batch norm, ReLU → 1×1 convolution. Dropout takes whole channels."""
+    """Standardised channels → 1×1 convolution, batch norm, ReLU → 1×1 convolution.
+
+    While it learns, `hide` may take channels away before each convolution.
+    """
 
     mean: Tensor
     std: Tensor
@@ -234,10 +237,12 @@ class WideHead(nn.Module):
         self.norm = nn.BatchNorm2d(width)
         self.last = nn.Conv2d(width, depth, kernel_size=1)
 
-    def forward(self, backbone_map: Float[Tensor, "B C H W"], dropout: float = 0.0) -> Float[Tensor, "B D H W"]:
-        x = dropout2d((backbone_map - self.mean) / self.std, dropout, self.training)
-        hidden = dropout2d(relu(self.norm(self.first(x))), dropout, self.training)
-        return self.last(hidden)  # type: ignore[no-any-return]
+    def forward(
+        self, backbone_map: Float[Tensor, "B C H W"], hide: Callable[[Tensor], Tensor] | None = None
+    ) -> Float[Tensor, "B D H W"]:
+        x = (backbone_map - self.mean) / self.std
+        hidden = relu(self.norm(self.first(hide(x) if hide else x)))
+        return self.last(hide(hidden) if hide else hidden)  # type: ignore[no-any-return]
 
 
 def _head(backbone: Backbone, depth: int) -> nn.Conv2d:

@@ -1,6 +1,5 @@
 """From a folder of images to a small, readable tree: train → prune → project → evaluate."""
 
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -12,10 +11,10 @@ from prototree.data import ImageData, open_data
 from prototree.data.given import write_given
 from prototree.errors import ConfigError
 from prototree.evaluation.ensembles import EnsembleMetrics, evaluate_ensemble
-from prototree.files import write_file
-from prototree.pipeline.stages import OWN_FILES, STAGES, Stages
+from prototree.pipeline import folders
+from prototree.pipeline.stages import STAGES, Stages, identity_of
 from prototree.progress import Observer
-from prototree.run import CONFIG, Run
+from prototree.run import Run
 from prototree.training import distributed
 from prototree.tree.ensemble import Ensemble
 from prototree.tree.model import ProtoTree
@@ -79,9 +78,14 @@ def train_run(
         data = opened_again(data, out)
         images = data if isinstance(data, ImageData) else open_source(data, config)
         config, images = derived(config, images), _sample(images, config)
-        run = _prepare_folder(Path(out), config, resume=resume, overwrite=overwrite, train="train" in chosen)
-        run.note(source=str(data if isinstance(data, str | Path) else images.root))
-        work = Stages(run, images, config, device, observer or Observer(), start)
+        identity, observer, train = identity_of(config, images, start), observer or Observer(), "train" in chosen
+        run = folders.prepare(Path(out), config, identity, resume=resume, overwrite=overwrite, train=train)
+        if train and folders.is_finished(run, chosen):
+            observer.stage(f"nothing to do: {run.folder} is finished ({', '.join(chosen)})")
+            return run
+        source = str(data if isinstance(data, str | Path) else images.root)
+        run.note(source=source, **({folders.IDENTITY: identity} if train else {}))
+        work = Stages(run, images, config, device, observer, start)
         for stage in chosen:
             began = time.monotonic()
             getattr(work, stage)()
@@ -129,6 +133,8 @@ def redo(
     run = Run.open(folder).expect_changeable()
     config = run.config.changed(settings or {})
     with distributed.processes() as device:
+        if distributed.is_first():
+            folders.tidy(run.folder)
         images = _sample(run.data(data), config)
         getattr(Stages(run, images, config, device, observer or Observer()), stage)()
     return run
@@ -157,23 +163,3 @@ def combine(
 
 def _sample(data: ImageData, config: Config) -> ImageData:
     return data.bootstrap(config.seed) if config.bootstrap else data
-
-
-def _prepare_folder(folder: Path, config: Config, *, resume: bool, overwrite: bool, train: bool) -> Run:
-    """An empty folder, or one whose run is to be continued or replaced."""
-    run = Run(folder)
-    if distributed.is_first():
-        used = [name for name in OWN_FILES if (folder / name).exists()]
-        if used and train and overwrite:
-            for name in used:
-                path = folder / name
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        elif used and train and not resume:
-            raise ConfigError(
-                f"{folder} already holds a run ({', '.join(used[:3])}); continue it with --resume, replace it with "
-                "--overwrite, or choose another folder"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / CONFIG, config.to_toml().encode())
-    distributed.wait_for_all()
-    return run

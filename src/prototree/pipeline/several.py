@@ -26,7 +26,7 @@ from prototree.files import write_file, write_json
 from prototree.pipeline.fit import Given, combine, opened_again
 from prototree.progress import Observer
 from prototree.run import Run
-from prototree.training.engine import Interrupted
+from prototree.training.stopping import Interrupted
 
 _LOOK_SECONDS = 0.2
 _FINISHED = "results.md"  # the last file that a run writes

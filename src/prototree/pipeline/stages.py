@@ -76,7 +76,7 @@ class Stages:
     @cached_property
     def workshop(self) -> Workshop:
         """What the recipe trains with."""
-        identity = json.dumps(_identity(self.config, self.data, self.start), sort_keys=True)
+        identity = json.dumps(identity_of(self.config, self.data, self.start), sort_keys=True)
         return Workshop(self.run.folder, self.data, self.config, self.device, self.observer, identity)
 
     def train(self) -> None:
@@ -189,7 +189,7 @@ class Stages:
                 shutil.rmtree(self.run.folder / name, ignore_errors=True)
 
 
-def _identity(config: Config, data: ImageData, start: ProtoTree | None) -> dict[str, object]:
+def identity_of(config: Config, data: ImageData, start: ProtoTree | None) -> dict[str, object]:
     """What must be the same for a run to be continued."""
     given = {"start": checkpoint.fingerprint(start)} if start is not None else {}
-    return {"version": 2, **config.identity(), "classes": data.n_classes, "train": len(data.train), **given}
+    return {"version": 3, **config.identity(), "classes": data.n_classes, "train": len(data.train), **given}

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, dropout, one_hot, relu
+from torch.nn.functional import cross_entropy, one_hot, relu
 
 from prototree.network.backbone import FeatureExtractor
+from prototree.training import distributed
 from prototree.training.batches import Batches, CachedBatches, maps_of
+from prototree.training.chance import WholeBatch
 from prototree.training.engine import Group, Objective
 from prototree.training.growth import Start, wide_head
 from prototree.training.leaf_training import LeafTrainer, Visit
@@ -54,21 +56,23 @@ class HeadObjective(Objective):
         self.train()
 
     def forward(self, values: Tensor) -> Float[Tensor, "B K"]:
-        recipe, x = self._recipe, self.features.backbone.tail(values)
+        recipe, x, head = self._recipe, self.features.backbone.tail(values), wide_head(self.features)
         self._mixed = None
-        if self.training:
-            x = random_patches(x, recipe.patch_share)
-            if torch.rand(()) < recipe.cutmix:
-                x, *mixed = cutmix(x)
-                self._mixed = (mixed[0], mixed[1])
-        pooled = torch.sigmoid(wide_head(self.features)(x, recipe.channel_dropout)).amax(dim=(2, 3))
-        return self.linear(LOGIT_GAIN * dropout(pooled, recipe.pooled_dropout, self.training))  # type: ignore[no-any-return]
+        if not self.training:
+            return self.linear(LOGIT_GAIN * torch.sigmoid(head(x)).amax(dim=(2, 3)))  # type: ignore[no-any-return]
+        batch, x = WholeBatch.around(x), random_patches(x, recipe.patch_share)
+        if torch.rand(()) < recipe.cutmix:
+            x, *mixed = batch.cutmix(x)
+            self._mixed = (mixed[0], mixed[1])
+        z = torch.sigmoid(head(x, lambda channels: batch.dropout(channels, recipe.channel_dropout)))
+        return self.linear(LOGIT_GAIN * batch.dropout(z.amax(dim=(2, 3)), recipe.pooled_dropout))  # type: ignore[no-any-return]
 
     def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        target = one_hot(inputs.labels, outputs.shape[1]).float()
+        target = one_hot(inputs.labels, outputs.shape[1]).to(outputs.dtype)
         if self._mixed is not None:
             partner, own = self._mixed
-            target = own * target + (1 - own) * target[partner]
+            others = one_hot(torch.cat(distributed.gather(inputs.labels))[partner], outputs.shape[1])
+            target = own * target + (1 - own) * others
         # No label smoothing: it makes a better classifier and a worse teacher (Müller et al., NeurIPS 2019).
         losses = cross_entropy(outputs, target, reduction="none")
         return losses, (outputs.argmax(dim=1) == inputs.labels).float()
@@ -78,9 +82,11 @@ class HeadObjective(Objective):
         """Softened class probabilities of every entry."""
         self.eval()
         device = self.linear.weight.device
-        found = torch.full((len(batches.entries), self.linear.out_features), 1 / self.linear.out_features)
+        found = torch.zeros(len(batches.entries), self.linear.out_features)
         for inputs in batches.epoch(0):
             found[inputs.entries] = (self(inputs.values.to(device)) / temperature).softmax(dim=1).cpu()
+        distributed.sum_over(found)
+        found[found.sum(dim=1) == 0] = 1 / self.linear.out_features  # of photos that cannot be read nothing is known
         return found
 
 
@@ -137,12 +143,15 @@ class AnchoredObjective(TreeObjective):
     def forward(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         features = self.tree.features
         x, anchors = random_patches(features.backbone.tail(values), self._recipe.patch_share), self.anchors
-        # Photos and sources through the head together, so that batch norm treats them alike.
+        # Photos and sources through the head together, so that batch norm treats them alike; each process has its share
+        # of both, so that batch norm counts every source once.
         n_rows = -(-len(anchors) // x.shape[3])
         filled = torch.cat([anchors, anchors[:1].expand(n_rows * x.shape[3] - len(anchors), -1, -1, -1)])
         rows = filled.reshape(n_rows, x.shape[3], -1).transpose(1, 2)[:, :, None]
-        z = features.from_map(torch.cat([x, rows]))
-        prototypes = z[len(x) :, :, 0].transpose(1, 2).flatten(0, 1)[: len(anchors), :, None, None]
+        own = distributed.shard().stretch(n_rows)
+        z = features.from_map(torch.cat([x, rows[own]]))
+        seen = distributed.join_rows(z[len(x) :], own.start, n_rows)
+        prototypes = seen[:, :, 0].transpose(1, 2).flatten(0, 1)[: len(anchors), :, None, None]
         reach = None if self.log_reach is None else self.log_reach.exp()
         routed = self.tree.routed(nearest_patches(z[: len(x)], prototypes), self._question, reach)
         return routed.distance, routed.patch, routed.log_path_probs, routed.p_right
@@ -151,7 +160,7 @@ class AnchoredObjective(TreeObjective):
         log_y = log_predict(Routed(*outputs).log_path_probs, class_log_probs(self.tree.leaf_logits))
         target = self._target(inputs)
         if not target.is_floating_point():
-            target = one_hot(target, log_y.shape[1]).float()
+            target = one_hot(target, log_y.shape[1]).to(log_y.dtype)
         losses = -(target * (log_y / self._temper).log_softmax(dim=1)).sum(dim=1)
         if self.log_reach is not None and self._recipe.margin:
             unit, recipe = self.log_reach.exp(), self._recipe
@@ -174,11 +183,12 @@ class AnchoredObjective(TreeObjective):
         self.tree.prototypes.copy_(self.tree.features.from_map(self.anchors))
         if self.log_reach is not None:
             self.tree.reach.copy_(self.log_reach.exp())
-        maps, found, seen = maps_of(self._sources, self.tree.features, self.tree.prototypes.device), [], []
-        for z, labels, _ in maps:
-            found.append(nearest_patches(z, self.tree.prototypes).distance)
-            seen.append(labels)
-        learn_usual(self.tree, torch.cat(found), torch.cat(seen))
+        prototypes = self.tree.prototypes
+        found, seen = [prototypes.new_zeros(0, len(prototypes))], [torch.zeros(0, dtype=torch.long)]
+        for z, labels, _ in maps_of(self._sources, self.tree.features, prototypes.device):
+            found.append(nearest_patches(z, prototypes).distance)
+            seen.append(labels.cpu())
+        learn_usual(self.tree, *(torch.cat(distributed.gather(torch.cat(rows))) for rows in (found, seen)))
 
 
 @torch.no_grad()
@@ -188,7 +198,7 @@ def learn_usual(tree: ProtoTree, distance: Float[Tensor, "M P"], labels: Int[Ten
     Where a node compares two patches, that is how far they reach.
     """
     left, right = side_classes(tree)
-    own, is_choice = torch.cat([right, left]), tree.question.kind == "choice"
+    own, is_choice = torch.cat([right, left]).cpu(), tree.question.kind == "choice"
     for turn in range(2 * tree.topology.n_nodes):
         mine = distance[own[turn, labels], turn if is_choice else turn % tree.topology.n_nodes]
         tree.usual[turn] = torch.quantile(mine, USUAL) if len(mine) else 0
@@ -231,10 +241,3 @@ def random_patches(x: Float[Tensor, "B C H W"], share: float) -> Float[Tensor, "
     n_patches = x.shape[2] * x.shape[3]
     order = torch.randperm(n_patches, device=x.device)
     return x.flatten(2)[:, :, order[: max(FEWEST_PATCHES, math.ceil(share * n_patches))]][:, :, None]
-
-
-def cutmix(x: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, " B"], Float[Tensor, "B 1"]]:
-    """Random patches replaced by those of another photo; returns the partner and the share of one's own."""
-    partner = torch.randperm(len(x), device=x.device)
-    keep = torch.rand(len(x), 1, *x.shape[2:], device=x.device) < torch.rand(len(x), 1, 1, 1, device=x.device)
-    return torch.where(keep, x, x[partner]), partner, keep.float().mean(dim=(2, 3))

@@ -1,7 +1,8 @@
 """More than one process: what `torchrun` starts, seen from the inside. With one process everything here is a no-op.
 
 Each process holds a share of every batch. Sums over the shares (gradients, leaf counts, batch-norm statistics) make the
-processes compute what one alone would have computed.
+processes compute what one alone would have computed; so does chance that every process draws for the whole batch
+(`chance`).
 """
 
 import os
@@ -47,7 +48,10 @@ def is_first() -> bool:
 def sum_over(tensor: Tensor) -> Tensor:
     """The sum over all processes, in place."""
     if dist.is_initialized():
-        dist.all_reduce(tensor)
+        there = tensor.to(_device())  # which is not where every tensor is
+        dist.all_reduce(there)
+        if there is not tensor:
+            tensor.copy_(there)
     return tensor
 
 
@@ -55,14 +59,35 @@ def gather(tensor: Tensor) -> list[Tensor]:
     """The tensor of every process, in order of rank; first dimensions may differ."""
     if not dist.is_initialized():
         return [tensor]
-    lengths = [torch.zeros(1, dtype=torch.long, device=tensor.device) for _ in range(dist.get_world_size())]
-    dist.all_gather(lengths, torch.tensor([len(tensor)], device=tensor.device))
-    longest = max(int(length) for length in lengths)
-    padded = tensor.new_zeros(longest, *tensor.shape[1:])
+    counts = lengths(len(tensor))
+    padded = torch.zeros(max(counts), *tensor.shape[1:], dtype=tensor.dtype, device=_device())
     padded[: len(tensor)] = tensor
-    parts = [torch.empty_like(padded) for _ in lengths]
+    parts = [torch.empty_like(padded) for _ in counts]
     dist.all_gather(parts, padded)
-    return [part[: int(length)] for part, length in zip(parts, lengths, strict=True)]
+    return [part[:count].to(tensor.device) for part, count in zip(parts, counts, strict=True)]
+
+
+def lengths(own: int) -> list[int]:
+    """A number of every process, in order of rank."""
+    if not dist.is_initialized():
+        return [own]
+    found = [torch.zeros(1, dtype=torch.long, device=_device()) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, torch.tensor([own], device=_device()))
+    return [int(one) for one in found]
+
+
+def gather_in_order(places: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
+    """The rows of every process, in the order of their places: as one process alone would have found them."""
+    order = torch.cat(gather(places)).argsort()
+    return tuple(torch.cat(gather(column))[order] for column in columns)
+
+
+def join_rows(own: Tensor, start: int, total: int) -> Tensor:
+    """All rows, of which each process has made its own from `start` on; gradients go back to the process that has."""
+    if not dist.is_initialized():
+        return own
+    around = [own.new_zeros(count, *own.shape[1:]) for count in (start, total - start - len(own))]
+    return _total(torch.cat([around[0], own, around[1]]))
 
 
 def wait_for_all() -> None:
@@ -104,6 +129,23 @@ def _device() -> torch.device:
     return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
+class _Total(torch.autograd.Function):
+    """A sum over all processes that gradients flow back through: each process's part gets the sum of all gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor) -> Tensor:
+        return sum_over(own.clone())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return sum_over(gradients[0].contiguous().clone())
+
+
+def _total(own: Tensor) -> Tensor:
+    total: Tensor = _Total.apply(own)  # type: ignore[no-untyped-call]
+    return total
+
+
 def _synchronise_on_cpu(layer: Any) -> None:
     """torch's own SyncBatchNorm knows GPUs only."""
     own_forward = layer.forward
@@ -117,21 +159,20 @@ def _synchronise_on_cpu(layer: Any) -> None:
 
 
 def _synchronised_norm(layer: Any, x: Tensor) -> Tensor:
-    from torch.distributed.nn.functional import all_reduce
-
     if layer.momentum is None:
         raise TrainError("expected batch norm with a momentum, got a cumulative average, which cannot be synchronised")
     axes = [axis for axis in range(x.dim()) if axis != 1]
     shape = [1, -1, *[1] * (x.dim() - 2)]
     ones = x.new_full((1,), x.numel() / x.shape[1])
-    total = all_reduce(torch.cat([ones, x.sum(axes)]))
-    count, mean = total[0], total[1:] / total[0]
+    total = _total(torch.cat([ones, x.sum(axes)]))
+    count, mean = total[0], total[1:] / total[0].clamp_min(1)
     # Two rounds rather than E[x²] − E[x]², which cancels.
-    variance = all_reduce((x - mean.view(shape)).square().sum(axes)) / count
+    variance = _total((x - mean.view(shape)).square().sum(axes)) / count.clamp_min(1)
     with torch.no_grad():
         layer.num_batches_tracked.add_(1)
-        layer.running_mean.lerp_(mean, layer.momentum)
-        layer.running_var.lerp_(variance * count / (count - 1), layer.momentum)
+        if count:  # else no process could read any photo of the batch
+            layer.running_mean.lerp_(mean, layer.momentum)
+            layer.running_var.lerp_(variance * count / (count - 1).clamp_min(1), layer.momentum)
     normal: Tensor = (x - mean.view(shape)) * torch.rsqrt(variance + layer.eps).view(shape)
     return normal * layer.weight.view(shape) + layer.bias.view(shape) if layer.affine else normal
 

@@ -5,15 +5,11 @@ from it goes through the same numbers as one never interrupted: chance is a func
 what else the loop remembers is in the state.
 """
 
-import contextlib
 import csv
 import io
-import json
 import logging
-import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +23,9 @@ from prototree.files import write_file
 from prototree.progress import EpochLog, Observer
 from prototree.training import distributed
 from prototree.training.batches import Batches
+from prototree.training.identity import expect_same
 from prototree.training.maps import Inputs
+from prototree.training.stopping import Interrupted, asked_to_stop
 from prototree.tree.checkpoint import VERSION, read_state, write_state
 
 log = logging.getLogger(__name__)
@@ -71,20 +69,17 @@ class Objective(nn.Module):
 
 @dataclass(frozen=True)
 class Options:
-    """How a loop runs; none of it changes what is learned but for the precision."""
+    """How a loop runs; none of it changes what is learned but for the precision and Adam's ε."""
 
     folder: Path | None = None  # where state and log are kept; None: nowhere
     identity: str = ""  # what must be the same for a state to be continued
     resume: bool = False
     save_minutes: float = 10.0
     seed: int = 0
+    epsilon: float = 1e-8  # of Adam
     autocast: torch.dtype | None = None
     channels_last: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-
-class Interrupted(BaseException):
-    """A signal arrived; the state was saved."""
 
 
 @dataclass(frozen=True)
@@ -110,17 +105,20 @@ class Loop:
         self._rows: list[EpochLog] = []
         self._saved_at = time.monotonic()
         # Adam as in the paper; where there is weight decay, apart from the gradient's moments.
-        self._optimiser = torch.optim.AdamW([{"params": g.parameters} for g in objective.groups(0)])
+        groups = [{"params": group.parameters} for group in objective.groups(0)]
+        self._optimiser = torch.optim.AdamW(groups, eps=options.epsilon)
         torch.manual_seed(options.seed)
         if options.folder is not None and options.resume and (options.folder / STATE).exists():
             self._restore(options.folder)
 
     def run(self) -> list[EpochLog]:
         """All epochs that are left. Returns the log of the whole training."""
-        with _signals() as stop:
+        with asked_to_stop() as stop:
             while self._epoch < self._n_epochs:
                 self._run_epoch(stop)
                 self._save()
+                if distributed.any_process(stop.is_set()):
+                    raise Interrupted
         return self._rows
 
     def _run_epoch(self, stop: threading.Event) -> None:
@@ -142,9 +140,6 @@ class Loop:
         objective.end_epoch(epoch)
         self._epoch, self._batch = epoch + 1, 0
         self._note_epoch()
-        if distributed.any_process(stop.is_set()) and self._epoch < self._n_epochs:
-            self._save()
-            raise Interrupted
 
     def _step(self, model: nn.Module, inputs: Inputs) -> None:
         start, objective = time.monotonic(), self.objective
@@ -233,17 +228,7 @@ class Loop:
 
     def _restore(self, folder: Path) -> None:
         header, tensors = read_state(folder, STATE)
-        if header.get("identity") != self._options.identity:
-            if _is_older(str(header.get("identity")), self._options.identity):
-                raise CheckpointError(
-                    f"{folder} was begun by an earlier version of this program, whose settings had other names; "
-                    "finish it with that version, or start again with --overwrite"
-                )
-            differences = _differences(str(header.get("identity")), self._options.identity)
-            raise CheckpointError(
-                f"{folder} was trained with other settings or data ({differences}); continue it with the same, or "
-                "choose another folder"
-            )
+        expect_same(folder, str(header.get("identity")), self._options.identity)
         try:
             self.objective.load_state_dict({k[6:]: t for k, t in tensors.items() if k.startswith("model.")})
             state: dict[int, dict[str, Tensor]] = {}
@@ -270,49 +255,6 @@ class Loop:
             f"training stopped in epoch {self._epoch + 1}, batch {self._batch + 1}: {what}. Learning rates {rates}; "
             f"largest weight {biggest[0]:.3g} in {biggest[1]}; {kept}. Lower the learning rates and resume"
         )
-
-
-def _is_older(then: str, now: str) -> bool:
-    old, new = _as_values(then), _as_values(now)
-    return old is not None and new is not None and "version" in new and old.get("version") != new["version"]
-
-
-def _as_values(identity: str) -> dict[str, Any] | None:
-    """An identity that is a JSON object."""
-    try:
-        return dict(json.loads(identity))
-    except (TypeError, ValueError):
-        return None
-
-
-def _differences(then: str, now: str) -> str:
-    """What differs between two identities, which may be JSON."""
-    old, new = _as_values(then), _as_values(now)
-    if old is None or new is None:
-        return f"{then[:200]} then, {now[:200]} now"
-    keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
-    return "; ".join(f"{key} {old.get(key, 'not there')!r} then, {new.get(key, 'not there')!r} now" for key in keys)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """Set when SIGINT or SIGTERM arrives, so that the loop can save and stop between two batches."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def ask(number: int, frame: object) -> None:
-        if stop.is_set():  # asked twice: at once
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _as_csv(rows: list[EpochLog]) -> bytes:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from prototree.data.loading import Entry
 from prototree.data.views import FULL
+from prototree.training import distributed
 from prototree.training.batches import CachedBatches, maps_of
 from prototree.training.maps import MapCache
 from prototree.tree.model import ProtoTree
@@ -38,13 +39,14 @@ def judged(
     tree: ProtoTree, views: CachedBatches, photos: Collection[int]
 ) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"], Bool[Tensor, " M"]]:
     """Of these photos, shown whole: the lead of the greedy answer, how strange they are, and whether it is right."""
-    leads, strangeness, rights = [], [], []
+    rows: list[tuple[Tensor, ...]] = []
     for z, labels, places in maps_of(views, tree.eval().features, tree.prototypes.device):
         entries = [views.entries[place] for place in places.tolist()]
         wanted = [i for i, one in enumerate(entries) if one.view == FULL and one.sample_index in photos]
         if wanted:
-            decisions = tree.decide(tree.route(z[wanted]))
-            leads.append(decisions.lead.cpu())
-            strangeness.append(decisions.strangeness.cpu())
-            rights.append((decisions.labels("greedy") == labels[wanted]).cpu())
-    return torch.cat(leads), torch.cat(strangeness), torch.cat(rights)
+            decisions, own = tree.decide(tree.route(z[wanted])), labels[wanted]
+            rows.append((places[wanted], decisions.lead, decisions.strangeness, decisions.labels("greedy") == own))
+    empty = (torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.bool))
+    columns = [torch.cat([column.cpu() for column in part]) for part in zip(empty, *rows, strict=True)]
+    leads, strangeness, is_right = distributed.gather_in_order(*columns)
+    return leads, strangeness, is_right

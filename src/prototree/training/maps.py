@@ -86,13 +86,14 @@ class MapCache:
     def read(self, indices: Sequence[int], epoch: int) -> Inputs:
         usable = [index for index in indices if index not in self.unreadable]
         row_of = usable if self.rows is None else [self.rows[index] for index in usable]
-        rows = np.empty((len(usable), *self.files[0].shape[2:]), dtype=np.float32)
+        # Memory of torch's own, aligned: where numbers lie can decide the last bits of a matrix product.
+        values = torch.empty(len(usable), *self.files[0].shape[2:])
+        rows = values.numpy()
         start = 0
         for file in self.files:
             here = [place for place, row in enumerate(row_of) if start <= row < start + file.shape[1]]
             rows[here] = file[epoch % len(file), [row_of[place] - start for place in here]]
             start += file.shape[1]
-        values = torch.from_numpy(rows)
         labels = torch.tensor([self.entries[index].sample.label for index in usable], dtype=torch.long)
         return Inputs(values, labels, torch.tensor(usable, dtype=torch.long))
 
@@ -195,6 +196,12 @@ def _fill_once(path: Path, shape: tuple[int, ...], fill: Callable[[], None]) -> 
             fill()
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Removes maps that a killed process was computing; they begin anew."""
+    for path in folder.glob("*.partial"):
+        path.unlink(missing_ok=True)
+
+
 def _description(path: Path) -> Path:
     return path.with_suffix(".json")
 
@@ -247,7 +254,8 @@ class _Job:
     @torch.inference_mode()
     def _fill(self, path: Path, device: torch.device) -> set[int]:
         """Writes this process's rows; returns the entries that could be read, of all processes."""
-        loader = make_loader(self.dataset, 32, shard=distributed.shard(), workers=self.workers)
+        # Whole batches: how many images go through a network together decides the last bits of what comes out.
+        loader = make_loader(self.dataset, 32, shard=distributed.shard(), turns=True, workers=self.workers)
         seen, done = set[int](), 0
         with open(path, "r+b") as file:
             for variant in range(self.shape[0]):

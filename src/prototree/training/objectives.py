@@ -67,7 +67,7 @@ class SoftTargets:
     weight: float
 
     def of(self, labels: Int[Tensor, " B"], entries: Int[Tensor, " B"]) -> Float[Tensor, "B K"]:
-        taught = self.probs[entries.cpu()].to(labels.device, torch.float32)
+        taught = self.probs[entries.cpu()].to(labels.device)
         return self.weight * taught + (1 - self.weight) * one_hot(labels, taught.shape[1])
 
 

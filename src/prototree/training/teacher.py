@@ -15,6 +15,7 @@ from prototree.errors import ConfigError, WeightsError
 from prototree.network.backbone import Backbone
 from prototree.network.preprocessing import Preprocessing
 from prototree.network.weights import read_state, timm_names
+from prototree.training import distributed
 from prototree.tree import checkpoint
 from prototree.tree.ensemble import Ensemble
 
@@ -77,12 +78,17 @@ def open_teacher(source: str, n_classes: int, image_size: int) -> Teacher:
 
 @torch.no_grad()
 def teach(teacher: Teacher, dataset: ViewDataset, temperature: float, folder: Path) -> Float[Tensor, "entries K"]:
-    """The teacher's probabilities for every view, from `folder` if they are there."""
-    if (folder / "teacher.json").exists():
-        return checkpoint.read_state(folder, "teacher.json")[1]["probs"]
+    """The teacher's probabilities for every view, from `folder` if they are there; one process asks for all."""
+    with distributed.one_after_the_other():
+        if not (folder / "teacher.json").exists():
+            probs = _asked(teacher, dataset, temperature)
+            checkpoint.write_state(folder, "teacher.json", {"version": checkpoint.VERSION}, {"probs": probs})
+    return checkpoint.read_state(folder, "teacher.json")[1]["probs"]
+
+
+def _asked(teacher: Teacher, dataset: ViewDataset, temperature: float) -> Float[Tensor, "entries K"]:
     probs = torch.full((len(dataset), teacher.n_classes), 1 / teacher.n_classes)
     for batch in make_loader(dataset, 32):
         if len(batch.labels):
             probs[batch.entries] = teacher.probs(batch.images, temperature)
-    checkpoint.write_state(folder, "teacher.json", {"version": checkpoint.VERSION}, {"probs": probs})
     return probs

@@ -137,6 +137,7 @@ class Workshop:
             resume=True,  # the folder was emptied unless the run is to be continued
             save_minutes=settings.save_minutes,
             seed=derived_seed("train", settings.seed),
+            epsilon=settings.adam_epsilon,
             autocast=torch.bfloat16 if half else None,
             channels_last=settings.channels_last,
             device=device,

@@ -116,6 +116,17 @@ def write_state(folder: Path, name: str, header: dict[str, Any], tensors: Tensor
     sync_folder(folder)
 
 
+def settle(folder: Path) -> None:
+    """Finishes what a killed process had begun to write, in a folder and below: the header had the last word."""
+    for waiting in sorted(folder.rglob(f"{WEIGHTS}.new")):
+        digest = hashlib.sha256(waiting.read_bytes()).hexdigest()
+        headers = [read_json(path) for path in sorted(waiting.parent.glob("*.json"))]
+        if any(header.get("weights_sha256") == digest for header in headers):
+            os.replace(waiting, waiting.with_name(WEIGHTS))
+        else:
+            waiting.unlink()
+
+
 def read_state(folder: Path, name: str) -> tuple[dict[str, Any], Tensors]:
     """What `write_state` wrote last."""
     header = read_json(folder / name)

@@ -15,7 +15,9 @@ from torch import Tensor
 from prototree.errors import ShapeError
 
 # ‖z‖² − 2z·p + ‖p‖² cancels when z is near p: in float32 it reads 0.002 for identical 256-d patches. While learning,
-# patches below this distance are subtracted instead; above it the error is about 1e-4. Without gradients all are.
+# patches below this distance are subtracted instead. Above it the error is a few units of rounding of ‖z‖² + ‖p‖²,
+# divided by 2d: for 256 numbers from 0 to 1 about 3e-5 at a distance of 0.4, at most 2.5e-4, and less farther away.
+# Without gradients all patches are subtracted.
 NEAR = 0.4
 # The fast form may rank patches wrongly that differ by its rounding error; all within this many units are compared.
 _ROUNDING_UNITS = 32

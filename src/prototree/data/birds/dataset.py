@@ -20,6 +20,7 @@ from prototree.data.birds.photos import SHORTCUT, BirdImage, BirdPart, Box, chec
 from prototree.data.birds.species import PART_NAMES, Look, Species, differing_parts, make_species
 from prototree.data.birds.truth import LOOKS
 from prototree.errors import ConfigError, DataError
+from prototree.files import remove_leftovers
 
 __all__ = [
     "PART_NAMES",
@@ -128,8 +129,9 @@ def write_birds(
     keys = list(_keys(n_species, train_per_species, test_per_species))
     if workers is None:
         workers = 1 if len(keys) < _FEW_IMAGES else os.cpu_count() or 1
-    # A killed run leaves only this folder behind, and a later run takes another name.
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.partial-", dir=folder.parent) as temporary:
+    # A killed process leaves only this folder behind; a later one takes another name, and removes it.
+    remove_leftovers(folder.parent.glob(f".{folder.name}.partial-*"))
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.partial-{os.getpid()}-", dir=folder.parent) as temporary:
         plan = _Plan(Path(temporary) / folder.name, species, size, seed, shortcut_species, rate, test_shortcut)
         _write_annotations(plan, _write_images(plan, keys, workers))
         _check_free(folder)

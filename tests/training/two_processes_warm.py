@@ -1,0 +1,68 @@
+"""Run by `test_distributed` under torchrun or alone: the default recipe on tiny photos, but for the frozen network in
+float64, so that what differs is wrong and not rounding."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from prototree.config import preset
+from prototree.data import open_data
+from prototree.progress import Observer
+from prototree.training import distributed
+from prototree.training.anchored import FEWEST_PATCHES
+from prototree.training.maps import Inputs, MapCache
+from prototree.training.recipes.warm import Warm
+from prototree.training.workshop import Workshop
+from prototree.training.yardstick import load_yardstick
+from tiny_training import TINY_WARM
+
+# 126 entries: the last batch has one, which one process alone gets. 64 patches, of which a step sees 60.
+SETTINGS = TINY_WARM | {"backbone": "test_efficientnet", "image_size": 64, "level": -3, "batch_size": 25}
+
+
+def main(photos: Path, out: Path, question: str) -> None:
+    torch.set_num_threads(1)
+    data = open_data(photos)
+    chosen = {"pretrain_epochs": 0, "head_epochs": 3, "epochs": 4, "hold_out": 2, "question": question}
+    config = preset("auto").changed(SETTINGS | chosen)
+    recipe = config.recipe
+    assert isinstance(recipe, Warm)
+    with distributed.processes() as device:
+        workshop = Workshop(out, data, config, device, Observer())
+        torch.manual_seed(0)
+        backbone = recipe._backbone(workshop)
+        plain, every = recipe._maps(workshop, backbone)
+        torch.set_default_dtype(torch.float64)
+        MapCache.read = _read_as_doubles(MapCache.read)  # type: ignore[method-assign]
+        tree = recipe._learn(workshop, backbone, plain, every, "")
+        sureness = recipe._how_sure(workshop, backbone, plain, every)
+        classifier = load_yardstick(tree.features, tree.n_classes, out)
+        assert classifier is not None
+        assert plain.read([0], 0).values[0, 0].numel() > FEWEST_PATCHES, "patches are chosen"
+        if distributed.is_first():
+            tensors = {**tree.state_dict(), **{f"classifier.{k}": v for k, v in classifier.state_dict().items()}}
+            safetensors.torch.save_file({k: v.contiguous() for k, v in tensors.items()}, out / "tree.safetensors")
+            found = {
+                "processes": distributed.shard().world_size,
+                "topology": [tree.topology.left.tolist(), tree.topology.right.tolist()],
+                "sureness": dataclasses.astuple(sureness),
+                "unreadable": len(every.unreadable),
+            }
+            (out / "found.json").write_text(json.dumps(found))
+
+
+def _read_as_doubles(read):
+    def read_as_doubles(self: MapCache, indices: Sequence[int], epoch: int) -> Inputs:
+        inputs = read(self, indices, epoch)
+        return dataclasses.replace(inputs, values=inputs.values.double())
+
+    return read_as_doubles
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
