@@ -4,6 +4,7 @@ anywhere."""
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 import stat
@@ -12,7 +13,8 @@ from typing import Any
 
 from prototree.errors import CheckpointError
 
-MAX_JSON_BYTES = 256 * 2**20
+MAX_TEXT_BYTES = 256 * 2**20
+MAX_JSON_BYTES = MAX_TEXT_BYTES
 """What is written is never more than what is read again."""
 
 _INDENTED_BYTES = 2**20  # longer files are for programs alone; they are written without line breaks
@@ -22,15 +24,24 @@ CHECKSUM = "sha256"
 def read_regular(path: Path | str, limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes; anything else is an `OSError` that says what it is.
 
-    A pipe or a device is never waited for, and a file is never read beyond what it said its size was.
+    A pipe or a device is never waited for.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(descriptor, "rb") as file:
-        check_regular(os.fstat(descriptor), limit)
+    with open_regular(path, limit) as file:
         content = file.read(limit + 1)
-    if len(content) > limit:
+    if len(content) > limit:  # it grows while it is read
         raise OSError(errno.EFBIG, f"it is larger than {_size(limit)}")
     return content
+
+
+def open_regular(path: Path | str, limit: int) -> io.BufferedReader:
+    """The same file, open for reading."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        check_regular(os.fstat(descriptor), limit)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return open(descriptor, "rb")
 
 
 def check_regular(status: os.stat_result, limit: int) -> None:
@@ -99,6 +110,19 @@ def parse_json(text: bytes, name: str) -> dict[str, Any]:
         raise CheckpointError(f"{name} is damaged ({error}); restore it from a copy") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{name} is damaged: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def expect_version(content: dict[str, Any], newest: int, path: Path | str) -> dict[str, Any]:
+    """The same content, if this program knows its format; one that does not name its version is of the first."""
+    version = content.get("version", 1)
+    if type(version) is not int or version < 1:
+        raise CheckpointError(f"{path} is damaged: expected a format version from 1 to {newest}, got {version!r}")
+    if version > newest:
+        raise CheckpointError(
+            f"{path} has format version {version}, this program reads up to {newest}; it was written by a newer "
+            "prototree: update this one (pip install --upgrade prototree)"
+        )
     return content
 
 

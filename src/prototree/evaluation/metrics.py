@@ -96,7 +96,7 @@ class Metrics:
     sureness_error: float  # the same of the sureness, for the greedy answer: what people are shown
     mean_sureness: float
     class_accuracy: list[float | None]  # soft; None for a class without test images
-    confusion: list[list[int]]  # true class × soft prediction
+    confusion: list[tuple[int, int, int]]  # true class, soft prediction, photos; pairs that occur, in order
     n_prototypes: int
     n_leaves: int
     leaf_maxima: list[float]  # max σ(c) of every leaf, for the supplement's histogram
@@ -120,7 +120,8 @@ def evaluate_all(trees: Mapping[str, ProtoTree], maps: Iterable[MapBatch]) -> di
 def measure(tree: ProtoTree, judged: Judged) -> Metrics:
     """The numbers, given what the tree said."""
     label, n_classes = judged.label, tree.n_classes
-    confusion = torch.bincount(label * n_classes + judged.soft, minlength=n_classes**2).view(n_classes, n_classes)
+    total = torch.bincount(label, minlength=n_classes).tolist()
+    hits = torch.bincount(label[judged.soft == label], minlength=n_classes).tolist()
     maxima = class_log_probs(tree.leaf_logits.detach()).exp().amax(dim=1).cpu()
     return Metrics(
         n_images=len(label),
@@ -131,8 +132,8 @@ def measure(tree: ProtoTree, judged: Judged) -> Metrics:
         calibration_error=_calibration_error(judged.confidence, judged.soft == label),
         sureness_error=_calibration_error(judged.sureness, judged.greedy == label),
         mean_sureness=float(judged.sureness.double().mean()),
-        class_accuracy=[int(row[k]) / total if (total := int(row.sum())) else None for k, row in enumerate(confusion)],
-        confusion=confusion.tolist(),
+        class_accuracy=[right / count if count else None for right, count in zip(hits, total, strict=True)],
+        confusion=_confusion(label, judged.soft),
         n_prototypes=tree.n_prototypes,
         n_leaves=tree.topology.n_leaves,
         leaf_maxima=maxima.tolist(),
@@ -158,6 +159,12 @@ def _judge_batch(decisions: Decisions, labels: Int[Tensor, " B"], places: Int[Te
         max_path_leaf=decisions.max_path.leaf,
         greedy_leaf=decisions.greedy.leaf,
     )
+
+
+def _confusion(label: Int[Tensor, " M"], answer: Int[Tensor, " M"]) -> list[tuple[int, int, int]]:
+    """Never more rows than photos, where a matrix of ten thousand classes would have a hundred million."""
+    pairs, counts = torch.unique(torch.stack([label, answer], dim=1), dim=0, return_counts=True)
+    return [(true, said, count) for (true, said), count in zip(pairs.tolist(), counts.tolist(), strict=True)]
 
 
 def _share(hits: Bool[Tensor, " M"]) -> float:

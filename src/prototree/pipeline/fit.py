@@ -11,7 +11,7 @@ from prototree.config import AUTO_PRESET, Config, preset
 from prototree.data import ImageData, open_data
 from prototree.errors import ConfigError
 from prototree.evaluation.ensembles import EnsembleMetrics, evaluate_ensemble
-from prototree.files import write_file
+from prototree.files import make_folder, write_file
 from prototree.pipeline.stages import OWN_FILES, STAGES, Stages
 from prototree.progress import Observer
 from prototree.run import CONFIG, Run
@@ -157,7 +157,7 @@ def _prepare_folder(folder: Path, config: Config, *, resume: bool, overwrite: bo
                 f"{folder} already holds a run ({', '.join(used[:3])}); continue it with --resume, replace it with "
                 "--overwrite, or choose another folder"
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_file(folder / CONFIG, config.to_toml().encode())
     distributed.wait_for_all()
     return run

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from prototree.data.loading import Entry, ViewDataset, make_loader
 from prototree.errors import DataError, TrainError
-from prototree.files import read_json, write_json
+from prototree.files import make_folder, read_json, write_json
 from prototree.network.backbone import Backbone
 from prototree.network.folding import folded
 from prototree.training import distributed
@@ -178,7 +178,7 @@ def cache_features(tree: ProtoTree, dataset: ViewDataset, folder: Path, tick: Ti
 
 def link_caches(caches: Sequence[Path], folder: Path) -> None:
     """Lends a run the maps of others; a cache's name says what it holds, so that only a fitting one is used."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for pattern in ("*.f16", "*.json"):  # the description last: a cache without one is not used
         for file in (file for cache in caches for file in sorted(cache.glob(pattern))):
             with contextlib.suppress(OSError):  # it is there already, or on another disk
@@ -218,7 +218,7 @@ class _Job:
         """All processes fill their rows of one file; the first gives it its name at the end."""
         temporary = self.path.with_suffix(".partial")
         if distributed.is_first():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             _reserve(temporary, self.shape[0] * self.shape[1] * self._row_bytes)
         distributed.wait_for_all()
         try:

@@ -21,6 +21,7 @@ from torch import Tensor
 from prototree.errors import CheckpointError, ProtoTreeError
 from prototree.files import (
     CHECKSUM,
+    expect_version,
     is_intact,
     make_folder,
     read_json,
@@ -181,17 +182,10 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, Any], Tensors]:
 
 def check_seal(header: dict[str, Any], name: str) -> None:
     """Whether a description is of a version that is read here, and as it was written."""
-    version = header.get("version")
-    if type(version) is not int or version < 1:
-        raise CheckpointError(
-            f"{name} is damaged: expected a format version from 1 to {VERSION}, got {version!r}; restore it from a copy"
-        )
-    if version > VERSION:
-        raise CheckpointError(
-            f"{name} has format version {version}, this program reads up to {VERSION}; "
-            "it was written by a newer prototree: update this one (pip install --upgrade prototree)"
-        )
-    if (version > 2 or CHECKSUM in header) and not is_intact(header):
+    if "version" not in header:
+        raise CheckpointError(f"{name} is damaged: it does not name its format version; restore it from a copy")
+    expect_version(header, VERSION, name)
+    if (header["version"] > 2 or CHECKSUM in header) and not is_intact(header):
         raise CheckpointError(
             f"{name} is damaged or was changed by hand: its content does not have its checksum; restore it from a copy"
         )

@@ -71,8 +71,8 @@ def check_fit(outline: ProtoTree, sources: Iterable[Mapping[str, Any] | None], t
         if name not in tensors or name not in expected:
             what = "missing" if name in expected else "of no part of the tree"
             raise CheckpointError(f"the weights do not fit: {name} is {what}")
-    for name, tensor in tensors.items():
-        wanted = expected[name]
+    for name, wanted in expected.items():
+        tensor = tensors[name]
         if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
             raise CheckpointError(f"the weights do not fit: expected {name} of {_kind(wanted)}, got {_kind(tensor)}")
     rows, columns = outline.grid.shape

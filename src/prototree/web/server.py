@@ -1,6 +1,7 @@
 """The server process: one socket, one process, until it is told to stop."""
 
 import errno
+import secrets
 import socket
 
 import uvicorn
@@ -9,6 +10,7 @@ from fastapi import FastAPI
 from prototree.errors import ConfigError
 from prototree.mend.session import Session
 from prototree.web.app import create_app
+from prototree.web.guard import is_loopback
 from prototree.web.service import Service
 
 _BACKLOG = 256
@@ -38,11 +40,18 @@ def address(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def open_app(session: Session, host: str) -> FastAPI:
-    """The app, with the page that comes first ready."""
+def token_for(host: str) -> str | None:
+    """A new secret where other computers can call; none where only this one can."""
+    return None if is_loopback(host.strip("[]").lower()) else secrets.token_urlsafe(24)
+
+
+def open_app(session: Session, host: str, token: str | None = None) -> FastAPI:
+    """The app, with the page that comes first ready. Where other computers can call, it needs a token."""
+    if token is None and token_for(host) is not None:
+        raise ConfigError(f"expected a token, since other computers can call {host}; make one with token_for")
     service = Service(session)
     service.tree()
-    return create_app(service, host=host)
+    return create_app(service, host=host, token=token)
 
 
 def serve(app: FastAPI, listening: socket.socket) -> None:
