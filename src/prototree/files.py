@@ -142,12 +142,16 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames in a folder last through a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Makes renames in a folder last through a loss of power, where the file system can.
+
+    Where it cannot, that is no error: the rename has happened, and nobody may believe that it has not.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _encoded(text: str) -> bytes:

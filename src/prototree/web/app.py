@@ -58,7 +58,9 @@ _WEBP: Refusals = {200: {"content": {"image/webp": {"schema": {"type": "string",
 
 
 def _refusals(*codes: int) -> Refusals:
-    return {code: {"model": shapes.ProblemShape, "description": _DESCRIPTIONS[code]} for code in (400, 422, *codes)}
+    return {
+        code: {"model": shapes.ProblemShape, "description": _DESCRIPTIONS[code]} for code in (400, 401, 422, *codes)
+    }
 
 
 def create_app(

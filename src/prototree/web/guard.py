@@ -22,6 +22,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from h11 import LocalProtocolError
 from starlette.exceptions import HTTPException
 
 Message = MutableMapping[str, Any]
@@ -67,14 +68,22 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
+        gone = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal gone
+            if gone:
+                return
             if message["type"] == "http.response.start":
                 own = {name for name, _ in _HEADERS}
                 kept = [header for header in message["headers"] if header[0].lower() not in own]
                 if not any(name.lower() == b"cache-control" for name, _ in kept):
                     kept.append((b"cache-control", b"no-store"))
                 message["headers"] = [*kept, *_HEADERS]
-            await send(message)
+            try:
+                await send(message)
+            except (LocalProtocolError, OSError):  # nobody is there any more to hear it, which is no error of ours
+                gone = True
 
         headers = _first_of_each(scope)
         limit = self._max_bytes if scope.get("path") in self._uploads else min(self._max_bytes, MAX_JSON)
@@ -98,8 +107,8 @@ class Guard:
         given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
         if scope["method"] in ("GET", "HEAD") and self._is_token(given):
             cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Lax"
-            where = (b"location", scope.get("raw_path") or scope["path"].encode())
-            return 303, "welcome", where, (b"set-cookie", cookie.encode())
+            path = b"/" + (scope.get("raw_path") or b"").lstrip(b"/\\")  # never of another host
+            return 303, "welcome", (b"location", path), (b"set-cookie", cookie.encode())
         scheme, _, bearer = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if scheme.lower() == "bearer" and self._is_token(bearer.strip()):
             return None
