@@ -7,6 +7,7 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from prototree.data import ImageData, open_data
@@ -15,6 +16,11 @@ from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology
 
 torch.set_num_threads(1)  # tests run side by side, one process a core
+
+# However busy the machine is, the same examples are tried and none of them is too slow. Timeouts anywhere in the tests
+# are there to end what hangs, and far beyond what anything takes.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -96,3 +102,17 @@ def tiny_tree(tiny_backbone: Backbone) -> ProtoTree:
 
 def one_hot(labels: list[int], n_classes: int) -> torch.Tensor:
     return torch.from_numpy(np.eye(n_classes)[labels])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the tests in `faults/` have counted; their workers print nothing themselves."""
+    counted = {
+        str(text)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, text in getattr(report, "user_properties", ())
+        if name == "counted"
+    }
+    if counted:
+        terminalreporter.section("faults")
+        terminalreporter.write_line("\n".join(sorted(counted)))

@@ -18,7 +18,7 @@ from prototree.training.recipes import RECIPES
 def prototree(*words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "prototree", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=3600, env=environment)
 
 
 def test_help_names_every_command_and_needs_no_torch() -> None:

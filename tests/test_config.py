@@ -198,5 +198,5 @@ def test_a_third_recipe_is_one_new_file(tmp_path: Path) -> None:
         except ConfigError as error:
             print(error)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=3600)
     assert done.stdout.startswith("'patience' is a setting of the recipe 'third'"), done.stderr

@@ -8,7 +8,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def run(name: str, *words: str) -> str:
-    done = subprocess.run([sys.executable, str(EXAMPLES / name), *words], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, str(EXAMPLES / name), *words], capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -36,6 +36,6 @@ def serving(run: Path, *options: str, cache: Path) -> Iterator[Running]:
             assert "Traceback" not in log.read_text(), log.read_text()
         finally:
             process.terminate()
-            process.wait(timeout=20)
+            process.wait(timeout=3600)
             if process.stdout is not None:
                 process.stdout.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from prototree.errors import ConfigError
+from prototree.files import MAX_TEXT_BYTES, read_regular
 from prototree.settings import Common, unknown_key
 from prototree.training.recipes import RECIPES, Recipe
 from prototree.training.recipes.paper import Paper
@@ -82,7 +83,7 @@ def read_config(path: Path) -> Config:
 def _values_in(path: Path) -> tuple[int, dict[str, Any]]:
     """The version of a file and what it says; one that does not name its version is of the first."""
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(read_regular(path, MAX_TEXT_BYTES).decode())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML ({error})") from error
     version = values.pop("version", 1)

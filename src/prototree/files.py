@@ -1,9 +1,17 @@
-"""Files that are replaced atomically, JSON of bounded size, where caches lie. No torch here, and no pickle anywhere."""
+"""Files that are replaced atomically, files from outside that are read within limits, and where caches lie.
 
+No torch here, and no pickle anywhere.
+"""
+
+import contextlib
+import errno
+import hashlib
+import io
 import json
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,10 +20,58 @@ from typing import IO, Any
 
 from prototree.errors import CheckpointError
 
-MAX_JSON_BYTES = 64 * 2**20
+MAX_TEXT_BYTES = 256 * 2**20
+MAX_JSON_BYTES = MAX_TEXT_BYTES
+"""What is written is never more than what is read again."""
+
+_INDENTED_BYTES = 2**20  # longer files are for programs alone; they are written without line breaks
+CHECKSUM = "sha256"
 _TEMPORARY = re.compile(
     r"\..+\.(?:(?P<file>\d+)\.tmp|partial-(?P<folder>\d+)(?:-\w+)?)"
 )  # with the process that made it
+
+
+def read_regular(path: Path | str, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes; anything else is an `OSError` that says what it is.
+
+    A pipe or a device is never waited for.
+    """
+    with open_regular(path, limit) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:  # it grows while it is read
+        raise OSError(errno.EFBIG, f"it is larger than {_size(limit)}")
+    return content
+
+
+def open_regular(path: Path | str, limit: int) -> io.BufferedReader:
+    """The same file, open for reading."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        check_regular(os.fstat(descriptor), limit)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return open(descriptor, "rb")
+
+
+def check_regular(status: os.stat_result, limit: int) -> None:
+    """Refuses what is no regular file or too large, as an `OSError`."""
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+    if status.st_size > limit:
+        raise OSError(errno.EFBIG, f"it has {_size(status.st_size)}, at most {_size(limit)} are read")
+
+
+def make_folder(folder: Path) -> None:
+    """A folder to write into, with those above it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"the folder {folder} cannot be made ({error.strerror}); choose another place to write to"
+        ) from error
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -39,7 +95,8 @@ def replacing(path: Path, waiting: Path | None = None) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
     except OSError as error:
         if waiting is None:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # in a folder that is gone or read-only there is none
+                temporary.unlink(missing_ok=True)
         raise CheckpointError(f"{path} could not be written ({error.strerror}); what was there is unchanged") from error
     except BaseException:
         if waiting is None:
@@ -75,21 +132,34 @@ def _is_running(process: int) -> bool:
 
 def write_json(path: Path, content: Any) -> None:
     """Replaces a JSON file atomically."""
-    write_file(path, json.dumps(content, indent=1, ensure_ascii=False).encode())
+    text = _encoded(json.dumps(content, indent=1, ensure_ascii=False))
+    if len(text) > _INDENTED_BYTES:
+        text = _encoded(json.dumps(content, separators=(",", ":"), ensure_ascii=False))
+    if len(text) > MAX_JSON_BYTES:
+        raise CheckpointError(
+            f"{path} would have {_size(len(text))}, at most {_size(MAX_JSON_BYTES)} can be read again; "
+            "what was there is unchanged"
+        )
+    write_file(path, text)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of bounded size."""
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} is larger than {MAX_JSON_BYTES >> 20} MiB; expected a description of a tree")
-        content = json.loads(path.read_bytes())
+        text = read_regular(path, MAX_JSON_BYTES)
     except OSError as error:
-        raise CheckpointError(f"expected a saved tree, but {path} cannot be read ({error.strerror})") from error
+        raise CheckpointError(f"expected a JSON file, but {path} cannot be read ({error.strerror})") from error
+    return parse_json(text, str(path))
+
+
+def parse_json(text: bytes, name: str) -> dict[str, Any]:
+    """The JSON object in a text; `name` is what messages call it."""
+    try:
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); restore it from a copy") from error
+        raise CheckpointError(f"{name} is damaged ({error}); restore it from a copy") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is damaged: expected a JSON object, got {type(content).__name__}")
+        raise CheckpointError(f"{name} is damaged: expected a JSON object, got {type(content).__name__}")
     return content
 
 
@@ -106,10 +176,50 @@ def cache_folder() -> Path:
     return Path(base) / "prototree"
 
 
+def expect_version(content: dict[str, Any], newest: int, path: Path | str) -> dict[str, Any]:
+    """The same content, if this program knows its format; one that does not name its version is of the first."""
+    version = content.get("version", 1)
+    if type(version) is not int or version < 1:
+        raise CheckpointError(f"{path} is damaged: expected a format version from 1 to {newest}, got {version!r}")
+    if version > newest:
+        raise CheckpointError(
+            f"{path} has format version {version}, this program reads up to {newest}; it was written by a newer "
+            "prototree: update this one (pip install --upgrade prototree)"
+        )
+    return content
+
+
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object with its own checksum, so that a single changed bit is noticed."""
+    return {**content, CHECKSUM: _checksum(content)}
+
+
+def is_intact(content: dict[str, Any]) -> bool:
+    """Whether an object is what `sealed` gave."""
+    return bool(content.get(CHECKSUM) == _checksum(content))
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    own = {key: value for key, value in content.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(own, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
 def sync_folder(folder: Path) -> None:
-    """Makes renames in a folder last through a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Makes renames in a folder last through a loss of power, where the file system can.
+
+    Where it cannot, that is no error: the rename has happened, and nobody may believe that it has not.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")  # a file's name need not be UTF-8
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:,.0f} MiB" if n_bytes >= 2**20 else f"{n_bytes:,} bytes"

@@ -1,5 +1,7 @@
 """How a run says how it goes, and what people see of it: a live display, plain lines, TensorBoard. No torch here."""
 
+import contextlib
+import logging
 import os
 import time
 from dataclasses import dataclass
@@ -9,6 +11,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+log = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -58,7 +62,8 @@ class Display(Observer):
             transient=True,
         )
         self._task: TaskID | None = None
-        self._writer = _summary_writer(tensorboard) if tensorboard and is_first else None
+        self._tensorboard = tensorboard if is_first else None
+        self._writer: Any | None = None
         self._last_line = time.monotonic()
         self._started = time.monotonic()
 
@@ -71,7 +76,8 @@ class Display(Observer):
     ) -> None:
         self._progress.stop()
         if self._writer is not None:
-            self._writer.close()
+            with contextlib.suppress(OSError):  # the figures are in log.csv too
+                self._writer.close()
 
     def stage(self, text: str) -> None:
         self._drop()
@@ -97,9 +103,19 @@ class Display(Observer):
             f"{row.images_per_second:.0f} images/s  {_minutes(left)} left",
             highlight=False,
         )
-        if self._writer is not None:
-            for name in ("loss", "accuracy", "images_per_second"):
-                self._writer.add_scalar(f"train/{name}", getattr(row, name), row.epoch)
+        self._track(row)
+
+    def _track(self, row: EpochLog) -> None:
+        """For TensorBoard, from the first epoch on; where that cannot be written, training goes on without."""
+        try:
+            if self._tensorboard is not None and self._writer is None:
+                self._writer = _summary_writer(self._tensorboard)
+            if self._writer is not None:
+                for name in ("loss", "accuracy", "images_per_second"):
+                    self._writer.add_scalar(f"train/{name}", getattr(row, name), row.epoch)
+        except OSError as error:
+            log.warning("nothing is written for TensorBoard any more: %s", error)
+            self._tensorboard = self._writer = None
 
     def _show(self, what: str, done: int, total: int | None, news: str) -> None:
         counted = str(done) if total is None else f"{done}/{total}"

@@ -66,10 +66,12 @@ def test_train_and_test_folders(tmp_path: Path, test_name: str) -> None:
     assert [sample.label for sample in data.test] == [0, 1, 1, 1, 1]
 
 
-def test_validation_folder_is_left_alone_beside_a_test_folder(tmp_path: Path) -> None:
+def test_a_validation_folder_is_neither_trained_nor_tested_on(tmp_path: Path) -> None:
     for name in ("train", "val", "test"):
         write_classes(tmp_path / name, {"a": 1, "b": 1})
-    assert all("test" in sample.path.parts for sample in read_folder(tmp_path).test)
+    data = read_folder(tmp_path)
+    assert all("test" in sample.path.parts for sample in data.test)
+    assert [sample.path.parts[-3] for sample in data.validation] == ["val", "val"]
 
 
 def test_train_folder_alone_is_split(tmp_path: Path) -> None:
@@ -150,11 +152,19 @@ def test_manifest_quotes_and_paths_above_it(tmp_path: Path) -> None:
     assert read_manifest(file).class_names == ("gull, herring", "tern")
 
 
-def test_manifest_validation_rows_are_left_alone_beside_test_rows(tmp_path: Path) -> None:
+def test_manifest_rows_for_validation_are_kept_and_counted(tmp_path: Path) -> None:
     text = "path,label,split\nimages/0.jpg,a,train\nimages/1.jpg,a,val\nimages/2.jpg,b,test\nimages/3.jpg,b,training\n"
     data = read_manifest(write_manifest(tmp_path, text))
     assert [sample.path.name for sample in data.test] == ["2.jpg"]
+    assert [sample.path.name for sample in data.validation] == ["1.jpg"]
     assert len(data.train) == 2
+
+
+def test_validation_rows_as_test_set_are_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = "path,label,split\nimages/0.jpg,a,train\nimages/1.jpg,a,val\nimages/2.jpg,b,train\nimages/3.jpg,b,valid\n"
+    data = read_manifest(write_manifest(tmp_path, text))
+    assert (len(data.train), len(data.test), len(data.validation)) == (2, 2, 0)
+    assert "its 2 validation photos are the test set" in caplog.text
 
 
 @pytest.mark.parametrize(

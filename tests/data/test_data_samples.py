@@ -58,4 +58,5 @@ def test_a_bootstrap_sample_draws_with_replacement_within_classes() -> None:
 
 def test_photos_are_named_within_their_data() -> None:
     assert name_in(Path("/data"), Path("/data/a/b.jpg")) == "a/b.jpg"
-    assert name_in(Path("/data"), Path("/elsewhere/c.jpg")) == "c.jpg"
+    assert name_in(Path("/data"), Path("/elsewhere/c.jpg")) == "../elsewhere/c.jpg"
+    assert name_in(Path("/data"), Path("/data/../elsewhere/c.jpg")) == "../elsewhere/c.jpg"

@@ -43,10 +43,33 @@ def test_shares_as_people_write_them(share: float, digits: int, words: str) -> N
     assert percent(share, digits) == words
 
 
-def test_the_hardest_class_comes_first_with_what_it_is_taken_for() -> None:
-    stage = {"class_accuracy": [1.0, 0.25, None], "confusion": [[4, 0, 0], [1, 1, 2], [0, 0, 0]]}
-    table = class_table({"classes": ["crow", "wren", "tit"], "stages": {"pruned": stage}}, "pruned")
+@pytest.mark.parametrize(
+    ("version", "confusion"),
+    [(1, [[4, 0, 0], [1, 1, 2], [0, 0, 0]]), (2, [[0, 0, 4], [1, 0, 1], [1, 1, 1], [1, 2, 2]])],
+)
+def test_the_hardest_class_comes_first_with_what_it_is_taken_for(version: int, confusion: list[list[int]]) -> None:
+    stage = {"class_accuracy": [1.0, 0.25, None], "confusion": confusion}
+    metrics = {"version": version, "classes": ["crow", "wren", "tit"], "stages": {"pruned": stage}}
+    table = class_table(metrics, "pruned")
     assert table.rows == (("wren", "25.0 %", "4", "tit (2)"), ("crow", "100.0 %", "4", "–"))
+
+
+def test_names_mean_nothing_in_markdown() -> None:
+    names = (
+        "[x](http://evil.example)",
+        "<img src=x onerror=alert(1)>",
+        "a|b",
+        "*bold*",
+        "two\nlines",
+        "`code` $x$ a_b_c",
+    )
+    text = Table("t", ("class",), tuple((name,) for name in names)).to_markdown()
+    assert "<img" not in text
+    assert "](" not in text.replace("\\](", "")
+    assert r"a\|b" in text
+    assert r"\*bold\*" in text
+    assert "| two lines |" in text
+    assert len(text.splitlines()) == 4 + len(names)
 
 
 def test_mistakes_with_the_closest_first() -> None:

@@ -98,7 +98,7 @@ def test_a_history_of_version_1_with_other_numbers_is_refused(
         read_history(path, "tree")
 
 
-@pytest.mark.parametrize("version", [0, 3, None, "2"])
+@pytest.mark.parametrize("version", [0, 4, None, "2"])
 def test_a_history_of_an_unknown_version_is_refused(tmp_path: Path, version: object) -> None:
     (tmp_path / "history.json").write_text(json.dumps({"version": version, "origin": "tree"}))
     with pytest.raises(CheckpointError, match="format version"):

@@ -155,7 +155,7 @@ def test_killed_in_the_middle_and_continued_it_ends_with_the_same_weights(
     ]
     process = start(*words, cache=tmp_path)
     state = tmp_path / "run" / "last" / "state.json"
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 3600
     while time.monotonic() < deadline and process.poll() is None:
         if state.exists() and (saved := json.loads(state.read_text())) and (saved["epoch"], saved["batch"]) >= (1, 1):
             break
@@ -165,7 +165,7 @@ def test_killed_in_the_middle_and_continued_it_ends_with_the_same_weights(
     process.communicate()
     assert not (tmp_path / "run" / "trained").exists()
     continued = start(*words, "--resume", cache=tmp_path)
-    output, errors = continued.communicate(timeout=300)
+    output, errors = continued.communicate(timeout=3600)
     assert continued.returncode == 0, errors[-3000:]
     assert "projected" in output
     assert_same(finished.folder, tmp_path / "run")
@@ -174,11 +174,11 @@ def test_killed_in_the_middle_and_continued_it_ends_with_the_same_weights(
 def test_sigterm_saves_says_how_to_go_on_and_exits(photos: Path, tmp_path: Path) -> None:
     words = ["train", str(photos), "--out", str(tmp_path / "run"), *OPTIONS, "--epochs", "1000"]
     process = start(*words, cache=tmp_path)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 3600
     while time.monotonic() < deadline and not (tmp_path / "run" / "log.csv").exists() and process.poll() is None:
         time.sleep(0.05)
     process.terminate()
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=3600)
     assert process.returncode == 130, errors[-2000:]
     assert "--resume" in errors
     assert "Traceback" not in errors

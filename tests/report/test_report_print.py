@@ -138,7 +138,7 @@ def test_pictures_and_marks_stand_where_they_should(tmp_path: Path, kind: str) -
         (tmp_path / "one.pdf").write_bytes(printing.pdf([drawing], "one"))
         try:
             command = ["pdftoppm", "-r", "96", "-png", "-singlefile", tmp_path / "one.pdf", tmp_path / "one"]
-            subprocess.run(command, check=True, timeout=60)
+            subprocess.run(command, check=True, timeout=3600)
         except FileNotFoundError:
             pytest.skip("needs pdftoppm")
         with Image.open(tmp_path / "one.png") as opened:
@@ -190,7 +190,7 @@ def test_pages_of_the_pdf_can_be_rendered(tmp_path: Path) -> None:
     path = tmp_path / "tree.pdf"
     tree_pdf(tree(Topology.full(2)), path)
     try:
-        subprocess.run(["pdftoppm", "-r", "20", "-png", path, tmp_path / "page"], check=True, timeout=60)
+        subprocess.run(["pdftoppm", "-r", "20", "-png", path, tmp_path / "page"], check=True, timeout=3600)
     except FileNotFoundError:
         pytest.skip("needs pdftoppm")
     assert len(list(tmp_path.glob("page*.png"))) == 3

@@ -1,6 +1,8 @@
 """Contract 6, first part: save → load is bitwise equal; and everything that can be wrong with a folder."""
 
+import copy
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -9,11 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
+from torch import nn
 
+from prototree import files
 from prototree.errors import CheckpointError
 from prototree.tree import checkpoint
 from prototree.tree.model import ProtoTree, PrototypeSource
+from prototree.tree.topology import Topology
+from prototree.tree.validation import check_height
 
 REGION = (0.0, 1.0, 50.5, 60.0)
 SOURCE = PrototypeSource("birds/ä b.jpg", 3, "box", (1, 2), (0.5, 1.0, 30.25, 41.0), 0.125, REGION, True)
@@ -90,10 +97,57 @@ def test_a_kill_while_saving_leaves_the_old_tree_or_the_new(
     assert torch.equal(checkpoint.load(saved).leaf_logits, old + 1)
 
 
-def edit(**changes: Any) -> Callable[[Path], None]:
+def test_a_kill_before_the_last_step_and_then_a_full_disk_lose_nothing(
+    tiny_tree: ProtoTree, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the kill the only copy of the weights waits under another name, where the next save once wrote first."""
+    os.replace(saved / "weights.safetensors", saved / "weights.safetensors.new")
+    before = checkpoint.load(saved).leaf_logits
+    tiny_tree.leaf_logits.data += 1
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_json", refuse)
+        with pytest.raises(CheckpointError):
+            checkpoint.save(tiny_tree, saved)
+    assert torch.equal(checkpoint.load(saved).leaf_logits, before)
+
+
+def refuse(*_: Any) -> None:
+    raise CheckpointError("no space")
+
+
+def changed(header: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """With other values by dotted name; None takes the field out."""
+    header = copy.deepcopy(header)
+    for name, value in changes.items():
+        *outer, last = name.split(".")
+        inner = header
+        for key in outer:
+            inner = inner[int(key)] if isinstance(inner, list) else inner[key]
+        if value is None:
+            del inner[last]
+        else:
+            inner[last] = value
+    return header
+
+
+def edit(changes: dict[str, Any], *, reseal: bool = True) -> Callable[[Path], None]:
+    """By someone who knows how to write a checksum, or who does not."""
+
     def apply(folder: Path) -> None:
-        header = json.loads((folder / "tree.json").read_text())
-        (folder / "tree.json").write_text(json.dumps({**header, **changes}))
+        header = changed(json.loads((folder / "tree.json").read_text()), changes)
+        (folder / "tree.json").write_text(json.dumps(files.sealed(header) if reseal else header))
+
+    return apply
+
+
+def weights(**changes: torch.Tensor) -> Callable[[Path], None]:
+    """Other tensors, with all checksums right."""
+
+    def apply(folder: Path) -> None:
+        header, tensors = checkpoint.read_state(folder, "tree.json")
+        checkpoint.write_state(
+            folder, "tree.json", {k: v for k, v in header.items() if k != "sha256"}, tensors | changes
+        )
 
     return apply
 
@@ -111,24 +165,103 @@ def truncate(name: str) -> Callable[[Path], None]:
         (truncate("weights.safetensors"), "not the file that tree.json was saved with"),
         (lambda folder: (folder / "tree.json").write_text("[]"), "expected a JSON object, got list"),
         (lambda folder: (folder / "tree.json").write_text("[" * 100_000), "tree.json is damaged"),
-        (edit(version=99), "format version 99, this program reads up to 3; update prototree"),
-        (edit(version="1"), "format version '1'"),
-        (edit(kind="cake"), "does not describe a prototype tree"),
-        (edit(topology={"left": [0], "right": [-1]}), "is damaged"),
-        (edit(topology={"left": [-1], "right": [-2]}), "is damaged"),
+        (edit({"version": 99}), "format version 99, this program reads up to 3.*newer prototree: update"),
+        (edit({"version": "1"}), "expected a format version from 1 to 3, got '1'"),
+        (edit({"version": 2}, reseal=False), "does not have its checksum"),
+        (edit({"classes": ["a", "b", "c", "d", "E"]}, reseal=False), "does not have its checksum"),
+        (edit({"sha256": None}, reseal=False), "does not have its checksum"),
+        (edit({"kind": "cake"}), "does not describe a prototype tree"),
+        (edit({"topology": {"left": [0], "right": [-1]}}), "is damaged"),
+        (edit({"topology": {"left": [-1], "right": [-2]}}), "is damaged"),
+        (edit({"backbone.name": "hf-hub:someone/something"}), "is damaged.*timm has no model"),
+        (edit({"classes": ["only one"]}), "classes: expected a list of 2 to"),
+        (edit({"classes": ["a", "b", "c", "d", 5]}), r"classes\[4\]: expected a text, got 5"),
+        (edit({"preprocessing": {}}), "preprocessing.interpolation is missing"),
+        (edit({"preprocessing.std": [0.2, 0.2, float("nan")]}), r"preprocessing.std\[2\]: expected a number"),
+        (edit({"preprocessing.size": 128}), r"preprocessing.size: expected a whole number from 1 to 64"),
+        (edit({"prototypes.size": [9, 9]}), "is damaged: .*prototypes no larger than the feature map"),
+        (edit({"prototypes.sources": []}), "prototypes.sources: expected one for each of 7, got 0"),
+        (edit({"prototypes.sources.0.label": 5}), r"sources\[0\].label: expected a whole number from 0 to 4"),
+        (edit({"prototypes.sources.0.patch": [4, 0]}), r"sources\[0\].patch: expected a place of 4 × 4, got \[4, 0\]"),
+        (edit({"prototypes.sources.0.patch": [1.5, 0]}), r"sources\[0\].patch\[0\]: expected a whole number"),
+        (edit({"prototypes.sources.0.box": [9, 0, 1, 5]}), "expected left <= right"),
+        (edit({"prototypes.sources.0.flip": 1}), "expected true or false, got 1"),
+        (edit({"prototypes.sources.0.image": "/etc/passwd"}), "expected a path within the data"),
+        (edit({"question.sharpness": 0.5}), "question.sharpness: expected a number from 1 to 64"),
+        (edit({"sureness": None}), "sureness is missing"),
+        (edit({"colour": "green"}), "colour is not known"),
+        (edit({"prototypes.depth": 3_000_000}), "prototypes.depth: expected a whole number from 1 to 65536"),
         (
-            edit(backbone={"name": "hf-hub:someone/something", "level": -1, "head_width": 0}),
-            "is damaged.*timm has no model",
+            edit({"prototypes.depth": 65_536}),
+            r"expected prototypes of \(7, 65536, 1, 1\) float32, got \(7, 8, 1, 1\)",
         ),
-        (edit(classes=["only one"]), "is damaged"),
-        (edit(preprocessing={}), "is damaged"),
-        (edit(prototypes={"depth": 8, "size": [9, 9], "sources": []}), "is damaged"),
+        (edit({"backbone.name": "vit_giant_patch14_224", "backbone.level": -1}), "the weights do not fit"),
+        (weights(leaf_logits=torch.full((8, 5), torch.nan)), "not finite .in leaf_logits"),
+        (weights(leaf_logits=torch.zeros(8, 5, dtype=torch.float64)), "float32, got .8, 5. float64"),
+        (weights(reach=torch.zeros(7)), "expected reaches from"),
+        (weights(another=torch.zeros(7)), "another is of no part of the tree"),
     ],
 )
 def test_a_damaged_folder_is_one_clear_error(saved: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(saved)
     with pytest.raises(CheckpointError, match=message):
         checkpoint.load(saved)
+
+
+def test_what_could_not_be_loaded_is_not_saved(tiny_tree: ProtoTree, saved: Path) -> None:
+    tiny_tree.leaf_logits.data[0, 0] = torch.nan
+    with pytest.raises(CheckpointError, match=r"cannot be saved .* not finite .* what was there is unchanged"):
+        checkpoint.save(tiny_tree, saved)
+    assert torch.isfinite(checkpoint.load(saved).leaf_logits).all()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_older_folders_are_read(tiny_tree: ProtoTree, saved: Path, version: int) -> None:
+    header, tensors = checkpoint.read_state(saved, "tree.json")
+    if version == 1:
+        del tensors["reach"], header["question"], header["sureness"]
+    (saved / "weights.safetensors").write_bytes(content := safetensors.torch.save(tensors))
+    header |= {"version": version, "weights_sha256": hashlib.sha256(content).hexdigest()}
+    del header["weights_bytes"], header["sha256"]
+    (saved / "tree.json").write_text(json.dumps(header))
+    loaded = checkpoint.load(saved)
+    assert torch.equal(loaded.prototypes, tiny_tree.prototypes)
+    assert loaded.sources == tiny_tree.sources
+
+
+def test_a_large_picture_costs_nothing_to_open(tiny_tree: ProtoTree, saved: Path) -> None:
+    edit({"preprocessing.size": 4096, "preprocessing.resize": 4096})(saved)
+    sides = []
+    hook = nn.modules.module.register_module_forward_pre_hook(
+        lambda _, inputs: sides.append(inputs[0].shape[-1]) if inputs[0].device.type == "cpu" else None
+    )
+    try:
+        loaded = checkpoint.load(saved)
+    finally:
+        hook.remove()
+    assert loaded.features.backbone.map_size == (256, 256)
+    assert 64 < max(sides) <= 512
+
+
+@pytest.mark.parametrize("name", ["tree.json", "weights.safetensors"])
+def test_pipes_and_files_of_many_gigabytes_are_refused_at_once(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    os.mkfifo(saved / name)
+    with pytest.raises(CheckpointError):
+        checkpoint.load(saved)
+    (saved / name).unlink()
+    with open(saved / name, "wb") as file:
+        file.truncate(20 << 30)  # takes no space: all of it is a hole
+    with pytest.raises(CheckpointError):
+        checkpoint.load(saved)
+
+
+def test_a_tree_that_is_one_long_branch_is_refused() -> None:
+    n = 2**14
+    left, right = np.arange(1, n + 1), -np.arange(1, n + 1)
+    left[-1], right[-1] = ~(n - 1), ~n
+    with pytest.raises(CheckpointError, match="expected a balanced tree, got 16385 leaves at 16384 levels"):
+        check_height(Topology(left, right))
 
 
 def test_a_folder_that_cannot_be_written(tiny_tree: ProtoTree, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

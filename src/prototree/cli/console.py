@@ -1,5 +1,6 @@
 """The program itself: what it prints to, how it ends, and what several commands share."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -33,8 +34,14 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False))  # an exit code, or None
     except ProtoTreeError as error:
-        message = str(error).replace("[", r"\[")
-        error_console.print(f"[red]error:[/red] {message}", highlight=False, soft_wrap=True)
+        say_error(str(error))
+        sys.exit(1)
+    except BrokenPipeError:  # whoever read our output has heard enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:  # a file or folder of the user's that cannot be used, whichever it is
+        where = f"{error.filename}: " if error.filename is not None else ""
+        say_error(f"{where}{error.strerror or error}; check the path, its permissions and the space on its disk")
         sys.exit(1)
     except typer.Abort:
         sys.exit(130)
@@ -59,6 +66,11 @@ def print_table(table: Table) -> None:
     wide = console.options.update(max_width=_NO_LIMIT)
     width = None if console.is_terminal else Measurement.get(console, wide, shown).maximum
     (console if width is None else Console(file=console.file, width=width)).print(shown)
+
+
+def say_error(text: str) -> None:
+    """One red line; nothing in it is markup."""
+    error_console.print(Text.assemble(("error:", "red"), f" {text}"), highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:

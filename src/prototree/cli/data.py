@@ -16,12 +16,13 @@ def check(
     path: DataArgument,
     sheet: Annotated[Path | None, typer.Option(help="Also write a contact sheet to this PNG.")] = None,
     strict: Annotated[bool, typer.Option(help="Fail on any file that cannot be used.")] = False,
+    deep: Annotated[bool, typer.Option(help="Decode every photo, so that one that breaks off is found too.")] = False,
 ) -> None:
     """What a data set holds, and what is wrong with it."""
     from prototree.data import open_data
     from prototree.data.check import contact_sheet, render, summarise
 
-    data = open_data(path, strict=strict)
+    data = open_data(path, strict=strict, deep=deep)
     say(render(summarise(data)))
     if sheet is not None:
         contact_sheet(data, sheet)

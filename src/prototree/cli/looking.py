@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from prototree.cli.console import DataOption, RunArgument, app, console, error_console, print_table, say
-from prototree.errors import CheckpointError, MissingExtraError
+from prototree.cli.console import DataOption, RunArgument, app, console, error_console, print_table, say, say_error
+from prototree.errors import CheckpointError, DataError, MissingExtraError
 from prototree.files import read_json, write_json
 from prototree.progress import Display
 
@@ -72,10 +72,17 @@ def explain(
     from prototree.report.words import answer_words
 
     paths, voters = local_paths(images), open_voters([run, *(others or [])], data)
+    refused = 0
     with Display(error_console) as display:
         for number, path in enumerate(paths):
-            explanation = explain_decision(voters, path, attribution=attribution, occlusion=occlusion)
-            display.caching(number + 1, len(paths))
+            try:
+                explanation = explain_decision(voters, path, attribution=attribution, occlusion=occlusion)
+            except DataError as error:
+                say_error(str(error))
+                refused += 1
+                continue
+            finally:
+                display.caching(number + 1, len(paths))
             if as_json:
                 typer.echo(json.dumps(decision_json(explanation)))
                 continue
@@ -84,6 +91,10 @@ def explain(
             say(answer_words(explanation))
             for written in write_decision(explanation, folder, strategy.value):
                 say(f"written: {written}")
+    if refused:
+        if len(paths) > 1:
+            say_error(f"{refused} of {len(paths)} images could not be used; the others are done")
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -133,7 +144,10 @@ def serve(
     port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
     data: DataOption = None,
     validation: Annotated[
-        str | None, typer.Option(help="Photos that give feedback while mending; default: every second test photo.")
+        str | None,
+        typer.Option(
+            help="Photos that give feedback while mending; default: the data's own, or every second test photo."
+        ),
     ] = None,
     work: Annotated[
         Path | None, typer.Option(help="Folder for the history of edits and the feature maps; default: RUN-mend.")
@@ -149,15 +163,22 @@ def serve(
 
     with server.listen(host, port) as listening:
         with Display(console) as display:
+            token = server.token_for(host)
             if run.is_file():
                 display.stage("opening a packed tree: it can be looked at and tried, not mended")
-                browser_app = server.open_viewer(run, host)
+                browser_app = server.open_viewer(run, host, token)
             else:
                 display.stage("opening the run; the first time, its photos go through the network once")
                 session = open_session(run, data=data, validation=validation, work=work, tick=display.caching)
-                browser_app = server.open_app(session, host)
-        where = server.address(listening)
-        console.print(f"open [bold]{where}[/bold] in a browser; stop with Ctrl+C", highlight=False)
+                browser_app = server.open_app(session, host, token)
+        where = server.address(listening) + (f"?token={token}" if token else "")
+        if token:
+            say(
+                f"{host} can be called from other computers: whoever has the link below may look and change; programs "
+                "send its token as Authorization: Bearer TOKEN. From another computer, put this one's name or address "
+                "in place of localhost."
+            )
+        console.print(f"open [bold]{where}[/bold] in a browser; stop with Ctrl+C", highlight=False, soft_wrap=True)
         if browser:
             webbrowser.open(where)
         server.serve(browser_app, listening)

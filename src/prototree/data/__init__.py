@@ -32,18 +32,25 @@ _SHOWN = 5
 
 
 def open_data(
-    source: str | Path, *, test_share: float = 0.2, seed: int = 0, strict: bool = False, fold: str = ""
+    source: str | Path,
+    *,
+    test_share: float = 0.2,
+    seed: int = 0,
+    strict: bool = False,
+    deep: bool = False,
+    fold: str = "",
 ) -> ImageData:
     """Opens a data set, whatever its form, and checks that it can be learnt from. `birds` is the generated one.
 
     `test_share` and `seed` matter where the data has no split of its own. Files that cannot be read are left
-    out and listed in `problems`; with `strict` they are an error. A `fold` such as 2/5 takes the second fifth of all
-    photos as the test set, whatever split the data has.
+    out and listed in `problems`; with `strict` they are an error. With `deep` all photos are decoded, not only looked
+    at, which takes a moment for each. A `fold` such as 2/5 takes the second fifth of all photos as the test set,
+    whatever split the data has.
     """
     path = Path(source).expanduser()
     if str(source) == BIRDS and not path.exists():
         path = _generated_birds()
-    data = scan_files(_read(path, test_share=test_share, seed=seed), strict=strict)
+    data = scan_files(_read(path, test_share=test_share, seed=seed), strict=strict, deep=deep)
     if fold:
         data = take_fold(data, fold)
     _check(data)
@@ -64,7 +71,7 @@ def _generated_birds() -> Path:
 def _read(source: Path, *, test_share: float, seed: int) -> ImageData:
     if not source.exists():
         raise DataError(f"{source} does not exist; expected a folder of images or a CSV file that lists them")
-    if source.is_file():
+    if not source.is_dir():
         if source.suffix.lower() not in MANIFEST_SUFFIXES:
             raise DataError(f"expected a folder, or a manifest that ends in .csv or .tsv, got the file {source}")
         return read_manifest(source, test_share=test_share, seed=seed)

@@ -1,5 +1,6 @@
 """A look at a data set before any training: its numbers as text, and its photos as one contact sheet."""
 
+import io
 import math
 import os
 import statistics
@@ -14,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from prototree.data.images import read_image
 from prototree.data.samples import ImageData, Kind, Problem, Sample
 from prototree.errors import ConfigError, DataError
+from prototree.files import write_file
 
 _SHOWN = 5
 
@@ -48,6 +50,7 @@ class DataSummary:
     n_classes: int
     n_train: int
     n_test: int
+    n_validation: int
     train_per_class: Spread
     test_per_class: Spread
     widths: Spread
@@ -60,7 +63,7 @@ class DataSummary:
 
 def summarise(data: ImageData) -> DataSummary:
     """Counts of a data set; reads no file."""
-    samples = data.train + data.test
+    samples = data.train + data.test + data.validation
     sizes = [sample.size for sample in samples if sample.size is not None]
     train, test = (Counter(sample.label for sample in split) for split in (data.train, data.test))
     labels = range(data.n_classes)
@@ -71,6 +74,7 @@ def summarise(data: ImageData) -> DataSummary:
         n_classes=data.n_classes,
         n_train=len(data.train),
         n_test=len(data.test),
+        n_validation=len(data.validation),
         train_per_class=Spread.of([train[label] for label in labels]),
         test_per_class=Spread.of([test[label] for label in labels]),
         widths=Spread.of([width for width, _ in sizes]),
@@ -84,11 +88,12 @@ def summarise(data: ImageData) -> DataSummary:
 
 def render(summary: DataSummary) -> str:
     """The summary as a few aligned lines of plain text."""
+    validation = f", {summary.n_validation:,} validation" if summary.n_validation else ""
     rows = [
         ("data", str(summary.root)),
         ("format", summary.kind),
         ("classes", f"{summary.n_classes:,}"),
-        ("images", f"{summary.n_train:,} training, {summary.n_test:,} test"),
+        ("images", f"{summary.n_train:,} training, {summary.n_test:,} test{validation}"),
         ("per class", f"{'training':<10}{_say(summary.train_per_class)}"),
         ("", f"{'test':<10}{_say(summary.test_per_class)}"),
         ("fewest", ", ".join(f"{name} ({count})" for name, count in summary.smallest_classes)),
@@ -126,7 +131,9 @@ def contact_sheet(data: ImageData, path: str | Path, *, per_class: int = 6, thum
             thumbnails = pool.map(lambda sample: _thumbnail(sample, thumbnail), _evenly(samples, per_class))
             for place, small in enumerate(thumbnails):
                 picture.paste(small, (left + place * (thumbnail + _GAP), top + sheet.caption))
-    picture.save(path, format="PNG")
+    content = io.BytesIO()
+    picture.save(content, format="PNG")
+    write_file(Path(path), content.getvalue())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from prototree.data.samples import ImageData, Part, Sample
 from prototree.errors import DataError
+from prototree.files import MAX_TEXT_BYTES, read_regular
 from prototree.network.geometry import Box
 
 Value = TypeVar("Value")
@@ -101,7 +102,7 @@ def _lines(file: Path, columns: int, read: Callable[[list[str]], Value]) -> list
     """Line numbers and what `read` made of each line's cells; the last cell may hold spaces."""
     rows = []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(file, MAX_TEXT_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as UTF-8 text: {error}") from error
     for line, text in enumerate(lines, start=1):

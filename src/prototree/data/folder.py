@@ -1,12 +1,14 @@
 """Data as folders of classes, or as a table of paths and labels.
 
-Three forms are read: `train/<class>/` beside `test/<class>/` (or `val`, `valid`, `validation` where there is
-no `test`); one folder of class folders; and a CSV or TSV file with a header of `path`, `label` and, if
-wanted, `split`. Where no split is given, a seeded share of every class becomes the test set.
+Three forms are read: `train/<class>/` beside `test/<class>/` and perhaps `val/<class>/` (or `valid`, `validation`);
+one folder of class folders; and a CSV or TSV file with a header of `path`, `label` and, if wanted, `split`. Where no
+split is given, a seeded share of every class becomes the test set. Photos for validation are neither trained nor tested
+on: they give the feedback while mending. Where there is no `test` they are the test set, and a warning says so.
 """
 
 import csv
 import io
+import logging
 import os
 import random
 import re
@@ -17,9 +19,13 @@ from pathlib import Path
 from prototree.data.images import SUFFIXES, is_image
 from prototree.data.samples import ImageData, Sample
 from prototree.errors import ConfigError, DataError
+from prototree.files import MAX_TEXT_BYTES, read_regular
+
+logger = logging.getLogger(__name__)
 
 TRAIN_NAMES = ("train", "training")
-TEST_NAMES = ("test", "val", "valid", "validation")  # the first one found is the test set
+TEST_NAMES = ("test", "testing")
+VALIDATION_NAMES = ("val", "valid", "validation")
 
 MANIFEST_SUFFIXES = (".csv", ".tsv")
 _SHOWN = 5  # mistakes named in one message
@@ -54,8 +60,9 @@ def split_classes(labels: Sequence[str], *, test_share: float, seed: int) -> lis
 def read_folder(root: Path, *, test_share: float = 0.2, seed: int = 0) -> ImageData:
     """A folder of class folders, or `train` and `test` folders of them."""
     train_folder, test_folder = _find(root, TRAIN_NAMES), _find(root, TEST_NAMES)
-    if train_folder is not None and test_folder is not None:
-        return _read_two(root, train_folder, test_folder)
+    validation_folder = _find(root, VALIDATION_NAMES)
+    if train_folder is not None and (test_folder or validation_folder) is not None:
+        return _read_splits(root, train_folder, test_folder, validation_folder)
     if train_folder is not None and len(_subfolders(root)) == 1:
         return read_folder(train_folder, test_share=test_share, seed=seed)
     by_class = _class_images(root)
@@ -73,21 +80,44 @@ def read_folder(root: Path, *, test_share: float = 0.2, seed: int = 0) -> ImageD
     )
 
 
-def _read_two(root: Path, train_folder: Path, test_folder: Path) -> ImageData:
-    train, test = _class_images(train_folder), _class_images(test_folder)
-    only_train = [name for name in train if name not in test]
-    only_test = [name for name in test if name not in train]
-    if only_train or only_test:
-        raise DataError(
-            f"expected the same classes in {train_folder} and {test_folder}; "
-            f"only in the first: {_listing(only_train)}; only in the second: {_listing(only_test)}"
-        )
+def _read_splits(root: Path, train_folder: Path, test_folder: Path | None, validation_folder: Path | None) -> ImageData:
+    train = _class_images(train_folder)
+    others = [_class_images(folder) if folder is not None else {} for folder in (test_folder, validation_folder)]
+    for folder, images in zip((test_folder, validation_folder), others, strict=True):
+        if folder is not None:
+            _check_same_classes(train_folder, train, folder, images)
     names = tuple(train)
 
     def samples(images: dict[str, list[Path]]) -> tuple[Sample, ...]:
-        return tuple(Sample(path, label) for label, name in enumerate(names) for path in images[name])
+        return tuple(Sample(path, label) for label, name in enumerate(names) for path in images.get(name, ()))
 
-    return ImageData(root, "folder", names, samples(train), samples(test))
+    test, validation = _test_and_validation(root, *map(samples, others))
+    return ImageData(root, "folder", names, samples(train), test, validation=validation)
+
+
+def _check_same_classes(
+    train_folder: Path, train: dict[str, list[Path]], folder: Path, images: dict[str, list[Path]]
+) -> None:
+    only_train = [name for name in train if name not in images]
+    only_here = [name for name in images if name not in train]
+    if only_train or only_here:
+        raise DataError(
+            f"expected the same classes in {train_folder} and {folder}; "
+            f"only in the first: {_listing(only_train)}; only in the second: {_listing(only_here)}"
+        )
+
+
+def _test_and_validation(
+    root: Path, test: tuple[Sample, ...], validation: tuple[Sample, ...]
+) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
+    if validation and not test:
+        logger.warning(
+            "%s has no test photos; its %d validation photos are the test set: do not choose settings by its figures",
+            root,
+            len(validation),
+        )
+        return validation, ()
+    return test, validation
 
 
 def _listing(names: Sequence[str]) -> str:
@@ -150,22 +180,20 @@ def read_manifest(file: Path, *, test_share: float = 0.2, seed: int = 0) -> Imag
         parts = ["test" if test else "train" for test in in_test]
     else:
         parts = [row.split or "" for row in rows]
-    test_name = next((name for name in TEST_NAMES if name in parts), "test")
     names = tuple(sorted({row.label for row in rows}, key=natural_key))
     number = {name: index for index, name in enumerate(names)}
     pairs = [(part, Sample(row.path, number[row.label])) for part, row in zip(parts, rows, strict=True)]
-    return ImageData(
-        file,
-        "manifest",
-        names,
-        tuple(sample for part, sample in pairs if part in TRAIN_NAMES),
-        tuple(sample for part, sample in pairs if part == test_name),
+    train, test, validation = (
+        tuple(sample for part, sample in pairs if part in known)
+        for known in (TRAIN_NAMES, TEST_NAMES, VALIDATION_NAMES)
     )
+    test, validation = _test_and_validation(file, test, validation)
+    return ImageData(file, "manifest", names, train, test, validation=validation)
 
 
 def _read_rows(file: Path) -> list[_Row]:
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_regular(file, MAX_TEXT_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as UTF-8 text: {error}") from error
     reader = csv.reader(io.StringIO(text), delimiter=_delimiter(file, text.partition("\n")[0].strip("\r")))
@@ -201,12 +229,12 @@ def _check_rows(file: Path, rows: Sequence[_Row]) -> None:
         key = os.path.normpath(row.path)
         if not row.label:
             mistakes.append(f"line {row.line}: the label is empty")
-        if row.split is not None and row.split not in TRAIN_NAMES + TEST_NAMES:
+        if row.split is not None and row.split not in TRAIN_NAMES + TEST_NAMES + VALIDATION_NAMES:
             mistakes.append(f"line {row.line}: unknown split {row.split!r}; expected train, test or val")
         if key in first_line:
             mistakes.append(f"line {row.line}: {row.path} is already on line {first_line[key]}")
         elif not row.path.is_file():
-            mistakes.append(f"line {row.line}: {row.path} does not exist")
+            mistakes.append(f"line {row.line}: {row.path} does not exist, or is no file")
         first_line.setdefault(key, row.line)
     if mistakes:
         more = f"\n… and {len(mistakes) - _SHOWN} more" if len(mistakes) > _SHOWN else ""

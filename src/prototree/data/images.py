@@ -21,12 +21,14 @@ from numpy import ndarray
 from PIL import Image
 
 from prototree.errors import DataError, NotAnImageError, TooLargeError
+from prototree.files import open_regular
 from prototree.network.geometry import Size
 
 File = io.BufferedReader | io.BytesIO
 Source = str | Path | bytes | File
 
 MAX_PIXELS = 64_000_000
+MAX_BYTES = 2**30  # of a file; four 16-bit channels of so many pixels have half of that
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 # Naming the formats keeps Pillow from trying its other plugins (some start programs) on files nobody vouches
@@ -125,7 +127,7 @@ def _opened(source: Source) -> Iterator[tuple[Image.Image, str]]:
     if isinstance(source, str | Path):
         name = str(source)
         try:
-            file: File = open(source, "rb")  # noqa: SIM115 (closed below)
+            file: File = open_regular(source, MAX_BYTES)
         except OSError as error:
             raise DataError(f"{name} cannot be opened: {error.strerror or error}") from error
     else:

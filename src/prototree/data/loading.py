@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from prototree.data.augment import Plain, Transform
 from prototree.data.images import read_photo
@@ -254,7 +255,20 @@ class Loader:
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from batch `start` on."""
         self._batches.epoch, self._batches.start = epoch, start
-        for packet in self._loader:
+        with _no_alarm():
+            packets = iter(self._loader)
+        while True:
+            try:
+                packet = next(packets)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                if not str(error).startswith("DataLoader worker"):
+                    raise
+                raise DataError(
+                    "a process that loads photos has died, perhaps for lack of memory; try again, perhaps with fewer "
+                    f"of them (the setting workers; with 0 there are none) ({str(error).strip()})"
+                ) from error
             self._note(packet.problems)
             yield packet.batch
 
@@ -266,6 +280,22 @@ class Loader:
             if str(problem.path) not in self.problems:
                 self.problems[str(problem.path)] = problem
                 logger.warning("%s; skipped", problem.reason)
+
+
+@contextmanager
+def _no_alarm() -> Iterator[None]:
+    """Keeps torch from raising an error the moment a worker dies: it would hit the main process wherever it is, in the
+    middle of other work, with locks in its hands. Whoever asks for the next batch is told within seconds all the same.
+    """
+    before = getattr(signal_handling, "_SIGCHLD_handler_set", None)
+    if before is None:  # another version of torch
+        yield
+        return
+    signal_handling._SIGCHLD_handler_set = True
+    try:
+        yield
+    finally:
+        signal_handling._SIGCHLD_handler_set = before
 
 
 def make_loader(

@@ -1,5 +1,6 @@
 """What a data set is made of: photos with a label and, where known, a box and named points."""
 
+import os
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +45,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set: class names (a sample's label is a position in them), its two splits, and the files left out."""
+    """A data set: class names (a sample's label is a position in them), its splits, and the files left out."""
 
     root: Path
     kind: Kind
@@ -52,10 +53,20 @@ class ImageData:
     train: tuple[Sample, ...]
     test: tuple[Sample, ...]
     problems: tuple[Problem, ...] = ()
+    validation: tuple[Sample, ...] = ()  # neither trained nor tested on; they give the feedback while mending
 
     @property
     def n_classes(self) -> int:
         return len(self.class_names)
+
+    @property
+    def folder(self) -> Path:
+        """Where the names of its photos begin; a manifest's root is the file itself."""
+        return self.root.parent if self.kind == "manifest" else self.root
+
+    def name(self, sample: Sample) -> str:
+        """How a photo is called in results."""
+        return name_in(self.folder, sample.path)
 
     def bootstrap(self, seed: int) -> "ImageData":
         """As many training photos, drawn with replacement within each class, for bagging."""
@@ -68,5 +79,10 @@ class ImageData:
 
 
 def name_in(root: Path, path: Path) -> str:
-    """How a photo is called in results: its path within the data where it lies there, else its file name."""
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+    """How a photo is called in results: its path as seen from the data's folder, also where it lies elsewhere."""
+    if path.is_relative_to(root) and ".." not in path.parts:
+        return path.relative_to(root).as_posix()
+    try:
+        return Path(os.path.relpath(path, root)).as_posix()
+    except ValueError:  # on another drive
+        return path.name

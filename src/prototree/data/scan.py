@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from prototree.data.images import check_header
+from prototree.data.images import MAX_BYTES, check_header, read_photo
 from prototree.data.samples import ImageData, Problem, Sample
 from prototree.errors import CheckpointError, DataError
-from prototree.files import cache_folder, remove_leftovers, write_file
+from prototree.files import cache_folder, check_regular, remove_leftovers, write_file
 from prototree.network.geometry import Size
 
 logger = logging.getLogger(__name__)
@@ -47,15 +47,18 @@ class _Known:
         return [self.length, self.changed, *self.size]
 
 
-def scan_files(data: ImageData, *, strict: bool = False) -> ImageData:
-    """The data set with sizes filled in, boxes clipped to their photos, and unusable files moved to `problems`."""
+def scan_files(data: ImageData, *, strict: bool = False, deep: bool = False) -> ImageData:
+    """The data set with sizes filled in, boxes clipped to their photos, and unusable files moved to `problems`.
+
+    With `deep` every photo is decoded, so that one that breaks off in the middle is found too.
+    """
     cache_file = _cache_file(data.root)
     before = _read_cache(cache_file)
-    samples = data.train + data.test
+    samples = data.train + data.test + data.validation
     after: dict[str, _Known] = {}
     problems: list[Problem] = []
     sized: list[Sample | None] = []
-    for sample, found in zip(samples, _look(samples, data.root, before), strict=True):
+    for sample, found in zip(samples, _look(samples, data.root, before, deep), strict=True):
         if isinstance(found, Problem):
             problems.append(found)
             sized.append(None)
@@ -65,26 +68,32 @@ def scan_files(data: ImageData, *, strict: bool = False) -> ImageData:
     if after != before:
         _write_cache(cache_file, after)
     _report(data.root, problems, strict=strict)
-    n_train = len(data.train)
+    parts, start = [], 0
+    for split in (data.train, data.test, data.validation):
+        parts.append(tuple(sample for sample in sized[start : start + len(split)] if sample is not None))
+        start += len(split)
     return dataclasses.replace(
         data,
-        train=tuple(sample for sample in sized[:n_train] if sample is not None),
-        test=tuple(sample for sample in sized[n_train:] if sample is not None),
+        train=parts[0],
+        test=parts[1],
+        validation=parts[2],
         problems=data.problems + tuple(problems),
     )
 
 
-def _look(samples: Sequence[Sample], root: Path, before: dict[str, _Known]) -> list[_Known | Problem]:
+def _look(samples: Sequence[Sample], root: Path, before: dict[str, _Known], deep: bool) -> list[_Known | Problem]:
     def look(sample: Sample) -> _Known | Problem:
         try:
             status = os.stat(sample.path)
-        except OSError as error:
-            return Problem(sample.path, f"{sample.path} cannot be opened: {error.strerror or error}")
+            check_regular(status, MAX_BYTES)
+        except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+            return Problem(sample.path, f"{sample.path} cannot be opened: {getattr(error, 'strerror', error)}")
         known = before.get(_key(sample, root))
-        if known is not None and (known.length, known.changed) == (status.st_size, status.st_mtime_ns):
+        if not deep and known is not None and (known.length, known.changed) == (status.st_size, status.st_mtime_ns):
             return known
         try:
-            return _Known(status.st_size, status.st_mtime_ns, check_header(sample.path))
+            size = read_photo(sample.path).size if deep else check_header(sample.path)
+            return _Known(status.st_size, status.st_mtime_ns, size)
         except DataError as error:
             return Problem(sample.path, str(error))
 

@@ -106,7 +106,7 @@ class Metrics:
     answered: float  # share of images that the tree does not say "I don't know" to
     answered_accuracy: float | None  # of its greedy answers to those; None if there are none
     class_accuracy: list[float | None]  # soft; None for a class without test images
-    confusion: list[list[int]]  # true class × soft prediction
+    confusion: list[tuple[int, int, int]]  # true class, soft prediction, photos; pairs that occur, in order
     n_prototypes: int
     n_leaves: int
     leaf_maxima: list[float]  # max σ(c) of every leaf, for the supplement's histogram
@@ -130,7 +130,8 @@ def evaluate_all(trees: Mapping[str, ProtoTree], maps: Iterable[MapBatch]) -> di
 def measure(tree: ProtoTree, judged: Judged) -> Metrics:
     """The numbers, given what the tree said."""
     label, n_classes = judged.label, tree.n_classes
-    confusion = torch.bincount(label * n_classes + judged.soft, minlength=n_classes**2).view(n_classes, n_classes)
+    total = torch.bincount(label, minlength=n_classes).tolist()
+    hits = torch.bincount(label[judged.soft == label], minlength=n_classes).tolist()
     maxima = class_log_probs(tree.leaf_logits.detach()).exp().amax(dim=1).cpu()
     return Metrics(
         n_images=len(label),
@@ -143,8 +144,8 @@ def measure(tree: ProtoTree, judged: Judged) -> Metrics:
         mean_sureness=float(judged.sureness.double().mean()),
         answered=_share(judged.is_known),
         answered_accuracy=_share((judged.greedy == label)[judged.is_known]) if judged.is_known.any() else None,
-        class_accuracy=[int(row[k]) / total if (total := int(row.sum())) else None for k, row in enumerate(confusion)],
-        confusion=confusion.tolist(),
+        class_accuracy=[right / count if count else None for right, count in zip(hits, total, strict=True)],
+        confusion=_confusion(label, judged.soft),
         n_prototypes=tree.n_prototypes,
         n_leaves=tree.topology.n_leaves,
         leaf_maxima=maxima.tolist(),
@@ -172,6 +173,12 @@ def _judge_batch(decisions: Decisions, labels: Int[Tensor, " B"], places: Int[Te
         max_path_leaf=decisions.max_path.leaf,
         greedy_leaf=decisions.greedy.leaf,
     )
+
+
+def _confusion(label: Int[Tensor, " M"], answer: Int[Tensor, " M"]) -> list[tuple[int, int, int]]:
+    """Never more rows than photos, where a matrix of ten thousand classes would have a hundred million."""
+    pairs, counts = torch.unique(torch.stack([label, answer], dim=1), dim=0, return_counts=True)
+    return [(true, said, count) for (true, said), count in zip(pairs.tolist(), counts.tolist(), strict=True)]
 
 
 def _share(hits: Bool[Tensor, " M"]) -> float:

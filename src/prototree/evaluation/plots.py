@@ -1,8 +1,10 @@
 """Plots of results. They need matplotlib, which is in the extra `plot`."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from prototree.errors import ConfigError
 
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#767676"  # told apart by colour-blind people
+_MAX_PIXELS = 1000  # of a side of a confusion matrix
 _NAMED_CLASSES = 60  # with more, names in a confusion matrix cannot be read
 
 
@@ -29,16 +32,24 @@ def leaf_maxima(maxima: Sequence[float], n_classes: int, title: str) -> "Figure"
     axes.hist(maxima, bins=[i / 40 for i in range(41)], color=_BLUE)
     axes.axvline(1 / n_classes, color=_ORANGE, linestyle=":", label=f"uniform, 1/{n_classes}")
     axes.set(xlabel="largest class probability of a leaf", ylabel="leaves", title=title, xlim=(0, 1))
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")  # a place of its own choosing would depend on time
     return figure
 
 
-def confusion(matrix: Sequence[Sequence[int]], class_names: Sequence[str], title: str) -> "Figure":
-    """True classes against predicted ones, as shares of the true class."""
+def confusion(pairs: Iterable[tuple[int, int, int]], class_names: Sequence[str], title: str) -> "Figure":
+    """True classes against predicted ones, as shares of the true class; of many classes, several share a pixel.
+
+    `pairs` are the true class, the predicted one and the number of photos.
+    """
     side = min(max(4.5, 0.2 * len(class_names) + 2.5), 14.0)
     figure, axes = _canvas(side, side)
-    shares = [[count / max(sum(row), 1) for count in row] for row in matrix]
-    picture = axes.imshow(shares, cmap="viridis", vmin=0, vmax=1)
+    n_pixels = min(len(class_names), _MAX_PIXELS)
+    counts = np.zeros((n_pixels, n_pixels))
+    for true, said, count in pairs:
+        counts[true * n_pixels // len(class_names), said * n_pixels // len(class_names)] += count
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    extent = (-0.5, len(class_names) - 0.5, len(class_names) - 0.5, -0.5)
+    picture = axes.imshow(shares, cmap="viridis", vmin=0, vmax=1, extent=extent)
     bar = figure.colorbar(picture, ax=axes, fraction=0.04)
     bar.set_label("share of the true class")
     if len(class_names) <= _NAMED_CLASSES:
@@ -65,7 +76,7 @@ def accuracy_by_height(
     axes.axvline(enough_leaves, color=_GREY, linestyle=":", label="first height with a leaf for each class")
     axes.set(xlabel="height", ylabel="top-1 accuracy, %", title=title)
     axes.set_xticks(sorted(trees))
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right")
     return figure
 
 

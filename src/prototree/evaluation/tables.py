@@ -2,6 +2,8 @@
 
 import csv
 import io
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +22,28 @@ class Table:
 
     def to_markdown(self) -> str:
         lines = [self.header, ("---",) * len(self.header), *self.rows]
-        body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-        return f"**{self.title}**\n\n{body}\n"
+        body = "\n".join("| " + " | ".join(map(markdown, line)) + " |" for line in lines)
+        return f"**{markdown(self.title)}**\n\n{body}\n"
 
     def to_csv(self) -> str:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([self.header, *self.rows])
         return text.getvalue()
+
+
+def markdown(text: str) -> str:
+    """Text as it is, whatever it would mean in Markdown or HTML: names of classes and files come from outside."""
+    one_line = "".join(c if c.isprintable() else " " for c in text)
+    escaped = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", one_line)
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def confusion_pairs(metrics: Mapping[str, Any], stage: str) -> list[tuple[int, int, int]]:
+    """True class, answer and number of photos, of each pair that occurs; metrics of version 1 have the whole matrix."""
+    confusion = metrics["stages"][stage]["confusion"]
+    if metrics.get("version", 1) > 1:
+        return [(true, said, count) for true, said, count in confusion]
+    return [(true, said, count) for true, row in enumerate(confusion) for said, count in enumerate(row) if count]
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -126,13 +143,18 @@ def stranger_table(found: Mapping[str, Any]) -> Table:
 def class_table(metrics: Mapping[str, Any], stage: str) -> Table:
     """Accuracy of each class, the hardest first, and what it is taken for most often."""
     names, values = metrics["classes"], metrics["stages"][stage]
+    photos: Counter[int] = Counter()
+    mixed_up: dict[int, tuple[int, int]] = {}  # the wrong answer given most often, and how often
+    for true, said, count in confusion_pairs(metrics, stage):
+        photos[true] += count
+        if said != true and count > mixed_up.get(true, (0, 0))[1]:
+            mixed_up[true] = (said, count)
     rows = []
-    for label, (share, row) in enumerate(zip(values["class_accuracy"], values["confusion"], strict=True)):
+    for label, share in enumerate(values["class_accuracy"]):
         if share is not None:
-            wrong = [0 if k == label else count for k, count in enumerate(row)]
-            most = max(wrong)
-            mixed_up = f"{names[wrong.index(most)]} ({most})" if most else "–"
-            rows.append((share, (names[label], percent(share, 1), str(sum(row)), mixed_up)))
+            said, most = mixed_up.get(label, (0, 0))
+            words = f"{names[said]} ({most})" if most else "–"
+            rows.append((share, (names[label], percent(share, 1), str(photos[label]), words)))
     rows.sort(key=lambda item: item[0])
     header = ("class", "accuracy", "test photos", "most often taken for")
     return Table(f"accuracy by class, {stage} tree, soft", header, tuple(row for _, row in rows))

@@ -13,7 +13,6 @@ from prototree.data import ImageData, Sample
 from prototree.data.birds.species import Species, differing_parts
 from prototree.data.birds.truth import part_pixels, read_species
 from prototree.data.loading import derived_seed
-from prototree.data.samples import name_in
 from prototree.data.views import photo_size
 from prototree.evaluation.parts import OnDifference
 from prototree.network.geometry import Box
@@ -30,7 +29,7 @@ def on_differences(tree: ProtoTree, data: ImageData) -> dict[int, dict[str, OnDi
     if species is None:
         return {}
     left, right = (side.tolist() for side in side_classes(tree))
-    by_name = {name_in(data.root, sample.path): sample for sample in data.train}
+    by_name = {data.name(sample): sample for sample in data.train}
     found = {}
     for prototype, source in enumerate(tree.sources):
         node, _ = tree.node_of(prototype)

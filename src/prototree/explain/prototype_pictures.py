@@ -3,7 +3,10 @@
 import dataclasses
 import json
 import logging
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from prototree.data.images import Photo, read_photo, webp
 from prototree.data.samples import ImageData
 from prototree.errors import CheckpointError, DataError
 from prototree.explain.records import Picture
-from prototree.files import read_json, write_file, write_json
+from prototree.files import make_folder, read_json, write_file, write_json
 from prototree.network.geometry import Box, Size
 from prototree.tree.model import ProtoTree, PrototypeSource
 
@@ -27,6 +30,7 @@ _DETAIL = 1024  # a photo's shorter side keeps at least this many pixels before 
 _GREY = 160
 _QUALITY = 90  # of stored pictures
 _LIST = "prototypes.json"
+_VERSION = 2
 _KEPT = 512  # pictures held in memory
 
 
@@ -67,6 +71,7 @@ class SourcePictures:
     crop: Picture
     photo: Picture
     size: Size
+    found: bool = True  # False: grey squares stand for them
 
 
 class PrototypePictures:
@@ -78,7 +83,7 @@ class PrototypePictures:
 
     def __init__(self, tree: ProtoTree, data: ImageData | None = None, stored: Path | None = None) -> None:
         self._sources = tree.sources
-        self._root = data.root if data is not None else None
+        self._paths = _paths_by_name(data) if data is not None else None
         self._stored = stored if stored is not None and _describes(stored, tree) else None
         self._shown = lru_cache(maxsize=_KEPT)(self._find)
 
@@ -97,51 +102,74 @@ class PrototypePictures:
     @property
     def complete(self) -> bool:
         """Whether every prototype's picture is stored, so that no data is needed."""
-        return self._stored is not None or not self._sources
+        if self._stored is None:
+            return not self._sources
+        listed = self._list
+        if listed.get("version") != _VERSION:  # the first one could not say that a picture was missing
+            return False
+        pairs = zip_longest(self._sources, listed.get("sizes", ()))
+        return all(source is None or size is not None for source, size in pairs)
+
+    @cached_property
+    def _list(self) -> dict[str, Any]:
+        return read_json(self._stored / _LIST) if self._stored is not None else {}
 
     def _find(self, prototype: int) -> SourcePictures:
         source = self._sources[prototype]
-        if source is not None and self._root is not None:
+        if source is not None and self._paths is not None:
             try:
-                return _look(self._root, source)
+                return _look(self._paths, source)
             except DataError as error:
-                log.debug("no picture of prototype %d from the data: %s", prototype, error)
+                log.warning("no picture of prototype %d from the data: %s", prototype, error)
         if source is not None and self._stored is not None:
             try:
-                size = read_json(self._stored / _LIST)["sizes"][prototype]
+                size = self._list["sizes"][prototype]
                 crop, photo = (_read_picture(self._stored / name) for name in _names(prototype))
                 return SourcePictures(crop, photo, (int(size[0]), int(size[1])))
             except (DataError, CheckpointError, LookupError, TypeError, ValueError) as error:
                 log.warning("the stored picture of prototype %d cannot be used: %s", prototype, error)
-        return SourcePictures(grey_square(), grey_square(), _size_from(source))
+        return SourcePictures(grey_square(), grey_square(), _size_from(source), found=False)
 
 
 def write_pictures(tree: ProtoTree, data: ImageData, folder: Path) -> None:
     """Stores the crop and the reduced photo of every prototype, so that the folder explains without the data.
 
     The list is written last and says which sources the pictures are of: pictures of another projection are never used.
+    A prototype whose photo cannot be read is listed without a size, and looked for again when it is shown.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     (folder / _LIST).unlink(missing_ok=True)
-    sizes: list[Size] = []
+    sizes: list[Size | None] = []
     pictures = PrototypePictures(tree, data)
     for prototype in range(tree.n_prototypes):
         shown = pictures.of(prototype)
+        if not shown.found:
+            sizes.append(None)
+            continue
         crop, photo = _names(prototype)
         write_file(
             folder / crop, webp(shown.crop, quality=_QUALITY, lossless=True)
         )  # a few pixels, of which every one shows
         write_file(folder / photo, webp(shown.photo, quality=_QUALITY))
         sizes.append(shown.size)
-    content = {"version": 1, "sizes": sizes, "sources": _identity(tree)}
+    content = {"version": _VERSION, "sizes": sizes, "sources": _identity(tree)}
     write_json(folder / _LIST, content)
 
 
-def _look(root: Path, source: PrototypeSource) -> SourcePictures:
-    path = root / source.image
-    if Path(source.image).is_absolute() or ".." in Path(source.image).parts:
-        raise DataError(f"expected the source of a prototype below {root}, got {source.image}")
-    photo = open_photo(path)
+def _paths_by_name(data: ImageData) -> dict[str, Path]:
+    """The data's own photos: no name in a tree reaches any other. Manifests once named photos by file alone."""
+    samples = (*data.train, *data.test, *data.validation)
+    paths = {data.name(sample): sample.path for sample in samples}
+    if data.kind == "manifest":
+        alone = Counter(sample.path.name for sample in samples)
+        paths = {sample.path.name: sample.path for sample in samples if alone[sample.path.name] == 1} | paths
+    return paths
+
+
+def _look(paths: Mapping[str, Path], source: PrototypeSource) -> SourcePictures:
+    if source.image not in paths:
+        raise DataError(f"expected the photo {source.image} in the data, found none of that name")
+    photo = open_photo(paths[source.image])
     return SourcePictures(cut_out(photo, Box(*(source.shown or source.box))), reduced(photo), photo.size)
 
 

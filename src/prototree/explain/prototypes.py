@@ -159,7 +159,7 @@ class _Subject:
     view: View
     patch: int
     pixels: Float[Tensor, "3 h w"]
-    distance_moved: float
+    distance_moved: float | None
 
 
 class _Examination:
@@ -169,7 +169,7 @@ class _Examination:
         self, tree: ProtoTree, network: FeatureExtractor, data: ImageData, entries: Sequence[Entry], occlusion: bool
     ) -> None:
         self._tree, self._network, self._entries, self._occlusion = tree, network, entries, occlusion
-        self._root = data.root
+        self._root = data.folder
         self._by_name = {self._name(entry.sample.path): entry for entry in entries}
 
     def subject(self, found: Matches, i: int) -> _Subject:
@@ -177,14 +177,14 @@ class _Examination:
         source = tree.sources[prototype]
         entry = self._by_name.get(source.image) if source is not None else None
         if source is not None and entry is not None:
-            view, patch = view_of(source, entry), tree.grid.number(*source.patch)
+            view, patch, moved = view_of(source, entry), tree.grid.number(*source.patch), source.distance
         elif (place := int(found.place[i, 0])) >= 0:
             entry = self._entries[place]
-            view, patch = entry.view, int(found.patch[i, 0])
+            view, patch, moved = entry.view, int(found.patch[i, 0]), None
         else:
             raise DataError("expected at least one readable training photo to explain with, got none")
         pixels = ViewDataset((entry.sample,), lambda _: (view,), tree.preprocessing)[0].image
-        return _Subject(prototype, entry.sample, view, patch, pixels, source.distance if source is not None else 0.0)
+        return _Subject(prototype, entry.sample, view, patch, pixels, moved)
 
     def examine(self, subjects: Sequence[_Subject]) -> list[tuple[Match, tuple[Cause, ...]]]:
         tree, network = self._tree, self._network

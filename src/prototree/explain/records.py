@@ -75,7 +75,7 @@ class PrototypeExplanation:
     side: Side  # where photos go that have it; a node that asks for presence has no left one
     reach: float  # distance: nearer than this is present; of a choice: as near as 95 % of its side's photos come
     source: Match
-    distance_moved: float  # by projection
+    distance_moved: float | None  # by projection; None: it is no training patch, `source` is only the nearest here
     nearest: tuple[Match, ...]  # in other photos than the source, one patch each, nearest first
     # K: how much of each class's training photos the node alone would send to this prototype's side, so a choice's two
     # prototypes share out every class.

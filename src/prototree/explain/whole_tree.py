@@ -88,7 +88,7 @@ def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None 
     pictures = PrototypePictures(tree, data, run.folder / PICTURES)
     if data is not None or pictures.complete:
         return pictures
-    return PrototypePictures(tree, run.data_if_here())
+    return PrototypePictures(tree, run.data_if_here(), run.folder / PICTURES)
 
 
 def _without_data(run: Run, tree: ProtoTree, notes: Mapping[int, str]) -> tuple[PrototypeExplanation, ...]:
@@ -119,7 +119,7 @@ def _stored(
     return PrototypeExplanation(
         **place_of(tree, prototype),
         source=match,
-        distance_moved=source.distance if source is not None else 0.0,
+        distance_moved=source.distance if source is not None else None,
         nearest=(),
         right_share=(),
         causes=(),

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from prototree.errors import CheckpointError, ConflictError, MendError
-from prototree.files import read_json, write_json
+from prototree.files import expect_version, is_intact, read_json, sealed, write_json
 
-_VERSION = 2  # in version 1 nodes had the numbers of the tree before the first edit
+_VERSION = 3
+"""1: nodes had the numbers of the tree before the first edit. 2: there was no checksum."""
 MAX_NOTE = 200
 MAX_EDITS = 10_000
 
@@ -133,7 +134,7 @@ class History:
             "done": [to_json(edit) for edit in self.done],
             "undone": [to_json(edit) for edit in self.undone],
         }
-        write_json(path, content)
+        write_json(path, sealed(content))
 
 
 def read_history(path: Path, origin: str) -> History:
@@ -141,9 +142,9 @@ def read_history(path: Path, origin: str) -> History:
     if not path.exists():
         return History(origin)
     content = read_json(path)
-    version = content.get("version")
-    if version not in (1, _VERSION):
-        raise CheckpointError(f"{path} has format version {version!r}, this program reads 1 and {_VERSION}")
+    version = expect_version(content, _VERSION, path).get("version", 1)
+    if version > 2 and not is_intact(content):
+        raise CheckpointError(f"{path} is damaged: its content does not have its checksum; restore it from a copy")
     if content.get("origin") != origin:
         raise CheckpointError(
             f"{path} is the history of another tree; the run was made anew since. Delete it, or choose another folder"

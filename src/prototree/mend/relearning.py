@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prototree.errors import ConfigError
-from prototree.files import read_json, write_json
+from prototree.files import make_folder, read_json, write_json
 from prototree.mend.session import MENDING
 from prototree.pipeline.fit import train_run
 from prototree.progress import Observer
@@ -63,7 +63,7 @@ def _expect_free(out: Path, run: Run) -> None:
     begun, start = out / BEGUN, {"from": run.folder.resolve().name, "tree": checkpoint.fingerprint(run.tree())}
     if (out / CONFIG).exists() and (not begun.exists() or read_json(begun) != start):
         raise ConfigError(f"{out} already holds another run; choose another folder")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     write_json(begun, start)
 
 

@@ -8,8 +8,9 @@
     run = session.save()
 
 **What the figures stand on.** Prototypes and leaves come from the training photos. Feedback after each edit comes from
-every second test photo (or from a folder of one's own), and the other half is looked at only when a run is saved: the
-figure written then is a fair one. The run that mending began with is never changed.
+the data's validation photos or from a folder of one's own; where there are none, from every second test photo. The
+other test photos are looked at only when a run is saved: the figure written then is a fair one. The run that mending
+began with is never changed.
 """
 
 import os
@@ -28,13 +29,13 @@ from prototree.data.samples import Sample
 from prototree.errors import MendError
 from prototree.evaluation.metrics import evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
-from prototree.files import read_json, write_file, write_json
+from prototree.files import make_folder, read_json, write_file, write_json
 from prototree.mend import edits
 from prototree.mend.bench import Bench, photo_set, training_set
 from prototree.mend.edits import Ban, Edit, History, read_history
 from prototree.mend.figures import Comparison, Figures
 from prototree.mend.states import TreeState
-from prototree.run import NOTES, Run
+from prototree.run import METRICS_VERSION, NOTES, Run
 from prototree.training.maps import StoredMaps, Tick, cache_features
 from prototree.tree import checkpoint
 from prototree.tree.checkpoint import PROJECTED
@@ -119,7 +120,7 @@ class Session:
             folder = Path(out) if out is not None else self.free_name("mended")
             if folder.exists():
                 raise MendError(f"expected a new folder to save to, but {folder} exists; choose another name")
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(folder.parent)
             temporary = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
             shutil.rmtree(temporary, ignore_errors=True)
             try:
@@ -192,7 +193,7 @@ class Session:
         write_json(folder / MENDING, mending)
         content = {
             "source": self.source,
-            "version": 1,
+            "version": METRICS_VERSION,
             "data": {"kind": self.data.kind, "train": len(self.data.train), "test": len(judged_on)},
             "classes": list(self.data.class_names),
             "stages": {PROJECTED: metrics["after"].to_json()},
@@ -211,7 +212,7 @@ def open_session(
     """Opens a run for mending, with the history it has.
 
     History and feature maps lie in `work`, by default `RUN-mend` beside the run. `validation` is a data set whose
-    photos all give feedback; without it every second test photo does.
+    photos all give feedback; without it the data's own validation photos do, or else every second test photo.
     """
     run = run if isinstance(run, Run) else Run(Path(run))
     tree, config, source = run.tree(), run.config, data or run.source
@@ -219,9 +220,12 @@ def open_session(
     folder = Path(work) if work is not None else _beside(run.folder)
     if folder.resolve() == run.folder.resolve():
         raise MendError(f"expected a folder for the work other than the run, got {folder}; the run is never changed")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     files.remove_leftovers([*folder.rglob(".*"), *folder.parent.glob(".*")])  # beside it, runs that were being saved
-    if validation is None:
+    if validation is None and images.validation:
+        feedback, held_back = images.validation, images.test
+        name = "the validation photos of the data"
+    elif validation is None:
         feedback, held_back = _halves(images.test)
         name = "every second test photo"
     else:
@@ -237,7 +241,7 @@ def open_session(
     mended = read_json(run.folder / MENDING) if (run.folder / MENDING).exists() else {}
     bench = Bench(
         tree,
-        images.root,
+        images.folder,
         stored(training_set(images, tree, views)),
         stored(photo_set(feedback, tree)),
         views,

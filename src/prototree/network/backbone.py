@@ -7,7 +7,7 @@ frozen trunk needs to run only once per image.
 Notation used for tensor shapes: B batch, C channels of the network's map, D prototype depth, H W feature map.
 """
 
-import functools
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 
 AUTO = "auto"
 _AUTO_NAME = "tf_efficientnet_lite0"
+_TRIAL_SIDE = 512  # a network that takes any size shows its structure on a picture of at most this side
+
+Finish = Callable[[Tensor, int, tuple[int, int]], Tensor]
+"""The tail's last output as a map, given the number of prefix tokens and the map's size."""
 
 
 class Backbone(nn.Module):
@@ -57,7 +61,8 @@ class Backbone(nn.Module):
         self.net, self.preprocessing = _build(self.name, image_size)
         self.eval()  # the trial runs below must not move batch-norm statistics
         full = self.net.state_dict().keys()
-        image = torch.rand(1, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
+        side = image_size if _is_fixed(self.name) else min(image_size, _TRIAL_SIDE)
+        image = self._trial_image(side)
         calls = self._strip(image)
         kept = [key for key in self.net.state_dict() if key in full]
         self.weights = self._load(weights, kept)
@@ -65,10 +70,23 @@ class Backbone(nn.Module):
             feature_map = self(image)
         self.n_channels = feature_map.shape[1]
         self.map_size: tuple[int, int] = (feature_map.shape[2], feature_map.shape[3])
-        self._finish: Callable[[Tensor], Tensor] = lambda y: y
+        self._finish: Finish = _as_it_is
         if split:
             self._tail_names, self._finish = self._find_tail(image, calls)
+        if side < image_size:
+            self.map_size = self._map_size(image_size)
         self.train()
+
+    def _map_size(self, side: int) -> tuple[int, int]:
+        """From shapes alone: a large picture would take seconds and gigabytes."""
+        with torch.no_grad():
+            shape = copy.deepcopy(self).to("meta")(torch.empty(1, 3, side, side, device="meta")).shape
+        return (shape[2], shape[3])
+
+    def _trial_image(self, side: int) -> Float[Tensor, "1 3 side side"]:
+        generator = torch.Generator("cpu").manual_seed(0)
+        image = torch.rand(1, 3, side, side, generator=generator, device="cpu")
+        return image.to(next(self.net.parameters()).device)
 
     def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C H W"]:
         if not hasattr(self.net, "forward_intermediates"):
@@ -92,11 +110,15 @@ class Backbone(nn.Module):
         """From the border to the feature map; `tail(trunk(images))` is `forward(images)`."""
         for module in self._tail:
             border = module(border)
-        return self._finish(border)
+        return self._finish(border, self._prefix, self.map_size)
+
+    @property
+    def _prefix(self) -> int:
+        return int(getattr(self.net, "num_prefix_tokens", 0))
 
     def unsplit(self) -> "Backbone":
         """Makes all of it trunk."""
-        self._tail_names, self._finish = [], lambda y: y
+        self._tail_names, self._finish = [], _as_it_is
         return self
 
     def freeze(self, frozen: bool) -> None:
@@ -172,24 +194,23 @@ class Backbone(nn.Module):
         self.net.load_state_dict({key: full.state_dict()[key] for key in needed}, strict=False)
         return str(weights)
 
-    def _find_tail(self, image: Tensor, calls: list[str]) -> tuple[list[str], Callable[[Tensor], Tensor]]:
+    def _find_tail(self, image: Tensor, calls: list[str]) -> tuple[list[str], Finish]:
         """The last block and what follows it, accepted only if running them after the trunk gives the same map."""
-        prefix = int(getattr(self.net, "num_prefix_tokens", 0))
         self._tail_names = names = _last_block(self.net, calls)
         with torch.no_grad():
             expected = self(image)
             for finish in (_as_it_is, _channels_last, _tokens):
-                self._finish = functools.partial(finish, prefix=prefix, size=self.map_size)
+                self._finish = finish
                 try:
                     if torch.equal(self.tail(self.trunk(image)), expected):
-                        return names, self._finish
+                        return names, finish
                 except (RuntimeError, TypeError, IndexError):
                     continue
         log.warning(
             "the last block of %s cannot learn while the rest stays as it is; all of it learns, or nothing does",
             self.name,
         )
-        return [], lambda y: y
+        return [], _as_it_is
 
 
 class FeatureExtractor(nn.Module):
@@ -263,6 +284,12 @@ def _tokens(output: Tensor, prefix: int, size: tuple[int, int]) -> Tensor:
     return output[:, prefix:].transpose(1, 2).reshape(len(output), -1, *size)  # B tokens C, as ViT has it
 
 
+def _is_fixed(name: str) -> bool:
+    """Whether a network is made for one size of pictures."""
+    config = timm.get_pretrained_cfg(name.removesuffix("_v1"))
+    return bool(config and config.fixed_input_size)
+
+
 def _build(name: str, image_size: int, *, pretrained: bool = False) -> tuple[nn.Module, Preprocessing]:
     base, first_stride = (name.removesuffix("_v1"), True) if name.endswith("_v1") else (name, False)
     if not timm.is_model(base):
@@ -270,7 +297,7 @@ def _build(name: str, image_size: int, *, pretrained: bool = False) -> tuple[nn.
         hint = f"did you mean one of {', '.join(near)}?" if near else "timm.list_models() lists all"
         raise ConfigError(f"timm has no model {name!r}; {hint}")
     config = timm.get_pretrained_cfg(base)
-    options: dict[str, Any] = {"img_size": image_size} if config and config.fixed_input_size else {}
+    options: dict[str, Any] = {"img_size": image_size} if _is_fixed(name) else {}
     net = timm.create_model(base, pretrained=pretrained, num_classes=0, **options)
     if first_stride:
         _stride_first(net, name)

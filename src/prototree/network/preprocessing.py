@@ -9,6 +9,9 @@ from prototree.errors import ConfigError
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+MAX_SIDE = 4096
+"""Pixels of the largest square that a photo is resized to."""
+
 RGB = tuple[float, float, float]
 
 
@@ -26,9 +29,9 @@ class Preprocessing:
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.size <= self.resize <= 4096:
+        if not 1 <= self.size <= self.resize <= MAX_SIDE:
             raise ConfigError(
-                f"expected 1 <= size <= resize <= 4096 pixels, got size {self.size} and resize {self.resize}; "
+                f"expected 1 <= size <= resize <= {MAX_SIDE} pixels, got size {self.size} and resize {self.resize}; "
                 "images are resized first and then cropped"
             )
         if self.interpolation not in ("bilinear", "bicubic"):

@@ -17,8 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from prototree.errors import WeightsError
+from prototree.files import check_regular
 
 State = dict[str, Tensor]
+
+MAX_BYTES = 8 * 2**30
 
 _CLASSIFIERS = ("fc.", "classifier.", "head.")
 _LITE0_STAGES = (1, 2, 2, 3, 3, 4, 1)  # blocks in each stage of EfficientNet-Lite0
@@ -63,6 +66,7 @@ def read_state(path: Path) -> State:
     if not path.is_file():
         raise WeightsError(f"expected a weight file at {path}, found none; check the path")
     try:
+        check_regular(path.stat(), MAX_BYTES)
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load_file(path))
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -79,7 +83,12 @@ def read_state(path: Path) -> State:
         content = inner
     if not isinstance(content, Mapping):
         raise WeightsError(f"{path} holds a {type(content).__name__}; expected a mapping of names to tensors")
-    return {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
+    tensors = {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
+    if odd := [name for name in tensors if not isinstance(name, str)]:
+        raise WeightsError(
+            f"{path} calls a tensor {odd[0]!r}, a {type(odd[0]).__name__}; expected names, as state_dict() has"
+        )
+    return tensors
 
 
 def timm_names(state: State) -> State:

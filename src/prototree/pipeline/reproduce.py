@@ -179,7 +179,7 @@ def _same_experiment(folder: Path, experiment: dict[str, Any]) -> None:
     """A folder holds one experiment, so that no table mixes two."""
     path = folder / "experiment.json"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
         files.write_json(path, experiment)
     elif (found := files.read_json(path)) != experiment:
         odd = next(key for key in experiment if found.get(key) != experiment[key])

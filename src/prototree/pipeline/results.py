@@ -5,13 +5,14 @@ from prototree.evaluation.part_tables import part_table, part_words
 from prototree.evaluation.tables import (
     blame_table,
     class_table,
+    confusion_pairs,
     detail_table,
     mistake_table,
     stage_table,
     stranger_table,
     yardstick_words,
 )
-from prototree.files import read_json, write_file
+from prototree.files import make_folder, read_json, write_file
 from prototree.run import MISTAKES, Run
 from prototree.tree.checkpoint import STAGES
 
@@ -38,10 +39,10 @@ def write_results(run: Run) -> None:
     write_file(folder / "results.md", "\n".join([first, *words, *beside, *others]).encode())
     if not plots.available():
         return
-    (folder / "plots").mkdir(exist_ok=True)
+    make_folder(folder / "plots")
     for stage in stages:
         values, title = metrics["stages"][stage], f"{folder.name}, {stage}"
         leaves = plots.leaf_maxima(values["leaf_maxima"], len(metrics["classes"]), title)
         write_file(folder / "plots" / f"leaf_maxima_{stage}.png", plots.png(leaves))
-    matrix = plots.confusion(values["confusion"], metrics["classes"], title)
+    matrix = plots.confusion(confusion_pairs(metrics, stages[-1]), metrics["classes"], title)
     write_file(folder / "plots" / "confusion.png", plots.png(matrix))

@@ -12,7 +12,6 @@ import torch
 from prototree.config import Config
 from prototree.data import ImageData
 from prototree.data.loading import Entry, ViewDataset, derived_seed
-from prototree.data.samples import name_in
 from prototree.data.views import evaluation_views
 from prototree.evaluation.classifier import ClassifierAccuracy
 from prototree.evaluation.metrics import Metrics, evaluate_all
@@ -22,7 +21,7 @@ from prototree.explain.prototype_pictures import write_pictures
 from prototree.files import write_json
 from prototree.pipeline.results import write_results
 from prototree.progress import Observer
-from prototree.run import CONFIG, METRICS, MISTAKES, PICTURES, Run
+from prototree.run import CONFIG, METRICS, METRICS_VERSION, MISTAKES, PICTURES, Run
 from prototree.training import distributed
 from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.projection import Projected, SourcePhotos, measure_again, project
@@ -91,8 +90,8 @@ class Stages:
         """§5.1."""
         pruned = prune(self.run.tree(TRAINED), self.config.threshold)
         self.observer.stage(str(pruned))
-        self._drop(PROJECTED, ANY_CLASS)
         self._save(pruned.tree, PRUNED)
+        self._drop(PROJECTED, ANY_CLASS)  # only now: a save that fails leaves all as it was
         self.run.note(
             pruning={
                 "threshold": pruned.threshold,
@@ -108,12 +107,12 @@ class Stages:
         tree, config = self.run.tree(PRUNED).to(self.device), self.config
         self.observer.stage(f"projecting {tree.n_prototypes} prototypes onto {len(self.data.train)} training photos")
         batches = config.recipe.source_batches(self.workshop, tree)
-        photos = SourcePhotos(self.data.root, batches.entries)
+        photos = SourcePhotos(self.data.folder, batches.entries)
         maps = maps_of(batches, tree.features, self.device)
         projected = project(tree, maps, photos, constrain_classes=config.constrain_classes, compare=True)
         measure_again(projected, batches.entries)
-        self._drop(ANY_CLASS)
         self._save(projected.tree, PROJECTED)
+        self._drop(ANY_CLASS)
         if projected.unconstrained is not None and config.constrain_classes and distributed.is_first():
             other = {"prototypes": projected.unconstrained.vector.view_as(tree.prototypes)}
             checkpoint.write_state(self.run.folder / ANY_CLASS, "state.json", {"version": checkpoint.VERSION}, other)
@@ -144,7 +143,7 @@ class Stages:
         metrics = evaluate_all(trees, finder.watch(maps))
         self._write_mistakes(finder, batches.entries)
         self.run.note(
-            version=1,
+            version=METRICS_VERSION,
             data={"kind": self.data.kind, "train": len(self.data.train), "test": len(self.data.test)},
             classes=list(self.data.class_names),
             stages={name: one.to_json() for name, one in metrics.items()},
@@ -173,7 +172,7 @@ class Stages:
         finder.gather()
         found = finder.to_json()
         for mistake in found["images"]:
-            mistake["image"] = name_in(self.data.root, entries[mistake.pop("place")].sample.path)
+            mistake["image"] = self.data.name(entries[mistake.pop("place")].sample)
         if distributed.is_first():
             write_json(self.run.folder / MISTAKES, found)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from prototree.errors import MissingExtraError
 from prototree.explain.records import DecisionExplanation, TreeExplanation
-from prototree.files import write_file
+from prototree.files import make_folder, write_file
 from prototree.report.decision_html import Decided, decision_json, decision_page
 from prototree.report.decision_print import decision_png
 from prototree.report.encoding import png
@@ -24,7 +24,7 @@ def write_report(explanation: TreeExplanation, folder: Path) -> list[Path]:
 
     Without matplotlib there is no PDF, and a warning says so.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     written = [
         _text(folder / "index.html", tree_page(explanation)),
         _text(folder / "tree.svg", tree_svg(explanation)),
@@ -44,7 +44,7 @@ def write_decision(explanation: Decided, folder: Path, strategy: Strategy = "gre
 
     Without matplotlib there is no picture, and a warning says so.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     written = [
         _text(folder / "decision.html", decision_page(explanation)),
         _json(folder / "decision.json", decision_json(explanation)),

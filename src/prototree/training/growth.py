@@ -241,7 +241,7 @@ def sample_maps(sources: CachedBatches) -> tuple[Float[Tensor, "M C H W"], Int[T
     for entry in sources.entries:
         turn.append(seen[entry.sample.label])
         seen[entry.sample.label] += 1
-    most = max(int(MAX_NUMBERS / sources.inputs([0]).values.numel()), 2 * len(seen))
+    most = max(int(MAX_NUMBERS / sources.inputs([0]).values.shape[1:].numel()), 2 * len(seen))
     inputs = sources.inputs(sorted(sorted(range(len(turn)), key=lambda place: turn[place])[:most]))
     return inputs.values, inputs.labels
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from prototree.data.loading import Entry, ViewDataset, make_loader
 from prototree.errors import DataError, TrainError
-from prototree.files import read_json, write_json
+from prototree.files import make_folder, read_json, write_json
 from prototree.network.backbone import Backbone
 from prototree.network.folding import folded
 from prototree.training import distributed
@@ -235,7 +235,7 @@ class _Job:
         """All processes fill their rows of one file; the first gives it its name at the end."""
         temporary = self.path.with_suffix(".partial")
         if distributed.is_first():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             _reserve(temporary, self.shape[0] * self.shape[1] * self._row_bytes)
         distributed.wait_for_all()
         try:

@@ -5,7 +5,10 @@ A folder is replaced atomically: a kill at any moment leaves the old content or 
 
 import dataclasses
 import hashlib
+import json
 import os
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +18,40 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from prototree.errors import CheckpointError, ProtoTreeError, ShapeError
-from prototree.files import read_json, sync_folder, write_file, write_json
+from prototree.errors import CheckpointError, ProtoTreeError
+from prototree.files import (
+    CHECKSUM,
+    expect_version,
+    is_intact,
+    make_folder,
+    read_json,
+    read_regular,
+    sealed,
+    sync_folder,
+    write_file,
+    write_json,
+)
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree import archive, hub
 from prototree.tree.model import ProtoTree, PrototypeSource
-from prototree.tree.questions import PAPER, REACH_RANGE, Question
+from prototree.tree.questions import PAPER, Question
 from prototree.tree.sureness import Sureness
 from prototree.tree.topology import Topology
+from prototree.tree.validation import check_fit, check_header, check_height, check_values
 
 VERSION = 3
+"""1: the paper's similarity was the only one. 2: no checksum of the description, and nobody knew what is usual."""
+
+MAX_WEIGHTS_BYTES = 8 * 2**30
 WEIGHTS, TREE = "weights.safetensors", "tree.json"
 TRAINED, PRUNED, PROJECTED = "trained", "pruned", "projected"
 STAGES = (PROJECTED, PRUNED, TRAINED)
 """Folders in which a run keeps its tree after each stage, the last stage first."""
 
 Tensors = dict[str, Tensor]
+
+_SEALS = (CHECKSUM, "weights_sha256", "weights_bytes")
 
 
 def save(tree: ProtoTree, folder: Path | str) -> None:
@@ -52,7 +72,14 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
         "backbone": {"name": backbone.name, "level": backbone.level, "head_width": tree.features.head_width},
         "preprocessing": tree.preprocessing.to_json(),
     }
-    write_state(Path(folder), TREE, header, tree.state_dict())
+    tensors = tree.state_dict()
+    header = json.loads(json.dumps(header))  # as it will be read
+    try:
+        check_header(header)
+        check_values(tensors)
+    except CheckpointError as error:
+        raise CheckpointError(f"this tree cannot be saved to {folder}: {error}; what was there is unchanged") from error
+    write_state(Path(folder), TREE, header, tensors)
 
 
 def load(folder: Path | str) -> ProtoTree:
@@ -65,21 +92,30 @@ def load(folder: Path | str) -> ProtoTree:
     """
     folder = located(folder)
     folder = folder / (last_stage(folder) or "")
-    header, tensors = read_state(folder, TREE)
+    return rebuild(*read_state(folder, TREE), str(folder))
+
+
+def rebuild(header: dict[str, Any], tensors: Tensors, name: str) -> ProtoTree:
+    """The tree that a description and its tensors make, once both have been checked; `name` is for messages."""
     if header.get("kind") != "prototree":
-        raise CheckpointError(f"{folder / TREE} does not describe a prototype tree; got kind {header.get('kind')!r}")
+        raise CheckpointError(f"{name} does not describe a prototype tree; got kind {header.get('kind')!r}")
     try:
+        header = _as_now(header)
+        check_header(header)
+        outline = _outline(header)
+        if header["version"] == 1:
+            tensors = {"reach": torch.ones(outline.n_prototypes), **tensors}
+        if header["version"] < 3:
+            tensors = {"usual": torch.zeros(2 * outline.topology.n_nodes), **tensors}
+        check_fit(outline, header["prototypes"]["sources"], tensors)
+        check_values(tensors)
         tree = _build(header)
-        if header["version"] == 1:  # the paper's similarity was the only one
-            tensors["reach"] = torch.ones(tree.n_prototypes)
-        if header["version"] < 3:  # nobody asked what is usual
-            tensors["usual"] = torch.zeros(2 * tree.topology.n_nodes)
         tree.load_state_dict(tensors)
-        _check_reach(tree)
-    except (KeyError, TypeError, ValueError, RuntimeError, ProtoTreeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError, ProtoTreeError) as error:
         reason = " ".join(str(error).split())[:300]
+        kind = "" if isinstance(error, ProtoTreeError) else f"{type(error).__name__}: "
         raise CheckpointError(
-            f"{folder} is damaged: {TREE} and {WEIGHTS} do not make a tree ({type(error).__name__}: {reason}); "
+            f"{name} is damaged: {TREE} and {WEIGHTS} do not make a tree ({kind}{reason}); "
             "restore the folder from a copy"
         ) from error
     return tree.eval()
@@ -105,13 +141,20 @@ def last_stage(folder: Path) -> str | None:
 
 def write_state(folder: Path, name: str, header: dict[str, Any], tensors: Tensors) -> None:
     """A JSON file `name` and the tensors that belong to it, replaced together."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # The new weights wait beside the old ones; replacing the header, which knows their hash, is the moment that counts.
     waiting = folder / f"{WEIGHTS}.new"
+    _finish_rename(folder, name)
     content = safetensors.torch.save({key: tensor.detach().contiguous().cpu() for key, tensor in tensors.items()})
-    header = {**header, "weights_sha256": hashlib.sha256(content).hexdigest()}
-    write_file(waiting, content)
-    write_json(folder / name, header)
+    if len(content) > MAX_WEIGHTS_BYTES:
+        raise CheckpointError(f"{folder / WEIGHTS} would have {len(content) >> 20} MiB, more than can be read again")
+    weights = {"weights_bytes": len(content), "weights_sha256": hashlib.sha256(content).hexdigest()}
+    try:
+        write_file(waiting, content)
+        write_json(folder / name, sealed({**header, **weights}))
+    except CheckpointError:
+        waiting.unlink(missing_ok=True)
+        raise
     os.replace(waiting, folder / WEIGHTS)
     sync_folder(folder)
 
@@ -119,25 +162,30 @@ def write_state(folder: Path, name: str, header: dict[str, Any], tensors: Tensor
 def settle(folder: Path) -> None:
     """Finishes what a killed process had begun to write, in a folder and below: the header had the last word."""
     for waiting in sorted(folder.rglob(f"{WEIGHTS}.new")):
-        digest = hashlib.sha256(waiting.read_bytes()).hexdigest()
-        headers = [read_json(path) for path in sorted(waiting.parent.glob("*.json"))]
-        if any(header.get("weights_sha256") == digest for header in headers):
-            os.replace(waiting, waiting.with_name(WEIGHTS))
-        else:
-            waiting.unlink()
+        for header in sorted(waiting.parent.glob("*.json")):
+            _finish_rename(waiting.parent, header.name)
+        waiting.unlink(missing_ok=True)
+
+
+def _finish_rename(folder: Path, name: str) -> None:
+    """After a kill just before the last step, the weights that the header knows are those that wait."""
+    waiting = folder / f"{WEIGHTS}.new"
+    if waiting.exists() and (folder / name).exists():
+        known = read_json(folder / name).get("weights_sha256")
+        if hashlib.sha256(read_regular(waiting, MAX_WEIGHTS_BYTES)).hexdigest() == known:
+            os.replace(waiting, folder / WEIGHTS)
 
 
 def read_state(folder: Path, name: str) -> tuple[dict[str, Any], Tensors]:
     """What `write_state` wrote last."""
     header = read_json(folder / name)
-    if not isinstance(header.get("version"), int) or header["version"] > VERSION:
-        raise CheckpointError(
-            f"{folder / name} has format version {header.get('version')!r}, this program reads up to {VERSION}; "
-            "update prototree"
-        )
+    check_seal(header, str(folder / name))
+    limit = header.get("weights_bytes", MAX_WEIGHTS_BYTES)
+    if type(limit) is not int or not 0 <= limit <= MAX_WEIGHTS_BYTES:
+        raise CheckpointError(f"{folder / name} is damaged: expected a size of its weights, got {limit!r}")
     for candidate in (folder / WEIGHTS, folder / f"{WEIGHTS}.new"):
         try:
-            content = candidate.read_bytes()
+            content = read_regular(candidate, limit)
         except OSError:
             continue
         if hashlib.sha256(content).hexdigest() != header.get("weights_sha256"):
@@ -151,29 +199,62 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, Any], Tensors]:
     )
 
 
-def _build(header: dict[str, Any]) -> ProtoTree:
+def check_seal(header: dict[str, Any], name: str) -> None:
+    """Whether a description is of a version that is read here, and as it was written."""
+    if "version" not in header:
+        raise CheckpointError(f"{name} is damaged: it does not name its format version; restore it from a copy")
+    expect_version(header, VERSION, name)
+    if (header["version"] > 2 or CHECKSUM in header) and not is_intact(header):
+        raise CheckpointError(
+            f"{name} is damaged or was changed by hand: its content does not have its checksum; restore it from a copy"
+        )
+
+
+def _as_now(header: dict[str, Any]) -> dict[str, Any]:
+    """A description by itself, with what older versions did not say."""
+    own = {key: value for key, value in header.items() if key not in _SEALS}
+    older = {"question": dataclasses.asdict(PAPER), "sureness": dataclasses.asdict(Sureness())}
+    if own["version"] < VERSION:
+        own = {**older, **own}
+        own["sureness"] = {**older["sureness"], **own["sureness"]}
+        own["backbone"] = {"head_width": 0, **own["backbone"]}
+        extra = {"region": None, "flip": False, "shown": None}
+        sources = [source and {**extra, **source} for source in own["prototypes"]["sources"]]
+        own["prototypes"] = {**own["prototypes"], "sources": sources}
+    return own
+
+
+def _outline(header: dict[str, Any]) -> ProtoTree:
+    """The tree with shapes in place of numbers, which takes no memory whatever its sizes."""
+    with torch.device("meta"):
+        return _build(header, _backbone_outline)
+
+
+@lru_cache(maxsize=8)  # the trees of a run have the same
+def _backbone_outline(name: str, image_size: int, level: int) -> Backbone:
+    return Backbone(name, None, image_size=image_size, level=level, split=False)
+
+
+def _backbone(name: str, image_size: int, level: int) -> Backbone:
+    return Backbone(name, None, image_size=image_size, level=level)
+
+
+def _build(header: dict[str, Any], backbone_of: Callable[[str, int, int], Backbone] = _backbone) -> ProtoTree:
     topology = Topology(*(np.array(header["topology"][side], dtype=np.int64) for side in ("left", "right")))
+    check_height(topology)
     preprocessing = Preprocessing.from_json(header["preprocessing"])
-    backbone = Backbone(
-        header["backbone"]["name"], None, image_size=preprocessing.size, level=header["backbone"]["level"]
-    )
+    backbone = backbone_of(header["backbone"]["name"], preprocessing.size, header["backbone"]["level"])
     height, width = header["prototypes"]["size"]
     features = FeatureExtractor(backbone, header["prototypes"]["depth"], header["backbone"]["head_width"])
-    question = Question(**header["question"]) if "question" in header else PAPER
+    question = Question(**header["question"])
     names = [str(name) for name in header["classes"]]
     tree = ProtoTree(topology, features, names, (height, width), question=question)
     tree.preprocessing = preprocessing
-    tree.sureness = Sureness(**header.get("sureness", {}))
+    tree.sureness = Sureness(**header["sureness"])
     tree.sources = tuple(source and _source(source) for source in header["prototypes"]["sources"])
     return tree
 
 
-def _check_reach(tree: ProtoTree) -> None:
-    low, high = REACH_RANGE
-    if not ((tree.reach >= low) & (tree.reach <= high)).all():
-        raise ShapeError(f"expected reaches from {low:g} to {high:g}, got {tree.reach.min():g} to {tree.reach.max():g}")
-
-
 def _source(values: dict[str, Any]) -> PrototypeSource:
-    tuples = {name: tuple(values[name]) for name in ("patch", "box", "region", "shown") if values.get(name)}
+    tuples = {name: tuple(values[name]) for name in ("patch", "box", "region", "shown") if values[name] is not None}
     return PrototypeSource(**{**values, **tuples})

@@ -1,6 +1,5 @@
 """The browser app as routes. Everything that takes time runs in a thread; what waits for it is limited."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,14 +20,14 @@ from prototree.web.guard import Guard
 from prototree.web.results import NotFoundError
 from prototree.web.service import Service
 from prototree.web.viewer import Viewer
-from prototree.web.waiting import BusyError, Queue
+from prototree.web.waiting import BusyError, Memory, Queue
 
 log = logging.getLogger(__name__)
 
 MAX_UPLOAD = 20 << 20
 MAX_WAITING = 96  # requests that wait for the network, whatever their size
 MAX_WAITING_BYTES = 384 << 20
-_UPLOAD_SECONDS = 60.0
+_UPLOAD = "/api/decisions"
 _REPORT_ASSETS = ("base.css", "tree.css", "tree.js")
 _OWN_ASSETS = ("app.css", "pages.css", "app.js", "explore.js", "try.js", "mend.js")
 _KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
@@ -38,6 +37,7 @@ PathIndex = Annotated[int, Path(ge=0, le=shapes.MAX_INDEX)]
 Refusals = dict[int | str, dict[str, Any]]
 _DESCRIPTIONS = {
     400: "Not a request for this server, or an empty upload",
+    401: "The token is missing",
     404: "There is none of that number",
     409: "The tree has been changed meanwhile",
     413: "Too large",
@@ -59,7 +59,9 @@ _WEBP: Refusals = {200: {"content": {"image/webp": {"schema": {"type": "string",
 
 
 def _refusals(*codes: int) -> Refusals:
-    return {code: {"model": shapes.ProblemShape, "description": _DESCRIPTIONS[code]} for code in (400, 422, *codes)}
+    return {
+        code: {"model": shapes.ProblemShape, "description": _DESCRIPTIONS[code]} for code in (400, 401, 422, *codes)
+    }
 
 
 def create_app(
@@ -69,8 +71,12 @@ def create_app(
     max_upload: int = MAX_UPLOAD,
     max_waiting: int = MAX_WAITING,
     max_waiting_bytes: int = MAX_WAITING_BYTES,
+    token: str | None = None,
 ) -> FastAPI:
-    """The app around a session, or a packed tree. One thread asks the tree, one mends it, one draws pictures."""
+    """The app around a session, or a packed tree. One thread asks the tree, one mends it, one draws pictures.
+
+    With a token, only who brings it is answered.
+    """
     asking = Queue(max_waiting, max_waiting_bytes)
     mending = Queue(32, 1 << 20, seconds_each=1.0)
     drawing = Queue(512, 1 << 20, seconds_each=0.02)
@@ -91,11 +97,11 @@ def create_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.add_middleware(Guard, host=host, max_bytes=max_upload)
+    app.add_middleware(Guard, host=host, max_bytes=max_upload, uploads=(_UPLOAD,), token=token)
     _add_error_answers(app)
     _add_pages(app, service, mending)
     _add_health(app, service, asking)
-    _add_trying(app, service, asking, max_upload)
+    _add_trying(app, service, asking)
     if isinstance(service, Service):
         _add_pages_of_photos(app, service, mending)
         _add_pictures(app, service, drawing)
@@ -161,7 +167,7 @@ def _add_reading(app: FastAPI, service: Service, mending: Queue) -> None:
         return await _in_turn(mending, service.mistakes)  # type: ignore[no-any-return]
 
 
-def _add_trying(app: FastAPI, service: Service | Viewer, asking: Queue, max_upload: int) -> None:
+def _add_trying(app: FastAPI, service: Service | Viewer, asking: Queue) -> None:
     upload = {
         "requestBody": {
             "required": True,
@@ -170,13 +176,13 @@ def _add_trying(app: FastAPI, service: Service | Viewer, asking: Queue, max_uplo
         }
     }
 
-    @app.post("/api/decisions", tags=["try"], openapi_extra=upload, responses=_refusals(413, 415, 503))
+    @app.post(_UPLOAD, tags=["try"], openapi_extra=upload, responses=_refusals(413, 415, 503))
     async def decide(request: Request, name: Annotated[str, Query(max_length=200)] = "image") -> shapes.DecisionShape:
         """What the tree says of an image."""
-        length = request.headers.get("content-length", "")
-        async with asking.place(int(length) if length.isdecimal() else max_upload):
-            content = await _body(request, max_upload)
-            return await asking.run(partial(service.decide, content, name))
+        with asking.memory() as memory:
+            content = await _body(request, memory)
+            async with asking.place():  # only whole requests stand in line
+                return await asking.run(partial(service.decide, content, name))
 
     @app.get("/api/decisions/{id}", tags=["try"], responses=_refusals(404))
     async def decision(id: Annotated[str, Path(max_length=40)]) -> shapes.DecisionShape:  # noqa: A002
@@ -303,17 +309,12 @@ async def _asset(name: str) -> Response:
     return Response(text, media_type=_KINDS[name.rpartition(".")[2]], headers={"Cache-Control": "no-cache"})
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    """The upload, within its limits of size and time."""
+async def _body(request: Request, memory: Memory) -> bytes:
+    """The upload; `Guard` limits its size and its time."""
     content = bytearray()
-    try:
-        async with asyncio.timeout(_UPLOAD_SECONDS):
-            async for chunk in request.stream():
-                content += chunk
-                if len(content) > limit:
-                    raise TooLargeError(f"expected at most {limit >> 20} MiB; send a smaller image")
-    except TimeoutError as error:
-        raise HTTPException(400, "the upload took too long; try again") from error
+    async for chunk in request.stream():
+        memory.add(len(chunk))
+        content += chunk
     if not content:
         raise HTTPException(400, "expected an image, got nothing (0 bytes); choose a file that is not empty")
     return bytes(content)

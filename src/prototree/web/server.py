@@ -1,6 +1,7 @@
 """The server process: one socket, one process, until it is told to stop."""
 
 import errno
+import secrets
 import socket
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from prototree.errors import ConfigError
 from prototree.mend.session import Session
 from prototree.run import Run
 from prototree.web.app import create_app
+from prototree.web.guard import is_loopback
 from prototree.web.service import Service
 from prototree.web.viewer import Viewer
 
@@ -41,18 +43,26 @@ def address(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def open_app(session: Session, host: str) -> FastAPI:
-    """The app, with the page that comes first ready."""
-    service = Service(session)
+def token_for(host: str) -> str | None:
+    """A new secret where other computers can call; none where only this one can."""
+    return None if is_loopback(host.strip("[]").lower()) else secrets.token_urlsafe(24)
+
+
+def open_app(session: Session, host: str, token: str | None = None) -> FastAPI:
+    """The app, with the page that comes first ready. Where other computers can call, it needs a token."""
+    return _opened(Service(session), host, token)
+
+
+def open_viewer(packed: Path, host: str, token: str | None = None) -> FastAPI:
+    """The same of a packed tree."""
+    return _opened(Viewer(Run.open(packed)), host, token)
+
+
+def _opened(service: Service | Viewer, host: str, token: str | None) -> FastAPI:
+    if token is None and token_for(host) is not None:
+        raise ConfigError(f"expected a token, since other computers can call {host}; make one with token_for")
     service.tree()
-    return create_app(service, host=host)
-
-
-def open_viewer(packed: Path, host: str) -> FastAPI:
-    """The app of a packed tree, with the page that comes first ready."""
-    viewer = Viewer(Run.open(packed))
-    viewer.tree()
-    return create_app(viewer, host=host)
+    return create_app(service, host=host, token=token)
 
 
 def serve(app: FastAPI, listening: socket.socket) -> None:

@@ -90,7 +90,7 @@ class TreeView:
         return PrototypeExplanation(
             **place_of(state.tree, number),
             source=Match(own.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where),
-            distance_moved=source.distance if source else 0.0,
+            distance_moved=source.distance if source else None,
             nearest=tuple(map(self._neighbour, nearest)),
             right_share=share,
             causes=(),

@@ -1,9 +1,9 @@
 """A queue with limits: so many jobs and so many bytes may wait for one thread; the rest are asked to come again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -26,15 +26,33 @@ class Queue:
         self.n_jobs, self.n_bytes = 0, 0
 
     @asynccontextmanager
-    async def place(self, n_bytes: int = 0) -> AsyncIterator[None]:
-        """A place in the queue, for as long as the request and its bytes are held in memory."""
-        if self.n_jobs >= self._max_jobs or self.n_bytes + n_bytes > self._max_bytes:
-            raise BusyError(max(1, round(self.n_jobs * self._seconds_each)))
-        self.n_jobs, self.n_bytes = self.n_jobs + 1, self.n_bytes + n_bytes
+    async def place(self) -> AsyncIterator[None]:
+        """A place in the queue. Take it when all that the work needs is there: who is still sending blocks nobody."""
+        if self.n_jobs >= self._max_jobs:
+            raise self._busy()
+        self.n_jobs += 1
         try:
             yield
         finally:
-            self.n_jobs, self.n_bytes = self.n_jobs - 1, self.n_bytes - n_bytes
+            self.n_jobs -= 1
+
+    @contextmanager
+    def memory(self) -> Iterator["Memory"]:
+        """What a request holds in memory, counted as it arrives: a promise takes no room."""
+        held = Memory(self)
+        try:
+            yield held
+        finally:
+            self.n_bytes -= held.n_bytes
+
+    def hold(self, n_bytes: int) -> None:
+        """Counts bytes that have arrived, or refuses them."""
+        if self.n_bytes + n_bytes > self._max_bytes:
+            raise self._busy()
+        self.n_bytes += n_bytes
+
+    def _busy(self) -> BusyError:
+        return BusyError(max(1, round(self.n_jobs * self._seconds_each)))
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Does the work in the thread, after all that came before it."""
@@ -43,3 +61,15 @@ class Queue:
     def close(self) -> None:
         """Waits for what is running, drops what is waiting."""
         self._thread.shutdown(cancel_futures=True)
+
+
+class Memory:
+    """The bytes of one request."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue, self.n_bytes = queue, 0
+
+    def add(self, n_bytes: int) -> None:
+        """Some more have arrived."""
+        self._queue.hold(n_bytes)
+        self.n_bytes += n_bytes

@@ -670,12 +670,17 @@
   }
 
   function fromPhoto(side) {
-    return make("p", { class: "quiet" }, side.note ? `Prototype ${side.prototype}. ` : "", "A piece of a training photo of ", make("strong", {}, named(side.label)), ".");
+    return make("p", { class: "quiet" }, side.note ? `Prototype ${side.prototype}. ` : "", side.projected ? "A piece of a training photo of " : "Nearest to it: a piece of a training photo of ", make("strong", {}, named(side.label)), ".");
   }
 
   function origin(side) {
     const reach = choosing && side.reach !== null ? ` Of the training photos of this side’s classes, 95 % come within a distance of ${fixed(side.reach)}, where the similarity is 0.5.` : "";
-    return make("p", { class: "quiet small origin" }, "Photo: ", make("bdi", { text: side.image }), `. At the end of training the prototype was moved by ${side.moved === null ? "?" : side.moved.toPrecision(2)} to become exactly this piece.${reach}`);
+    return make("p", { class: "quiet small origin" }, "Photo: ", make("bdi", { text: side.image }), `. ${becoming(side)}${reach}`);
+  }
+
+  function becoming(side) {
+    if (!side.projected) return "The prototype is not exactly this piece, which is only the nearest to it in the photos that are here.";
+    return `At the end of training the prototype was moved by ${side.moved === null ? "?" : side.moved.toPrecision(2)} to become exactly this piece.`;
   }
 
   // ---- the panel of a leaf and of a class -----------------------------------------------------------------------

@@ -198,7 +198,7 @@ class Warm(Recipe):
             grown = grow(features, maps, labels, self.question, self.mean_path, self.median_distance, seed)
             tree = ProtoTree(grown.topology, features, workshop.data.class_names, question=question)
         else:
-            tree, grown = start, start_from(start, sources, workshop.data.root)
+            tree, grown = start, start_from(start, sources, workshop.data.folder)
         epochs = self._tree_epochs(len(batches.entries), 1.0 if start is None else self.continue_share)
         objective = AnchoredObjective(tree, batches, self, epochs, targets, grown, sources)
         workshop.observer.stage(f"training {tree.n_prototypes} prototypes for {epochs} epochs")

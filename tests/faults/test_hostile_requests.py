@@ -1,0 +1,220 @@
+"""Requests that nobody sends by mistake, to a real server: none crashes it, fills it, locks others out or gets in."""
+
+import http.client
+import random
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra 'serve'")
+httpx = pytest.importorskip("httpx", reason="needs httpx")
+
+from prototree.errors import ConfigError  # noqa: E402
+from prototree.mend.session import open_session  # noqa: E402
+from prototree.run import Run  # noqa: E402
+from prototree.web import server as web_server  # noqa: E402
+from tiny_mending import tiny_run  # noqa: E402
+from web_server import Running, serving  # noqa: E402
+
+Count = Callable[[str, object], None]
+
+METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "\x01")
+PATHS = (
+    "/", "/try", "/mend", "/mend/0", "/mend/-1", "/mend/1e9", "/api/run", "/api/nodes",
+    "/api/nodes/0/candidates?count=61",
+    "/api/nodes/99999999999999999999", "/api/decisions", "/api/decisions/sample", "/api/mending/edits",
+    "/api/mending/undo", "/api/mending/redo", "/api/photos/training?start=-1", "/photos/training/0/picture",
+    "/photos/test/0/thumb", "/photos/training/0/crop/full/0/0", "/results/%00/x", "/assets/../../../etc/passwd",
+    "/%2e%2e/%2e%2e/etc/passwd", "//evil.example/", "/openapi.json", "/?token=x", "/" + "a" * 5000, "/\u00e4",
+)  # fmt: skip
+HEADERS = (
+    {"Host": "evil.example"}, {"Host": ""}, {"Origin": "http://evil.example"}, {"Origin": "null"},
+    {"Content-Length": "-1"}, {"Content-Length": "99999999999"}, {"Content-Type": "application/json"},
+    {"Content-Type": "multipart/form-data; boundary=x"}, {"Transfer-Encoding": "chunked"}, {"Expect": "100-continue"},
+    {"Cookie": "prototree=\x7f; =;;"}, {"Authorization": "Bearer " + "x" * 3000}, {"Range": "bytes=0-99999999999"},
+    {"Accept": "text/html"}, {"X": "y" * 8000}, {"Upgrade": "websocket", "Connection": "Upgrade"},
+)  # fmt: skip
+BODIES = (
+    b"", b"{", b"null", b"[]", b"0" * 5000, b"[" * 100_000, b'{"revision": 1e999}', b'{"revision": -1}',
+    b'{"revision": 0, "edit": {"edit": "note", "node": 0, "text": "' + b"x" * 20_000 + b'"}}', b'{"revision": "0"}',
+    b'{"split": "training", "index": 99999999999999}', b"\x89PNG\r\n\x1a\n" + b"\0" * 100, b"\xff\xd8\xff" * 1000,
+    b'{"revision": 0, "edit": {"edit": "replace", "node": 0, "photo": -1, "view": "../x", "patch": [9, 9]}}',
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return tiny_run(tmp_path_factory.mktemp("web"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def server(run: Run, cache: Path) -> Iterator[Running]:
+    with serving(run.folder, cache=cache) as running:
+        yield running
+
+
+def connected(server: Running) -> socket.socket:
+    where = urlsplit(server.address)
+    return socket.create_connection((where.hostname, where.port), timeout=3600)
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/") else 0
+
+
+def answer_of(connection: socket.socket) -> bytes:
+    """All that comes until the other side closes, or until nothing more can come."""
+    with connection.makefile("rb") as file:
+        first = file.readline()
+        return first if not first.startswith(b"HTTP/1.1 100") else file.read()
+
+
+def send_oddly(server: Running, chance: random.Random) -> int:
+    """The status of the answer; 0 where the connection was closed without one."""
+    headers = {"Host": "localhost", "Connection": "close"} | chance.choice(HEADERS)
+    body = chance.choice(BODIES)
+    headers.setdefault("Content-Length", str(len(body)))
+    lines = [f"{chance.choice(METHODS)} {chance.choice(PATHS)} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
+    with connected(server) as connection:
+        try:
+            connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+            if chance.random() < 0.2:
+                return 0  # hangs up without waiting for the answer
+            connection.shutdown(socket.SHUT_WR)
+            return status_of(answer_of(connection))
+        except (ConnectionError, BrokenPipeError):
+            return 0
+
+
+def healthy(server: Running) -> bool:
+    return bool(httpx.get(f"{server.address}api/health", timeout=3600).status_code == 200)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(4000, marks=pytest.mark.slow)])
+def test_no_odd_request_is_a_fault_of_the_server(
+    server: Running, cache: Path, count: int, record_property: Count
+) -> None:
+    found = Counter(send_oddly(server, random.Random(seed)) // 100 for seed in range(count))
+    assert set(found) <= {0, 2, 3, 4}, found
+    assert healthy(server)
+    log = (cache / "server.log").read_text()
+    assert "Traceback" not in log
+    assert "failed" not in log, "hanging up is no error"
+    record_property("counted", f"{count} odd requests: {found[4]} refused, {found[2] + found[3]} answered, 0 of 5xx")
+
+
+@pytest.mark.parametrize(
+    ("path", "limit"), [("/api/mending/undo", 1 << 20), ("/api/mending/edits", 1 << 20), ("/api/decisions", 20 << 20)]
+)
+def test_chunks_without_end_are_cut_off(server: Running, path: str, limit: int, record_property: Count) -> None:
+    chunk, sent = bytes(1 << 18), 0
+    with connected(server) as connection:
+        kind = "Transfer-Encoding: chunked\r\nContent-Type: application/json"
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{kind}\r\n\r\n".encode())
+        try:
+            while sent < 400 << 20:
+                connection.sendall(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
+                sent += len(chunk)
+        except (ConnectionError, BrokenPipeError):
+            pass
+    assert limit <= sent < limit + (64 << 20), "what the system buffers, but no more"
+    assert healthy(server)
+    record_property("counted", f"chunks without end to {path}: cut off, of 400 MiB that were to come")
+
+
+def test_promises_of_bodies_lock_nobody_out(server: Running, run: Run, record_property: Count) -> None:
+    photo = next((run.folder.parent / "squares" / "test").rglob("*.png")).read_bytes()
+    with ExitStack() as open_ones:
+        for number in range(60):
+            connection = open_ones.enter_context(connected(server))
+            path = ("/api/decisions", "/api/mending/edits")[number % 2]
+            length = (20 << 20, 1 << 20)[number % 2]
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\nx"
+            connection.sendall(head.encode())
+        for _ in range(5):
+            assert httpx.post(f"{server.address}api/decisions", content=photo, timeout=3600).status_code == 200
+            assert healthy(server)
+    record_property("counted", "60 connections that promised a body and sent nothing: everybody else was answered")
+
+
+def test_editors_at_once_lose_nothing(server: Running, record_property: Count) -> None:
+    """Each looks, edits, and tries again if somebody was faster: all edits are there at the end, each once."""
+
+    def work(editor: int) -> int:
+        conflicts = 0
+        with httpx.Client(base_url=server.address, timeout=3600) as client:
+            for number in range(6):
+                while True:
+                    revision = client.get("/api/health").json()["revision"]
+                    edit = {"edit": "note", "node": editor % 3, "text": f"editor {editor}, note {number}"}
+                    status = client.post("/api/mending/edits", json={"revision": revision, "edit": edit}).status_code
+                    if status == 200:
+                        break
+                    assert status == 409
+                    conflicts += 1
+        return conflicts
+
+    with ThreadPoolExecutor(8) as pool:
+        conflicts = sum(pool.map(work, range(8)))
+    done = httpx.get(f"{server.address}api/mending", timeout=3600).json()["done"]
+    wanted = [f"Prototype {e % 3} is called “editor {e}, note {n}”" for e in range(8) for n in range(6)]
+    assert all(done.count(text) == 1 for text in wanted)
+    record_property("counted", f"8 editors at once: 48 edits, {conflicts} conflicts told, none lost")
+
+
+# ---- the token
+
+
+def test_other_computers_need_the_token(run: Run, tmp_path: Path) -> None:
+    with serving(run.folder, "--host", "0.0.0.0", "--work", str(tmp_path / "work"), cache=tmp_path) as server:
+        where = urlsplit(server.address)
+        base, token = f"http://127.0.0.1:{where.port}", where.query.removeprefix("token=")
+        assert len(token) >= 32
+        for path in ("/", "/api/health", "/api/run", "/assets/app.js", "/openapi.json", "/photos/training/0/picture"):
+            for given in ("", "?token=", f"?token={token[:-1]}", f"?token={token}x"):
+                assert httpx.get(base + path + given, timeout=3600).status_code == 401
+        wrong = {"Authorization": f"Bearer {token[::-1]}"}
+        assert (
+            httpx.post(f"{base}/api/mending/undo", json={"revision": 0}, headers=wrong, timeout=3600).status_code == 401
+        )
+        right = {"Authorization": f"Bearer {token}"}
+        assert httpx.get(f"{base}/api/health", headers=right, timeout=3600).status_code == 200
+        with httpx.Client(base_url=base, timeout=3600, follow_redirects=True) as browser:
+            page = browser.get(f"/mend?token={token}")
+            assert (page.status_code, page.url.path, page.url.query) == (200, "/mend", b"")
+            assert browser.get("/api/run").status_code == 200
+            assert (
+                browser.post(f"/api/mending/undo?token={token}", json={"revision": 0}).status_code == 422
+            )  # by cookie
+        assert "httponly" in page.history[0].headers["set-cookie"].lower()
+
+
+def test_a_link_leads_nowhere_else(run: Run, tmp_path: Path) -> None:
+    with serving(run.folder, "--host", "0.0.0.0", "--work", str(tmp_path / "work"), cache=tmp_path) as server:
+        where = urlsplit(server.address)
+        connection = http.client.HTTPConnection("127.0.0.1", where.port or 0, timeout=3600)
+        connection.request("GET", f"//evil.example/?{where.query}")
+        answer = connection.getresponse()
+        assert answer.status in (303, 404)
+        assert not (answer.getheader("location") or "/").startswith("//")
+        connection.close()
+
+
+def test_without_a_token_no_app_is_made_for_others(run: Run, tmp_path: Path) -> None:
+    assert web_server.token_for("127.0.0.1") is web_server.token_for("localhost") is web_server.token_for("::1") is None
+    assert web_server.token_for("0.0.0.0") != web_server.token_for("0.0.0.0")
+    with pytest.raises(ConfigError, match="expected a token"):
+        web_server.open_app(open_session(run, work=tmp_path / "work"), "192.168.1.5")

@@ -1,0 +1,153 @@
+"""A zoo of files that are called images: each is read as upright RGB, or left out with one clear line."""
+
+import io
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_files import smooth_photo, write_classes
+from prototree.data import open_data
+from prototree.data.images import read_photo
+from prototree.errors import DataError
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds next to nothing."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    )
+
+
+PHOTO = smooth_photo((40, 30))
+JPEG = encoded(PHOTO, "JPEG")
+NOISE = np.random.default_rng(0).integers(0, 256, 4000, dtype=np.uint8).tobytes()
+FRAMES = [smooth_photo((20, 20), seed) for seed in range(3)]
+
+READABLE = {
+    "grey.jpg": encoded(PHOTO.convert("L"), "JPEG"),
+    "cmyk.jpg": encoded(PHOTO.convert("CMYK"), "JPEG"),
+    "progressive.jpg": encoded(PHOTO, "JPEG", progressive=True),
+    "palette.png": encoded(PHOTO.convert("P"), "PNG"),
+    "one bit.png": encoded(PHOTO.convert("1"), "PNG"),
+    "alpha.png": encoded(PHOTO.convert("RGBA"), "PNG"),
+    "grey alpha.png": encoded(PHOTO.convert("LA"), "PNG"),
+    "sixteen.png": encoded(Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16)), "PNG"),
+    "float.tif": encoded(Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)), "TIFF"),
+    "lzw.tiff": encoded(PHOTO, "TIFF", compression="tiff_lzw"),
+    "animated.gif": encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]),
+    "animated.webp": encoded(FRAMES[0], "WEBP", save_all=True, append_images=FRAMES[1:]),
+    "lossless.webp": encoded(PHOTO, "WEBP", lossless=True),
+    "plain.bmp": encoded(PHOTO, "BMP"),
+    "one pixel.png": encoded(Image.new("RGB", (1, 1)), "PNG"),
+    "thin.png": encoded(Image.new("RGB", (4000, 1)), "PNG"),
+    "a png called.jpg": encoded(PHOTO, "PNG"),
+    "odd mark.jpg": encoded(PHOTO, "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\xff\xff\0\0"),
+    "damaged mark.jpg": encoded(PHOTO, "JPEG", exif=b"Exif\0\0" + NOISE[:50]),
+    "more behind it.jpg": JPEG + NOISE,
+    "name\nof two lines.jpg": JPEG,
+    "-rf.jpg": JPEG,
+    "日本 🐦.jpg": JPEG,
+    "[red]markup.jpg": JPEG,
+}
+UNREADABLE = {
+    "empty.jpg": b"",
+    "noise.jpg": NOISE,
+    "text.png": b"hello",
+    "page.gif": b"<html><script>alert(1)</script>",
+    "half.jpg": JPEG[: len(JPEG) // 2],
+    "half.png": encoded(PHOTO, "PNG")[:400],
+    "only a head.jpg": JPEG[:200],
+    "huge.png": png_header(2**31 - 1, 2**31 - 1),
+    "large.png": png_header(60_000, 60_000),
+    "claims more than it holds.png": png_header(4000, 4000),
+    "no pixels.png": png_header(0, 10),
+    "zip.tiff": b"PK\x03\x04" + NOISE,
+    "pickle.bmp": b"\x80\x04\x95" + NOISE,
+}
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def hole(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(20 << 30)
+
+
+def photo_with_a_hole(path: Path) -> None:
+    path.write_bytes(JPEG[:200])
+    with open(path, "r+b") as file:
+        file.truncate(20 << 30)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to(path.with_name("nowhere"))
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+NO_FILES: tuple[Callable[[Path], None], ...] = (pipe, device, hole, photo_with_a_hole, folder, dangling, loop)
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow says aloud what it thinks of damaged marks
+def test_every_animal_of_the_zoo(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    for name, content in (READABLE | UNREADABLE).items():
+        (tmp_path / name).write_bytes(content)
+    for make in NO_FILES:
+        make(tmp_path / f"{make.__name__}.jpg")
+    refused = 0
+    for path in sorted(tmp_path.iterdir()):
+        try:
+            photo = read_photo(path)
+        except DataError:
+            refused += 1
+            read = False
+        else:
+            read = photo.image.mode == "RGB"
+        assert read == (path.name in READABLE), path.name
+    assert refused == len(UNREADABLE) + len(NO_FILES)
+    record_property("counted", f"{len(READABLE) + refused} odd images: {len(READABLE)} read, {refused} refused")
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_data_set_goes_on_without_them(tmp_path: Path, deep: bool) -> None:
+    root = write_classes(tmp_path, {"a": 5, "b": 5})
+    for name, content in UNREADABLE.items():
+        (root / "a" / name).write_bytes(content)
+    for make in NO_FILES:
+        if make is not folder:  # which is a folder of photos
+            make(root / "b" / f"{make.__name__}.jpg")
+    data = open_data(root, deep=deep)
+    left_out = {problem.path.name for problem in data.problems}
+    cut = {"half.jpg", "half.png", "only a head.jpg", "claims more than it holds.png"}
+    assert len(data.train) + len(data.test) == (10 if deep else 10 + len(cut - left_out))
+    assert {f"{make.__name__}.jpg" for make in NO_FILES if make is not folder} <= left_out
+    assert deep == (cut <= left_out), "only decoding finds what breaks off in the middle"
