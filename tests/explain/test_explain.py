@@ -95,7 +95,7 @@ def test_hottest_place_of_a_match_lies_in_or_beside_its_box(squares: tuple[Run, 
             assert heat.shape == match.photo.shape[:2]
             row, column = np.unravel_index(heat.argmax(), heat.shape)
             x, y = (column + 0.5) * match.size[0] / heat.shape[1], (row + 0.5) * match.size[1] / heat.shape[0]
-            assert box.enlarge(0.5).contains(float(x), float(y))
+            assert box.enlarge(1.0).contains(float(x), float(y))
         assert [where.method for where in prototype.source.where] == ["peak", "cell", "attribution", "occlusion"]
 
 
@@ -106,7 +106,7 @@ def test_one_prototype_alone_is_the_same_as_among_all(squares: tuple[Run, ImageD
     together, alone = explain_prototypes(tree, data, nodes)[1], explain_prototypes(tree, data, [1])[0]
     assert alone.right_share == together.right_share
     assert [m.image for m in alone.nearest] == [m.image for m in together.nearest]
-    assert alone.source.where[0].box == together.source.where[0].box
+    assert alone.source.where[0].box.edges == pytest.approx(together.source.where[0].box.edges, abs=1e-3)
     assert explain_prototypes(tree, data, []) == ()
 
 
@@ -120,7 +120,7 @@ def test_sources_are_found_again_in_crops_and_mirrored_views(
     for prototype in explain_prototypes(tree, data, range(3), nearest=0):
         source = tree.sources[prototype.node]
         assert source is not None
-        box = prototype.source.where[0].box
+        box = next(where.box for where in prototype.source.where if where.method == "cell")
         assert (box.left, box.top, box.right, box.bottom) == pytest.approx(source.box)
         assert prototype.source.similarity == pytest.approx(1.0, abs=1e-3)
         assert prototype.nearest == ()
@@ -260,7 +260,7 @@ def test_a_folder_explains_on_a_machine_without_the_data(squares: tuple[Run, Ima
     explanation = explain_tree(alone)
     before = explain_tree(run, data=data, nearest=1)
     for found, whole in zip(explanation.prototypes, before.prototypes, strict=True):
-        assert found.source.where[0].box == whole.source.where[0].box
+        assert found.source.where[0].box.edges == pytest.approx(whole.source.where[0].box.edges, abs=1e-3)
         assert np.array_equal(found.source.crop, whole.source.crop)
         assert found.nearest == ()
     decision = explain_image(alone.tree(), photo_of(data), pictures_of(alone))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prototree.network.geometry import Box, PatchGrid
-from prototree.tree.peaks import FALL, RADIUS, peak_box, peak_places
+from prototree.tree.peaks import FALL, peak_box, peak_places
 
 
 def test_a_lone_peak_stands_on_its_patch() -> None:
@@ -23,12 +23,15 @@ def test_two_equal_neighbours_have_the_peak_between_them() -> None:
     assert column.tolist() == pytest.approx([2.5, 2.0])
 
 
-def test_what_is_far_from_the_nearest_patch_does_not_count() -> None:
-    apart = torch.full((1, 9, 9), 50.0)
+@pytest.mark.parametrize(("side", "radius"), [(3, 1), (7, 1), (9, 2), (18, 4)])
+def test_what_is_far_from_the_nearest_patch_does_not_count(side: int, radius: int) -> None:
+    apart = torch.full((1, side, side), 50.0)
     apart[0, 0, 0] = 0.0
-    apart[0, RADIUS + 1, 0] = apart[0, 8, 8] = 0.0  # as near, but elsewhere
+    apart[0, radius + 1, 0] = apart[0, -1, -1] = 0.0  # as near, but elsewhere
     row, column = peak_places(apart, torch.tensor([0]))
     assert (float(row), float(column)) == pytest.approx((0.0, 0.0))
+    apart[0, radius, 0] = 0.0
+    assert float(peak_places(apart, torch.tensor([0]))[0]) == pytest.approx(radius / 2)
 
 
 def test_adding_to_all_distances_moves_nothing() -> None:

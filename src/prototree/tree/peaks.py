@@ -14,7 +14,7 @@ from torch import Tensor
 from prototree.network.geometry import Box, PatchGrid
 
 SHOWN_SHARE = 1 / 7  # of the input's side: the square that is shown around the middle of a match
-RADIUS = 2  # patches on each side of the nearest one that are looked at
+RADIUS_SHARE = 1 / 4  # of a map: patches up to this far from the nearest one are looked at, neighbours always
 FALL = 0.2  # of the reach: a patch that is farther by this counts e times less
 
 
@@ -29,7 +29,8 @@ def peak_places(
     down = torch.arange(rows, device=distance.device, dtype=distance.dtype)
     across = torch.arange(columns, device=distance.device, dtype=distance.dtype)
     row, column = (patch // columns)[:, None], (patch % columns)[:, None]
-    near = ((down - row).abs() <= RADIUS)[:, :, None] & ((across - column).abs() <= RADIUS)[:, None, :]
+    radii = [max(1, int(RADIUS_SHARE * count)) for count in (rows, columns)]
+    near = ((down - row).abs() <= radii[0])[:, :, None] & ((across - column).abs() <= radii[1])[:, None, :]
     weight = (-distance / FALL).masked_fill(~near, -torch.inf).flatten(1).softmax(dim=1).view_as(distance)
     return (weight.sum(dim=2) * down).sum(dim=1), (weight.sum(dim=1) * across).sum(dim=1)
 
