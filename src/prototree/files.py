@@ -24,7 +24,7 @@ MAX_TEXT_BYTES = 256 * 2**20
 MAX_JSON_BYTES = MAX_TEXT_BYTES
 """What is written is never more than what is read again."""
 
-_INDENTED_BYTES = 2**20  # longer files are for programs alone; they are written without line breaks
+_INDENTED_BYTES = 2**20  # longer files are for programs alone: no line breaks, and a fast writer
 CHECKSUM = "sha256"
 _TEMPORARY = re.compile(
     r"\..+\.(?:(?P<file>\d+)\.tmp|partial-(?P<folder>\d+)(?:-\w+)?)"
@@ -132,9 +132,9 @@ def _is_running(process: int) -> bool:
 
 def write_json(path: Path, content: Any) -> None:
     """Replaces a JSON file atomically."""
-    text = _encoded(json.dumps(content, indent=1, ensure_ascii=False))
-    if len(text) > _INDENTED_BYTES:
-        text = _encoded(json.dumps(content, separators=(",", ":"), ensure_ascii=False))
+    text = _encoded(json.dumps(content, separators=(",", ":"), ensure_ascii=False))
+    if len(text) < _INDENTED_BYTES:
+        text = _encoded(json.dumps(content, indent=1, ensure_ascii=False))
     if len(text) > MAX_JSON_BYTES:
         raise CheckpointError(
             f"{path} would have {_size(len(text))}, at most {_size(MAX_JSON_BYTES)} can be read again; "

@@ -1,4 +1,5 @@
 import logging
+import os
 import pickle
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from data_files import smooth_photo, write_cub
 from prototree.data import ImageData, Sample, open_data
 from prototree.data.augment import augmentation, to_input
 from prototree.data.images import read_photo
-from prototree.data.loading import Batch, BatchOrder, Loader, Shard, ViewDataset, derived_seed, make_loader
+from prototree.data.loading import Batch, BatchOrder, Item, Loader, Shard, ViewDataset, derived_seed, make_loader
 from prototree.data.views import FULL, View, evaluation_views, projection_views, training_views
 from prototree.errors import ConfigError, DataError
 from prototree.network.geometry import Box
@@ -266,3 +267,19 @@ def test_processes_that_take_turns_get_whole_batches() -> None:
     assert [len(order) for order in orders] == [2, 2, 1]
     parts = [list(order.positions(1, 0)) for order in orders]
     assert [parts[number % 3][number // 3] for number in range(5)] == alone
+
+
+class _Deadly(ViewDataset):
+    """Whose second item ends the process that reads it, as the system does that runs out of memory."""
+
+    def __getitem__(self, position: int | tuple[int, int]) -> Item:
+        if position == (0, 1):
+            os._exit(9)
+        return super().__getitem__(position)
+
+
+def test_a_worker_that_dies_is_one_clear_error(tmp_path: Path) -> None:
+    data = open_data(write_cub(tmp_path, n_images=8))
+    dataset = _Deadly(data.train, evaluation_views, Preprocessing(16, 16))
+    with pytest.raises(DataError, match="a process that loads photos has died"):
+        list(make_loader(dataset, 1, workers=2).epoch(0))

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ import torch
 import oracle
 from conftest import random_maps
 from prototree.errors import DataError
-from prototree.evaluation.metrics import evaluate, evaluate_all
+from prototree.evaluation import plots
+from prototree.evaluation.metrics import Judged, evaluate, evaluate_all, measure
+from prototree.evaluation.tables import class_table, confusion_pairs
+from prototree.files import MAX_JSON_BYTES, read_json, write_json
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.tree.model import ProtoTree
 from prototree.tree.pruning import prune
@@ -99,3 +103,24 @@ def test_a_single_leaf_can_be_evaluated(tree: ProtoTree, data: list[tuple[torch.
     found = evaluate(leaf, data)
     assert found.path_length["greedy"].max == 0
     assert found.fidelity == {"max_path": 1.0, "greedy": 1.0}
+
+
+def test_ten_thousand_classes_are_measured_written_and_read_again(tmp_path: Path) -> None:
+    k, m = 10_000, 30_000
+    features = FeatureExtractor(Backbone("resnet18", None, image_size=32, level=-3), 4)
+    label, said = (torch.randint(k, (m,), generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    said[: m // 2] = label[: m // 2]
+    whole, share = torch.zeros(m, dtype=torch.long), torch.zeros(m)
+    judged = Judged(torch.arange(m), label, said, said, said, whole, whole, share, share, whole.bool(), whole, whole)
+    found = measure(ProtoTree(Topology.full(2), features, k), judged)
+    metrics = {"version": 2, "classes": [f"class {i}" for i in range(k)], "stages": {"projected": found.to_json()}}
+    write_json(tmp_path / "metrics.json", metrics)
+    again = read_json(tmp_path / "metrics.json")
+    assert sum(count for _, _, count in confusion_pairs(again, "projected")) == m
+    table = class_table(again, "projected")
+    assert len(table.rows) == sum(share is not None for share in found.class_accuracy) > 9000
+    assert len(table.to_markdown()) < MAX_JSON_BYTES
+    assert (
+        plots.confusion(confusion_pairs(again, "projected"), again["classes"], "").axes[0].images[0].get_size()[0]
+        <= 1000
+    )

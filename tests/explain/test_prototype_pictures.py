@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from data_files import four_colours
-from prototree.data import Box, ImageData, Sample
+from prototree.data import Box, ImageData, Sample, open_data
 from prototree.data.images import Photo
 from prototree.explain.prototype_pictures import PrototypePictures, cut_out, reduced, write_pictures
 from prototree.tree.model import ProtoTree, PrototypeSource
@@ -95,3 +95,41 @@ def test_a_box_is_cut_out_of_a_reduced_photo_at_the_same_place() -> None:
 def test_photos_shrink_and_never_grow() -> None:
     assert reduced(Photo(Image.new("RGB", (1000, 10)), (1000, 10)), 100).shape == (1, 100, 3)
     assert reduced(Photo(Image.new("RGB", (30, 20)), (30, 20)), 100).shape == (20, 30, 3)
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> ImageData:
+    """A manifest of photos of the same name in three folders, one of them beside its own."""
+    rows = []
+    for place, colour in (("lists/a", "red"), ("lists/b", "green"), ("elsewhere", "blue")):
+        (tmp_path / place).mkdir(parents=True)
+        for number in range(2):
+            Image.new("RGB", (64, 32), colour).save(tmp_path / place / f"{number}.png")
+            path = f"../{place}" if place == "elsewhere" else place.removeprefix("lists/")
+            rows.append(f"{path}/{number}.png,{colour},{('train', 'test')[number]}")
+    (tmp_path / "lists" / "photos.csv").write_text("\n".join(["path,label,split", *rows]))
+    return open_data(tmp_path / "lists" / "photos.csv")
+
+
+def test_photos_of_a_manifest_have_pictures_and_names_of_their_own(
+    tree: ProtoTree, listed: ImageData, tmp_path: Path
+) -> None:
+    assert [listed.name(sample) for sample in listed.train] == ["a/0.png", "b/0.png", "../elsewhere/0.png"]
+    source = tree.sources[0]
+    assert source is not None
+    colours = {"a/0.png": (255, 0, 0), "b/0.png": (0, 128, 0), "../elsewhere/0.png": (0, 0, 255)}
+    tree.sources = tuple(dataclasses.replace(source, image=name) for name in (*colours, *colours, "a/0.png"))
+    write_pictures(tree, listed, tmp_path / "pictures")
+    for pictures in (PrototypePictures(tree, listed), PrototypePictures(tree, None, tmp_path / "pictures")):
+        assert all((pictures.crop(i) == colour).all() for i, colour in enumerate(colours.values()))
+    assert pictures.complete
+
+
+def test_a_picture_that_is_missing_is_not_stored_as_complete(tree: ProtoTree, data: ImageData, tmp_path: Path) -> None:
+    assert tree.sources[0] is not None
+    tree.sources = (dataclasses.replace(tree.sources[0], image="a/gone.png"), *tree.sources[1:])
+    write_pictures(tree, data, tmp_path / "pictures")
+    assert not PrototypePictures(tree, None, tmp_path / "pictures").complete
+    four_colours().save(data.root / "a" / "gone.png")
+    back = dataclasses.replace(data, test=(Sample(data.root / "a" / "gone.png", 0, size=(64, 32)),))
+    assert not (PrototypePictures(tree, back, tmp_path / "pictures").crop(0) == GREY).all()

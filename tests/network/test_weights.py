@@ -116,3 +116,9 @@ def test_tensors_of_another_shape_name_the_first(tmp_path: Path) -> None:
     torch.save(resnet18_state() | {"conv1.weight": torch.zeros(64, 1, 7, 7)}, path)
     with pytest.raises(WeightsError, match=r"first conv1.weight: expected \(64, 3, 7, 7\), got \(64, 1, 7, 7\)"):
         load(path)
+
+
+def test_tensors_without_names_are_one_clear_error(tmp_path: Path) -> None:
+    torch.save({0: torch.zeros(1), 1: torch.zeros(1)}, tmp_path / "list.pth")
+    with pytest.raises(WeightsError, match="calls a tensor 0, a int; expected names"):
+        Backbone("resnet18", tmp_path / "list.pth", image_size=64)

@@ -137,6 +137,14 @@ def test_numbers_that_are_none_do_not_spoil_the_json() -> None:
     assert json.loads(script_json(data))["nodes"][0]["moved"] is None
 
 
+def test_a_prototype_that_is_no_patch_is_not_called_one() -> None:
+    explained = tree(Topology.full(1))
+    learned = explained.prototypes[0].__class__(**{**vars(explained.prototypes[0]), "distance_moved": None})
+    data = tree_data(explained.__class__(**{**vars(explained), "prototypes": (learned,)}), lambda name, picture: "")
+    assert data["nodes"][0]["projected"] is False
+    assert tree_data(explained, lambda name, picture: "")["nodes"][0]["projected"] is True
+
+
 def test_the_app_gets_the_same_body_and_assets() -> None:
     explained = tree(Topology.full(2))
     assert tree_body(explained) in tree_page(explained)

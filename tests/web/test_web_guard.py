@@ -4,7 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from starlette.exceptions import HTTPException
 
+from prototree.web import guard
 from prototree.web.guard import Guard
 
 
@@ -88,3 +90,36 @@ def test_what_is_too_much_is_read_within_limits_before_the_answer(promised: int)
     asyncio.run(Guard(send, host="localhost", max_bytes=1000)(scope, receive, send))
     assert events[-2:] == ["answer", "answer"]
     assert events.count("read") == (11 if promised == 1001 else 20), "all of it, but at most twice the limit"
+
+
+def receive_all(monkeypatch: pytest.MonkeyPatch, messages: list[dict[str, Any]], **limits: float) -> int:
+    """The status that a body of these messages ends with; 200 if all of it is let through."""
+    for name, value in limits.items():
+        monkeypatch.setattr(guard, name, value)
+    waiting = list(messages)
+
+    async def receive() -> Any:
+        if not waiting:
+            await asyncio.Event().wait()  # sends nothing more, and stays
+        return waiting.pop(0)
+
+    async def read() -> int:
+        within = guard._limited(receive, 1000)
+        try:
+            while (await within()).get("more_body"):
+                pass
+        except HTTPException as error:
+            return error.status_code
+        return 200
+
+    return asyncio.run(read())
+
+
+def test_bodies_are_limited_in_bytes_and_time_and_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = {"type": "http.request", "body": b"x" * 400, "more_body": True}
+    last = {"type": "http.request", "body": b"x" * 200}
+    assert receive_all(monkeypatch, [part, part, last]) == 200
+    assert receive_all(monkeypatch, [part, part, part, last]) == 413
+    assert receive_all(monkeypatch, [part, {"type": "http.disconnect"}]) == 400
+    assert receive_all(monkeypatch, [part], _SILENT_SECONDS=0.01) == 408
+    assert receive_all(monkeypatch, [part], _BODY_SECONDS=0.0) == 408

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
+from h11 import LocalProtocolError
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prototree.errors import ConfigError
 from prototree.mend.session import Session
@@ -65,9 +67,25 @@ def _opened(service: Service | Viewer, host: str, token: str | None) -> FastAPI:
     return create_app(service, host=host, token=token)
 
 
+class _Connection(H11Protocol):
+    """One that survives being asked in no language at all."""
+
+    def send_400_response(self, msg: str) -> None:
+        try:
+            super().send_400_response(msg)
+        except LocalProtocolError:  # in the middle of an answer, or of one that may hold no words
+            self.transport.close()
+
+
 def serve(app: FastAPI, listening: socket.socket) -> None:
-    """Serves until interrupted."""
+    """Serves until interrupted. What fails in the app is in our own log; that callers hang up or mumble is in none."""
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=10, backlog=_BACKLOG
+        app,
+        http=_Connection,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=10,
+        backlog=_BACKLOG,
     )
     uvicorn.Server(config).run(sockets=[listening])
