@@ -132,6 +132,14 @@ def test_a_run_of_an_earlier_version_goes_on_with_its_own_maps(photos: Path, tmp
     assert "fold" not in preset("auto").identity()
 
 
+def test_where_nothing_may_be_written_beside_a_run_it_keeps_its_maps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shared_folder(tmp_path / "run") == tmp_path.resolve() / "prototree-maps"
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert shared_folder(tmp_path / "run") == tmp_path / "run" / OWN_CACHE
+
+
 def test_maps_of_maps() -> None:
     import numpy as np
 

@@ -154,7 +154,7 @@ def _maps_of_none_other(folder: Path) -> list[Path]:
     others = {name for path in beside for name in maps_used(path)}
     shared = shared_folder(folder)
     own = [shared / name for name in maps_used(folder) if name not in others and Path(name).name == name]
-    return [path.with_suffix(suffix) for path in own for suffix in (".json", path.suffix, ".lock")]
+    return [path.with_suffix(suffix) for path in own for suffix in (".json", path.suffix, ".partial", ".lock")]
 
 
 def _removed(path: Path) -> Freed:

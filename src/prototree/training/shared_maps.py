@@ -22,8 +22,10 @@ USED = "maps.json"
 
 
 def shared_folder(run: Path) -> Path:
-    """Where the maps of a run and of those beside it lie."""
-    return run.resolve().parent / "prototree-maps"
+    """Where the maps of a run and of those beside it lie; in the run itself where nothing may be written beside it."""
+    beside = run.resolve().parent
+    shared = beside / "prototree-maps"
+    return shared if os.access(shared if shared.exists() else beside, os.W_OK) else run / OWN_CACHE
 
 
 def maps_used(run: Path) -> list[str]:
