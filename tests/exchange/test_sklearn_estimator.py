@@ -214,6 +214,7 @@ EXPECTED = {
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("as_users_run_it")
 def test_scikit_learns_own_checks_on_flattened_images() -> None:
     found = check_estimator(ProtoTreeClassifier(**QUICK), expected_failed_checks=EXPECTED, on_fail=None, on_skip=None)
     failed = [f"{one['check_name']}: {one['exception']}" for one in found if one["status"] == "failed"]
