@@ -23,6 +23,7 @@ from prototree.errors import ConfigError, DataError
 from prototree.exchange.photo_rows import Rows, as_photos
 from prototree.exchange.sklearn_estimator import ProtoTreeClassifier
 from prototree.explain.answers import ask
+from prototree.explain.whole_tree import pictures_of
 from prototree.run import Run
 from tiny_training import COLOURS
 
@@ -160,11 +161,19 @@ def test_a_pickle_holds_safetensors_and_no_tensor(fitted: ProtoTreeClassifier) -
     assert pickle.loads(pickle.dumps(ProtoTreeClassifier(seed=3))).get_params()["seed"] == 3
 
 
-def test_the_run_can_be_kept(tmp_path: Path) -> None:
+def test_the_run_can_be_kept_and_is_not_put_over_another(tmp_path: Path) -> None:
     images, names = squares(each=2)
-    model = ProtoTreeClassifier(out=tmp_path / "run", **QUICK).fit(images, names)
-    assert Run.open(tmp_path / "run").tree().class_names == ("blue", "green", "red")
-    model.fit(images, names)  # again, in its place
+    (tmp_path / "photos").mkdir()
+    paths = write(images, tmp_path / "photos")
+    model = ProtoTreeClassifier(out=tmp_path / "run", **QUICK).fit(paths, names)
+    run = Run.open(tmp_path / "run")
+    assert run.tree().class_names == ("blue", "green", "red")
+    assert run.data_if_here() is None
+    assert pictures_of(run).crop(0).std() > 1  # no grey square
+    with pytest.raises(ConfigError, match="already holds a run"):
+        ProtoTreeClassifier(out=tmp_path / "run", **QUICK).fit(paths, names)
+    model.fit(images, names)  # its own may be learnt again
+    assert pictures_of(Run.open(tmp_path / "run")).crop(0).std() > 1
 
 
 def test_rows_are_pictures_and_their_shape_can_be_said() -> None:
@@ -205,6 +214,7 @@ EXPECTED = {
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("as_users_run_it")
 def test_scikit_learns_own_checks_on_flattened_images() -> None:
     found = check_estimator(ProtoTreeClassifier(**QUICK), expected_failed_checks=EXPECTED, on_fail=None, on_skip=None)
     failed = [f"{one['check_name']}: {one['exception']}" for one in found if one["status"] == "failed"]

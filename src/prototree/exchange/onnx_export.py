@@ -28,7 +28,7 @@ from prototree.files import write_file
 from prototree.network.folding import folded
 from prototree.network.preprocessing import Preprocessing
 from prototree.run import Run
-from prototree.tree import checkpoint, leaves, routing
+from prototree.tree import checkpoint, hub, leaves, routing
 from prototree.tree.model import ProtoTree
 from prototree.tree.sureness import lead
 
@@ -145,7 +145,7 @@ def _rules(tree: ProtoTree) -> list[dict[str, Any]]:
 
 
 def _is_run(folder: str | Path) -> bool:
-    return checkpoint.last_stage(Path(folder)) is not None
+    return checkpoint.last_stage(Path(folder)) is not None or hub.is_hub_name(folder)
 
 
 def _whole_model(tree: ProtoTree, about: dict[str, str]) -> bytes:

@@ -1,6 +1,7 @@
 """Photos in the forms that scikit-learn passes around: paths, columns of them, arrays of images, rows of pixels."""
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,13 +82,17 @@ def _squarest(n_pixels: int) -> tuple[int, ...]:
 
 
 def as_data(photos: Photos, labels: Sequence[int], class_names: Sequence[str], folder: Path) -> ImageData:
-    """Training data of photos alone; images in memory are written to the folder without loss."""
+    """Training data of photos alone; images in memory are written to the folder without loss.
+
+    Its root is the folder that all photos lie in, so that a prototype's photo is found again.
+    """
     if isinstance(photos, ndarray):
         paths = [folder / f"{number:06d}.png" for number in range(len(photos))]
         for path, pixels in zip(paths, photos, strict=True):
             Image.fromarray(pixels).save(path, compress_level=1)
     else:
-        paths = list(photos)
+        paths = [Path(os.path.abspath(path)) for path in photos]
+        folder = Path(os.path.commonpath([path.parent for path in paths]))
     samples = tuple(Sample(path, int(label)) for path, label in zip(paths, labels, strict=True))
     return scan_files(ImageData(folder, "folder", tuple(class_names), samples, ()), strict=True)
 

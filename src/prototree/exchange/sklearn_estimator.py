@@ -12,9 +12,11 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from prototree.config import AUTO_PRESET, preset
-from prototree.errors import MissingExtraError
+from prototree.errors import ConfigError, MissingExtraError
 from prototree.exchange.photo_rows import Photos, Rows, as_data, as_photos, batches
+from prototree.files import write_json
 from prototree.pipeline.fit import train_run
+from prototree.run import CONFIG, METRICS
 from prototree.settings import Common
 from prototree.training.recipes import RECIPES
 from prototree.tree import checkpoint
@@ -83,10 +85,16 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"expected at least two classes to tell apart, got one class: {self.classes_[0]!r}")
+        if self.out is not None and (Path(self.out) / CONFIG).exists() and getattr(self, "out_", None) != str(self.out):
+            raise ConfigError(f"{self.out} already holds a run; choose another folder for out")
         with _folder(self.out) as (pictures, out):
             data = as_data(photos, labels.tolist(), [str(name) for name in self.classes_], pictures)
             run = train_run(config, data, out, stages=_STAGES, overwrite=True)
+            # The photos came one by one: no folder or list can be opened in their place.
+            write_json(out / METRICS, {key: value for key, value in run.metrics.items() if key != "source"})
             self.tree_: ProtoTree = run.tree()
+        if self.out is not None:
+            self.out_ = str(self.out)
         return self
 
     def predict(self, X: Any) -> ndarray:  # noqa: N803
