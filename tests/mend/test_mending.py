@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -236,3 +237,15 @@ def test_a_kill_while_saving_leaves_old_or_new_never_half(run: Run) -> None:
                 path.unlink() if path.is_file() else None
             (folder / "projected").rmdir()
             folder.rmdir()
+
+
+def test_validation_photos_of_the_data_give_the_feedback(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    squares = tmp_path / "squares"
+    (squares / "test").rename(squares / "val")
+    shutil.copytree(squares / "val", squares / "test")
+    session = open_session(run, work=tmp_path / "work")
+    assert session.feedback_name == "the validation photos of the data"
+    assert {entry.sample.path.parts[-3] for entry in session.bench.feedback.entries} == {"val"}
+    assert session.held_back is not None
+    assert len(session.held_back) == len(session.data.test)

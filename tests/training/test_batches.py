@@ -19,6 +19,7 @@ from prototree.network.preprocessing import Preprocessing
 from prototree.training import maps as rooms
 from prototree.training.batches import CachedBatches, PhasedBatches, PhotoBatches, maps_of
 from prototree.training.engine import Loop, Options
+from prototree.training.growth import sample_maps
 from prototree.training.maps import cache_borders, cache_size
 from prototree.training.objectives import Schedule, TreeObjective
 from prototree.tree.model import ProtoTree
@@ -203,3 +204,13 @@ def test_joined_caches_hold_the_entries_of_both(squares: ImageData, backbone: Ba
     assert len(joined.read([], 0).values) == 0
     lost = dataclasses.replace(other, unreadable=frozenset({2}))
     assert one.join(lost).read([1, n + 2, 0], epoch=0).entries.tolist() == [1, 0]
+
+
+def test_maps_are_sampled_although_the_first_photo_cannot_be_read(backbone: Backbone, tmp_path: Path) -> None:
+    root = write_squares(tmp_path / "squares", 3, 2)
+    data = open_data(root)
+    data.train[0].path.write_bytes(data.train[0].path.read_bytes()[:200])
+    dataset = ViewDataset(data.train, partial(training_views, kind=data.kind), Preprocessing(32, 32))
+    cached = CachedBatches(cache_borders(backbone, dataset, tmp_path / "cache"), 4, shuffle=False)
+    maps, labels = sample_maps(cached)
+    assert len(maps) == len(labels) == len(dataset) - 1

@@ -1,0 +1,54 @@
+"""Places that cannot be written to or read from, on the command line: each is one line, no traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_files import write_classes
+from prototree.run import Run
+from tiny_mending import tiny_run
+
+
+def prototree(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "prototree", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=3600, env=environment)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return tiny_run(tmp_path_factory.mktemp("places"))
+
+
+@pytest.mark.parametrize("command", ["train", "report", "explain", "sheet", "relearn"])
+def test_an_out_that_is_no_folder_is_one_line(run: Run, tmp_path: Path, command: str) -> None:
+    photos = write_classes(tmp_path / "photos", {"a": 3, "b": 3})
+    (tmp_path / "file").write_text("not a folder")
+    out = tmp_path / "file" / "out"
+    words: dict[str, list[str | Path]] = {
+        "train": ["train", photos, "--out", out, "--weights", "none"],
+        "report": ["report", run.folder, "--out", out],
+        "explain": ["explain", run.folder, photos / "a" / "0.jpg", "--out", out],
+        "sheet": ["data", "check", photos, "--sheet", out / "sheet.png"],
+        "relearn": ["relearn", run.folder, "--out", out],
+    }
+    done = prototree(*words[command])
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "error: " in done.stderr
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_explaining_a_folder_goes_on_after_a_bad_photo(run: Run, tmp_path: Path) -> None:
+    photos = write_classes(tmp_path / "photos", {"a": 3})
+    (photos / "a" / "1.jpg").write_bytes((photos / "a" / "1.jpg").read_bytes()[:300])
+    done = prototree("explain", run.folder, photos, "--out", tmp_path / "out")
+    assert done.returncode == 1
+    assert "1.jpg is not an image we can read" in done.stderr
+    assert "1 of 3 images could not be used; the others are done" in done.stderr
+    assert len(list((tmp_path / "out").glob("*/decision.html"))) == 2
