@@ -58,7 +58,21 @@ def alone(path: Path) -> Iterator[None]:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "wb") as lock:
+    lock = _locked(path.with_suffix(".lock"))
+    try:
+        yield
+    finally:
+        path.with_suffix(".lock").unlink(missing_ok=True)  # while it is held, so that nobody holds one without a name
+        os.close(lock)
+
+
+def _locked(path: Path) -> int:
+    """A file that we alone hold, and that still has its name: who held it before has taken the old one away."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         with contextlib.suppress(OSError):  # some network disks know no locks
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), os.stat(path)):
+                return lock
+        os.close(lock)
