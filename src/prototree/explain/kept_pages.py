@@ -89,7 +89,7 @@ def _explained(
     return PrototypeExplanation(
         **place_of(tree, number),
         source=own,
-        distance_moved=source.distance if source is not None else 0.0,
+        distance_moved=source.distance if source is not None else None,
         nearest=nearest,
         right_share=shares,
         causes=tuple(Cause(name, float(change)) for name, change in kept["causes"] if name in _CAUSES),
