@@ -14,7 +14,7 @@ from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.run import Run
 from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.leaf_training import refit_leaves
-from prototree.training.projection import SourcePhotos, project
+from prototree.training.projection import SourcePhotos, measure_again, project
 from prototree.tree import checkpoint
 from prototree.tree.checkpoint import PROJECTED
 from prototree.tree.model import ProtoTree
@@ -31,7 +31,9 @@ def tiny_run(folder: Path, question: Question = PAPER) -> Run:
     tree = ProtoTree(Topology.full(2), features, data.class_names, question=question).eval()
     dataset = ViewDataset(data.train, evaluation_views, tree.preprocessing)
     maps = list(maps_of(PhotoBatches(dataset, 8, shuffle=False), features))
-    tree = project(tree, maps, SourcePhotos(data.root, dataset.entries), constrain_classes=False).tree
+    projected = project(tree, maps, SourcePhotos(data.root, dataset.entries), constrain_classes=False)
+    measure_again(projected, dataset.entries)
+    tree = projected.tree
 
     def sweep(visit):  # type: ignore[no-untyped-def]
         for feature_map, labels, _ in maps:

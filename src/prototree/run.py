@@ -20,6 +20,7 @@ METRICS_VERSION = 2
 """1: the whole confusion matrix, where there are now only the pairs that occur."""
 
 CONFIG, METRICS, NOTES, MISTAKES, PICTURES = "config.toml", "metrics.json", "notes.json", "mistakes.json", "prototypes"
+RESULTS = "results.md"  # the last file that a run writes
 
 
 @dataclass(frozen=True)

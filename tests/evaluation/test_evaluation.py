@@ -111,7 +111,8 @@ def test_ten_thousand_classes_are_measured_written_and_read_again(tmp_path: Path
     label, said = (torch.randint(k, (m,), generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     said[: m // 2] = label[: m // 2]
     whole, share = torch.zeros(m, dtype=torch.long), torch.zeros(m)
-    judged = Judged(torch.arange(m), label, said, said, said, whole, whole, share, share, whole.bool(), whole, whole)
+    numbers, truths = (whole, whole, share, share, share), (whole.bool(), whole.bool())
+    judged = Judged(torch.arange(m), label, said, said, said, *numbers, *truths, whole, whole)
     found = measure(ProtoTree(Topology.full(2), features, k), judged)
     metrics = {"version": 2, "classes": [f"class {i}" for i in range(k)], "stages": {"projected": found.to_json()}}
     write_json(tmp_path / "metrics.json", metrics)

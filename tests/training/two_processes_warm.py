@@ -33,7 +33,7 @@ def main(photos: Path, out: Path, question: str) -> None:
     recipe = config.recipe
     assert isinstance(recipe, Warm)
     with distributed.processes() as device:
-        workshop = Workshop(out, data, config, device, Observer())
+        workshop = Workshop(out / "run", data, config, device, Observer())
         torch.manual_seed(0)
         backbone = recipe._backbone(workshop)
         plain, every = recipe._maps(workshop, backbone)
@@ -41,7 +41,7 @@ def main(photos: Path, out: Path, question: str) -> None:
         MapCache.read = _read_as_doubles(MapCache.read)  # type: ignore[method-assign]
         tree = recipe._learn(workshop, backbone, plain, every, "")
         sureness = recipe._how_sure(workshop, backbone, plain, every)
-        classifier = load_yardstick(tree.features, tree.n_classes, out)
+        classifier = load_yardstick(tree.features, tree.n_classes, out / "run")
         assert classifier is not None
         assert plain.read([0], 0).values[0, 0].numel() > FEWEST_PATCHES, "patches are chosen"
         if distributed.is_first():

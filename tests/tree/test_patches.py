@@ -109,8 +109,9 @@ def test_beyond_the_threshold_the_error_is_that_of_rounding(depth: int, distance
     z = lowest + (1 - lowest) * random_maps(0, 300, depth)
     step = random_maps(1, 300, depth) - 0.5
     p = z + distance * step / step.norm(dim=1, keepdim=True)
-    z32, p32 = z.float()[:, :, None, None], p.float()[:, :, None, None]
+    z32, p32 = z.float()[:, :, None, None], p.float()[:, :, None, None].requires_grad_()
     found = torch.stack([nearest_patches(*(x[i : i + 1] for x in (z32, p32))).distance[0, 0] for i in range(300)])
+    found, p32 = found.detach(), p32.detach()
     exact = (z32.double() - p32.double()).flatten(1).norm(dim=1)
     unit = torch.finfo(torch.float32).eps * (z.square().sum(1) + p.square().sum(1)) / (2 * distance)
     error = (found.double() - exact).abs()

@@ -60,7 +60,7 @@ def test_learning_makes_a_new_run_and_is_judged_on_photos_kept_back(run: Run, tm
     session = open_session(learned)  # keeps back the same half of the test photos
     assert session.held_back is not None
     decided = learned.tree().eval()
-    right = [decided.decide(decided.route(z)).labels("max_path") == y for z, y, _ in session.held_back.batches()]
+    right = [decided.decide(decided.route(z)).labels("greedy") == y for z, y, _ in session.held_back.batches()]
     assert job["learned"] == pytest.approx(sum(int(r.sum()) for r in right) / len(session.held_back))
 
 

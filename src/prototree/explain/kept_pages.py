@@ -5,7 +5,7 @@ It takes the training photos to find these out. Kept in a few small files, they 
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from PIL import Image
@@ -14,7 +14,7 @@ from prototree.data.images import read_image, webp
 from prototree.errors import CheckpointError, DataError
 from prototree.explain.prototype_pictures import THUMB_SIDE, SourcePictures
 from prototree.explain.prototypes import place_of
-from prototree.explain.records import Cause, Heat, Hiding, Location, Match, Picture, PrototypeExplanation
+from prototree.explain.records import Cause, Heat, Hiding, Location, Match, Method, Picture, PrototypeExplanation
 from prototree.files import read_json, write_file, write_json
 from prototree.network.geometry import Box
 from prototree.tree import checkpoint
@@ -136,7 +136,7 @@ def _kept(one: PrototypeExplanation) -> dict[str, Any]:
 
 
 def _location(kept: dict[str, Any]) -> Location:
-    if kept["method"] not in ("cell", "attribution", "occlusion"):
+    if kept["method"] not in get_args(Method):
         raise ValueError(f"expected a way of finding places, got {kept['method']!r}")
     hiding = Hiding(*map(float, kept["hiding"])) if kept["hiding"] is not None else None
     return Location(kept["method"], Box(*map(float, kept["box"])), _from_text(kept["heat"]), hiding)

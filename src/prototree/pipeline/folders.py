@@ -10,7 +10,7 @@ from prototree.config import Config
 from prototree.errors import ConfigError, ProtoTreeError
 from prototree.files import read_json, remove_leftovers, write_file
 from prototree.pipeline.stages import OWN_FILES
-from prototree.run import CONFIG, METRICS, Run
+from prototree.run import CONFIG, METRICS, RESULTS, Run
 from prototree.training import distributed
 from prototree.training.engine import STATE
 from prototree.training.identity import expect_same
@@ -57,6 +57,8 @@ def is_finished(run: Run, stages: Sequence[str]) -> bool:
     """Whether each of these stages has been done, and what it made is there."""
     metrics = run.metrics
     there = all((run.folder / _TREES[stage] / checkpoint.TREE).exists() for stage in stages if stage in _TREES)
+    if "evaluate" in stages:
+        there = there and (run.folder / RESULTS).exists()
     return there and all(stage in metrics.get("seconds", {}) for stage in stages)
 
 

@@ -18,7 +18,7 @@ from prototree.evaluation.tables import Table
 from prototree.pipeline.fit import combine, fit, open_source
 from prototree.pipeline.stages import ANY_CLASS
 from prototree.progress import Observer
-from prototree.run import Run
+from prototree.run import RESULTS, Run
 from prototree.training.recipes.paper import default_height
 from prototree.tree.checkpoint import PROJECTED, PRUNED, TRAINED
 
@@ -194,7 +194,7 @@ def _run_name(height: int, seed: int) -> str:
 
 
 def _finished(folder: Path) -> bool:
-    return (folder / "results.md").exists()  # the last file that a run writes
+    return (folder / RESULTS).exists()  # the last file that a run writes
 
 
 def _runs(folder: Path) -> dict[int, list[Run]]:

@@ -13,7 +13,7 @@ from prototree.evaluation.tables import (
     yardstick_words,
 )
 from prototree.files import make_folder, read_json, write_file
-from prototree.run import MISTAKES, Run
+from prototree.run import MISTAKES, RESULTS, Run
 from prototree.tree.checkpoint import STAGES
 
 
@@ -36,7 +36,7 @@ def write_results(run: Run) -> None:
     parts = run.part_figures(run.tree()) if "parts" in metrics else {}
     words = [f"{said}\n" for said in (yardstick_words(metrics), part_words(parts)) if said]
     beside = [part_table(parts).to_markdown()] if parts else []
-    write_file(folder / "results.md", "\n".join([first, *words, *beside, *others]).encode())
+    write_file(folder / RESULTS, "\n".join([first, *words, *beside, *others]).encode())
     if not plots.available():
         return
     make_folder(folder / "plots")

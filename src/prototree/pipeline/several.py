@@ -25,11 +25,11 @@ from prototree.evaluation.tables import Table, percent, vote_table
 from prototree.files import write_file, write_json
 from prototree.pipeline.fit import Given, combine, opened_again
 from prototree.progress import Observer
-from prototree.run import Run
+from prototree.run import RESULTS, Run
 from prototree.training.stopping import Interrupted
 
 _LOOK_SECONDS = 0.2
-_FINISHED = "results.md"  # the last file that a run writes
+_FINISHED = RESULTS  # the last file that a run writes
 _STOPPED = (130, -2, -15)  # how a run ends that was told to
 
 
@@ -142,7 +142,7 @@ def _cell(value: float, column: int, *, unit: bool = True) -> str:
 
 
 def _written(out: Path, runs: tuple[Run, ...], table: Table) -> Several:
-    write_file(out / "results.md", table.to_markdown().encode())
+    write_file(out / RESULTS, table.to_markdown().encode())
     return Several(out, runs, table)
 
 

@@ -21,7 +21,7 @@ from prototree.explain.prototype_pictures import write_pictures
 from prototree.files import write_json
 from prototree.pipeline.results import write_results
 from prototree.progress import Observer
-from prototree.run import CONFIG, METRICS, METRICS_VERSION, MISTAKES, PICTURES, Run
+from prototree.run import CONFIG, METRICS, METRICS_VERSION, MISTAKES, PICTURES, RESULTS, Run
 from prototree.training import distributed
 from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.projection import Projected, SourcePhotos, measure_again, project
@@ -54,7 +54,7 @@ OWN_FILES = (
     PROJECTED,
     ANY_CLASS,
     MISTAKES,
-    "results.md",
+    RESULTS,
     "plots",
     PICTURES,
     PAGES,

@@ -20,7 +20,7 @@ from prototree.training.engine import Group, Objective
 from prototree.training.growth import Start, wide_head
 from prototree.training.leaf_training import LeafTrainer, Visit
 from prototree.training.maps import Inputs
-from prototree.training.objectives import Cosine, Schedule, SoftTargets, TreeObjective
+from prototree.training.objectives import LABEL_SMOOTHING, Cosine, Schedule, SoftTargets, TreeObjective
 from prototree.training.projection import side_classes
 from prototree.training.recipes.warm import Warm
 from prototree.training.yardstick import LOGIT_GAIN
@@ -73,8 +73,7 @@ class HeadObjective(Objective):
             partner, own = self._mixed
             others = one_hot(torch.cat(distributed.gather(inputs.labels))[partner], outputs.shape[1])
             target = own * target + (1 - own) * others
-        # No label smoothing: it makes a better classifier and a worse teacher (Müller et al., NeurIPS 2019).
-        losses = cross_entropy(outputs, target, reduction="none")
+        losses = cross_entropy(outputs, target, reduction="none", label_smoothing=LABEL_SMOOTHING)
         return losses, (outputs.argmax(dim=1) == inputs.labels).float()
 
     @torch.no_grad()

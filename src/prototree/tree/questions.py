@@ -64,8 +64,8 @@ class Question:
         return torch.exp(self.log_similarity(distance, reach))
 
     def relative_distance(self, similarity: Float[Tensor, "*pairs"]) -> Float[Tensor, "*pairs"]:
-        """The distance, in units of the reach, at which patches have this similarity."""
-        return (-similarity.clamp(0.0, 1.0).log2()).pow(1 / self.falloff)
+        """The distance, in units of the reach, at which patches have this similarity; finite where it is 0."""
+        return (-similarity.clamp(torch.finfo(similarity.dtype).tiny, 1.0).log2()).pow(1 / self.falloff)
 
     def log_turns(
         self, distance: Float[Tensor, "B P"], reach: Float[Tensor, " P"]

@@ -78,7 +78,7 @@ class Warm(Recipe):
         low=0, high=1_000_000, often=True,
     )  # fmt: skip
     tree_views: int = setting(
-        45_000, "views that the tree sees, where epochs is 0", touch="Many classes: more.", group=_TREE, low=1,
+        90_000, "views that the tree sees, where epochs is 0", touch="Many classes: more.", group=_TREE, low=1,
         high=10**12,
     )  # fmt: skip
     rate: float = setting(
