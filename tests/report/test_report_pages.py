@@ -9,12 +9,13 @@ import sys
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from prototree.explain.records import UNKNOWN, Doubt, QuestionKind
+from prototree.explain.records import UNKNOWN, Doubt, Method, QuestionKind
 from prototree.report import (
     asset,
     decision_body,
@@ -311,3 +312,9 @@ def test_a_tree_that_does_not_know_says_so_and_why() -> None:
     assert "At node 2" in told["doubt"]
     unsure = dataclasses.replace(decided, doubt=Doubt(0.21, 0.3))
     assert "21 % sure is too little: below 30 % this tree gives no answer" in decision_page(unsure)
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_what_one_way_of_finding_shows_is_hidden_while_another_is_chosen(method: Method) -> None:
+    others = [f".by-{other}" for other in get_args(Method) if other != method]
+    assert f"body:has(#by-{method}:checked) :is({', '.join(others)})" in asset("decision.css")
