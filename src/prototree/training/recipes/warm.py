@@ -85,8 +85,8 @@ class Warm(Recipe):
         low=0, high=1_000_000, often=True,
     )  # fmt: skip
     tree_views: int = setting(
-        54_000, "views that the tree sees, where epochs is 0", touch="Rarely: longer training overfits.", group=_TREE, low=1,
-        high=10**12,
+        54_000, "views that the tree sees, where epochs is 0", touch="Rarely: longer training overfits.", group=_TREE,
+        low=1, high=10**12,
     )  # fmt: skip
     rate: float = setting(
         5e-3, "learning rate of the head under the tree", touch="The loss does not fall.", group=_TREE, low=0, high=100
