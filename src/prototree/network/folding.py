@@ -12,7 +12,7 @@ from prototree.network.backbone import Backbone, FeatureExtractor
 
 log = logging.getLogger(__name__)
 
-_TOLERANCE = 1e-3  # of the largest value; folding changes the last digits only
+TOLERANCE = 1e-3  # of the largest value; folding changes the last digits only
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def folded(backbone: Backbone) -> Backbone:
         _fold(convolution, norm)
         _replace(candidate.net, norm_name, _what_is_left(norm))
     expected, found = original.trunk(image), candidate.trunk(image)
-    if not (found - expected).abs().max() <= _TOLERANCE * expected.abs().max():
+    if not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
         log.info("%s cannot be folded; it runs as it is", backbone.name)
         return original
     return candidate
