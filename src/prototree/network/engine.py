@@ -5,9 +5,10 @@ the memory allocator keeps what it has, and would be asked of the system anew fo
 size, so that the bits of a map do not depend on which images come along.
 
 onnxruntime wants the network in its own form. Converting takes seconds, so that it is done once for each set of
-weights, into the folder for caches, and only where enough images are coming to pay for it.
+weights, into the folder for caches, and only where enough photos are coming to pay for it.
 """
 
+import copy
 import hashlib
 import importlib.util
 import logging
@@ -28,7 +29,7 @@ from prototree.network.folding import TOLERANCE, folded
 log = logging.getLogger(__name__)
 
 AUTO, TORCH, ONNXRUNTIME = "auto", "torch", "onnxruntime"
-ENOUGH = 1500  # images that pay for converting a network
+ENOUGH = 500  # photos, each with several views, that pay for converting a network
 _VERSION = 1
 _PIXELS = 2 * 288**2  # of a piece: its largest activations stay below the 32 MiB that glibc hands out again
 _LARGEST_PIECE = 16
@@ -60,11 +61,11 @@ class FrozenFeatures:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        return self.features.from_border(self.trunk(images)).contiguous()
+        return self.features.from_map(self.trunk(images)).contiguous()
 
 
-def engine_for(wanted: str, device: torch.device, n_images: int) -> str:
-    """Which engine is to look at so many images; the same for the same settings, data and installed packages."""
+def engine_for(wanted: str, device: torch.device, n_photos: int) -> str:
+    """Which engine is to look at so many photos; the same for the same settings, data and installed packages."""
     installed = importlib.util.find_spec(ONNXRUNTIME) is not None
     if wanted == ONNXRUNTIME:
         if not installed:
@@ -72,7 +73,7 @@ def engine_for(wanted: str, device: torch.device, n_images: int) -> str:
         if device.type != "cpu":
             raise ConfigError(f"expected the CPU for the engine onnxruntime, got {device}; choose auto or torch")
         return ONNXRUNTIME
-    pays = installed and conversion.is_possible() and device.type == "cpu" and n_images >= ENOUGH
+    pays = installed and conversion.is_possible() and device.type == "cpu" and n_photos >= ENOUGH
     return ONNXRUNTIME if wanted == AUTO and pays else TORCH
 
 
@@ -92,10 +93,10 @@ def frozen(backbone: Backbone, engine: str = TORCH) -> Frozen:
 
 def frozen_features(features: FeatureExtractor) -> FrozenFeatures:
     """A feature extractor for many images, whoever runs it: onnxruntime where it was converted before, else torch."""
-    features.eval()
+    whole = copy.copy(features.eval().backbone).unsplit()  # as it is converted for training
     on_cpu = next(features.parameters()).device.type == "cpu"
-    ready = on_cpu and importlib.util.find_spec(ONNXRUNTIME) is not None and _file(features.backbone).exists()
-    return FrozenFeatures(features, frozen(features.backbone, ONNXRUNTIME if ready else TORCH))
+    ready = on_cpu and importlib.util.find_spec(ONNXRUNTIME) is not None and _file(whole).exists()
+    return FrozenFeatures(features, frozen(whole, ONNXRUNTIME if ready else TORCH))
 
 
 def piece_size(side: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.backbone import Backbone
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +33,6 @@ def folded(backbone: Backbone) -> Backbone:
         log.info("%s cannot be folded; it runs as it is", backbone.name)
         return original
     return candidate
-
-
-def folded_features(features: FeatureExtractor) -> FeatureExtractor:
-    """A copy of a whole feature extractor, for running alone, with its backbone folded."""
-    copied = copy.deepcopy(features).eval()
-    copied.backbone = folded(copied.backbone.unsplit())
-    return copied
 
 
 def _pairs(backbone: Backbone, image: Tensor) -> list[tuple[nn.Conv2d, str]]:
