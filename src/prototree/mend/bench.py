@@ -172,16 +172,6 @@ class Bench:
         """The feature map that a patch is in."""
         return self.training.maps([self._row[cell.image, cell.view]])
 
-    def _exact_map(self, row: int) -> Float[Tensor, "1 D H W"]:
-        """A training map as the network makes it, for a prototype to be taken from."""
-        if not self.training.is_rounded:
-            return self.training.maps([row])
-        entry = self.training.entries[row]
-        image = ViewDataset([entry.sample], lambda _: (entry.view,), self.tree.preprocessing)[0].image
-        with torch.inference_mode():
-            feature_map: Tensor = self.tree.features.eval()(image[None])
-        return feature_map.clone()
-
     def is_banned(self, state: TreeState, cell: Cell) -> bool:
         """Whether a patch may not be a prototype."""
         return any(ban.image == cell.image and _overlaps(ban.region, cell.box) for ban in state.banned)
@@ -252,7 +242,7 @@ class Bench:
     def _with_prototype(self, state: TreeState, prototype: int, cell: Cell) -> TreeState:
         row = self._row[cell.image, cell.view]
         old, entry = state.tree.prototypes.detach()[prototype], self.training.entries[row]
-        patches = extract_patches(self._exact_map(row), (old.shape[1], old.shape[2]))[0]
+        patches = extract_patches(self.training.maps([row]), (old.shape[1], old.shape[2]))[0]
         # Patches are flattened as prototypes are: depth, then height, then width.
         vector = patches[self.tree.grid.number(*cell.patch)].view_as(old)
         region = entry.view.region

@@ -238,15 +238,15 @@ def open_session(
     views = config.recipe.source_views(images)
     sets = kept_sets(images, views, tree.preprocessing)
 
-    def stored(dataset: ViewDataset) -> StoredMaps:
-        kept = kept_borders(tree.features.backbone, dataset, run.folder, sets)
+    def stored(dataset: ViewDataset, *, exact: bool = False) -> StoredMaps:
+        kept = None if exact else kept_borders(tree.features.backbone, dataset, run.folder, sets)
         return cache_features(tree, dataset, folder / "maps", tick, kept)
 
     mended = read_json(run.folder / MENDING) if (run.folder / MENDING).exists() else {}
     bench = Bench(
         tree,
         images.folder,
-        stored(training_set(images, tree, views)),
+        stored(training_set(images, tree, views), exact=True),  # prototypes are taken from these; kept ones are rounded
         stored(photo_set(feedback, tree)),
         views,
         constrain_classes=config.constrain_classes,

@@ -106,7 +106,6 @@ class StoredMaps:
     """The feature map of each view that could be read, with the entry it belongs to."""
 
     cache: MapCache
-    is_rounded: bool = False  # made of a backbone's kept maps, which are rounded to 16 bits
 
     @cached_property
     def _places(self) -> list[int]:
@@ -261,7 +260,7 @@ def cache_features(
         return from_photos([dataset], frozen_features(tree.features), variants=1, workers=0, device=device)
 
     fill_missing([file], lambda _: Job([file], make, tick).run())
-    return StoredMaps(_opened(file, dataset), is_rounded=kept is not None)
+    return StoredMaps(_opened(file, dataset))
 
 
 def _from_borders(tree: ProtoTree, kept: MapCache) -> Made:
