@@ -103,7 +103,8 @@ def with_decoding(backbone: Backbone, name: str) -> tuple[float, float]:
     """Views a second of the package's pass over photos, and of the network alone on as many views."""
     with tempfile.TemporaryDirectory() as folder:
         dataset = ViewDataset(photos(Path(folder)), source_views, backbone.preprocessing)
-        trunk, taken = frozen(backbone, name), [[], []]
+        trunk = frozen(backbone, name)
+        taken: tuple[list[float], list[float]] = ([], [])
         images = torch.rand(32, 3, backbone.preprocessing.size, backbone.preprocessing.size)
 
         def whole_pass() -> None:
