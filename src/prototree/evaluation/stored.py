@@ -60,7 +60,10 @@ def read_mistakes(path: Path, n_classes: int) -> dict[str, Any]:
 
 
 def _damaged(path: Path, error: CheckpointError) -> CheckpointError:
-    return CheckpointError(f"{path} is damaged ({error}); restore it from a copy, or evaluate the run again")
+    return CheckpointError(
+        f"{path} is damaged ({error}); restore it from a copy, or remove it and run "
+        "prototree evaluate with --data PHOTOS"
+    )
 
 
 def _check_classes(figures: Mapping[str, Any], content: Mapping[str, Any], name: Name) -> None:
