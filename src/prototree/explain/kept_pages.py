@@ -65,7 +65,7 @@ class KeptPages:
             return (
                 _explained(self._tree, number, self._kept[number], pictures, self._folder, note) if self._kept else None
             )
-        except (DataError, LookupError, TypeError, ValueError, OverflowError) as error:
+        except (DataError, AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
             log.warning("what is kept of prototype %d cannot be used: %s", number, error)
             return None
 
@@ -159,7 +159,8 @@ def _read(tree: ProtoTree, folder: Path) -> list[dict[str, Any]]:
         return []
     content = read_json(folder / _LIST)
     of_this = content.get("tree") == checkpoint.fingerprint(tree) and content.get("version") == 1
-    return list(content["prototypes"]) if of_this else []
+    found = content.get("prototypes")
+    return found if of_this and isinstance(found, list) else []
 
 
 def _names(prototype: int, rank: int) -> tuple[str, str]:
