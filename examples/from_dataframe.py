@@ -1,4 +1,4 @@
-"""Trains on a table of photos and adds the answers to it: python examples/from_dataframe.py TABLE.csv OUT [NAME=VALUE …]
+"""Trains on a table of photos and adds the answers to it: python examples/from_dataframe.py TABLE.csv OUT
 
 The table has the columns path and label, and perhaps split.
 """

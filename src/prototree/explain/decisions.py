@@ -59,7 +59,10 @@ def explain_image(
     pictures. `attribution` also asks what each similarity on the way depends on and tests every box by hiding it (some
     15 passes for each prototype on the way); `occlusion` takes 49 more.
 
-    >>> explain_image(Run.open("runs/birds"), "bird.jpg").paths["greedy"].steps
+    Examples:
+        >>> decision = explain_image(Run.open("runs/photos"), "bird.jpg")
+        >>> len(decision.paths["greedy"].steps) >= 1, len(decision.soft)
+        (True, 3)
     """
     if isinstance(run_or_tree, Run):
         notes = run_or_tree.notes if notes is None else notes

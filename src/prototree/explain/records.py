@@ -87,7 +87,13 @@ class PrototypeExplanation:
 
 @dataclass(frozen=True)
 class TreeExplanation:
-    """The whole tree."""
+    """The whole tree.
+
+    Examples:
+        >>> explanation = explain_tree(Run.open("runs/photos"))
+        >>> len(explanation.class_names), len(explanation.leaf_probs[0])  # K, K
+        (3, 3)
+    """
 
     title: str
     class_names: tuple[str, ...]
@@ -197,7 +203,13 @@ class Doubt:
 
 @dataclass(frozen=True)
 class DecisionExplanation:
-    """One image and one tree."""
+    """One image and one tree.
+
+    Examples:
+        >>> decision = explain_image(Run.open("runs/photos"), "bird.jpg")
+        >>> len(decision.soft), sorted(decision.paths)  # a probability per class; one path per strategy
+        (3, ['greedy', 'max_path'])
+    """
 
     image: str
     photo: Picture

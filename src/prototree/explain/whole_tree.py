@@ -29,7 +29,10 @@ def explain_tree(
 ) -> TreeExplanation:
     """Everything about a run's tree. On a machine without the training data: what the run's folder holds of it.
 
-    >>> write_report(explain_tree(Run.open("runs/birds")), Path("report"))
+    Examples:
+        >>> explanation = explain_tree(Run.open("runs/photos"))
+        >>> explanation.class_names
+        ('bluebird', 'cardinal', 'greenfinch')
     """
     if nearest < 0:
         raise ConfigError(f"expected a number of nearest patches of at least 0, got {nearest}")

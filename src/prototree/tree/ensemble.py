@@ -19,7 +19,13 @@ from prototree.tree.strategies import Strategy
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Trees over the same classes that see photos in the same way."""
+    """Trees over the same classes that see photos in the same way.
+
+    Examples:
+        >>> both = Ensemble([tree, tree])
+        >>> both.predict(torch.rand(2, 3, 64, 64)).soft.shape  # B×K: the mean of both trees
+        torch.Size([2, 3])
+    """
 
     trees: Sequence[ProtoTree]
 
