@@ -77,7 +77,17 @@ def workspace(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         yield folder
 
 
-@pytest.mark.parametrize("page", [page for page in RUN if is_run(page)], ids=lambda page: page.stem)
+LONG = {"bias", "paper", "ensemble", "cross-validate", "vote"}  # several trainings each
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=pytest.mark.slow if page.stem in LONG else ())
+        for page in RUN
+        if is_run(page)
+    ],
+)
 def test_what_a_page_says_works(page: Path, workspace: Path) -> None:
     names: dict[str, object] = {"QUICK": QUICK}
     for block in blocks(page.read_text()):
@@ -100,9 +110,8 @@ def test_the_page_of_commands_is_that_of_the_code() -> None:
 
 def test_extras_that_pages_name_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = {
-        name for page in PAGES for name in re.findall(r"pip install '(?:prototree|\.)\[(\w+)\]'", page.read_text())
-    }
+    text = "".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"pip install '(?:prototree|\.)\[(\w+)\]'", text))
     assert named
     assert named <= set(extras)
 
@@ -167,16 +176,7 @@ def explained_names() -> dict[str, object]:
     return names | batch | {"tree": tree, "torch": torch, "np": np, "prototree": prototree, "paths": paths}
 
 
-HEAVY = {
-    "Session",
-    "open_session",
-    "fit",
-    "ProtoTreeClassifier",
-    "redo",
-    "explain_tree",
-    "TreeExplanation",
-    "write_report",
-}
+HEAVY = {"Session", "open_session", "fit", "ProtoTreeClassifier", "redo", "write_report"}
 
 
 @pytest.mark.parametrize(
@@ -207,6 +207,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     loading = re.compile(
         r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?(?:https?:)?//"
@@ -230,6 +231,7 @@ READER = [  # what a reader looks for, words they type, and the page that answer
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "page"), READER)
 def test_a_reader_finds_it_with_one_search(site: Path, words: str, page: str) -> None:
     entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
@@ -242,6 +244,7 @@ def test_a_reader_finds_it_with_one_search(site: Path, words: str, page: str) ->
     assert any(place.startswith(page) for place in found), found[:20]
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_menu(site: Path) -> None:
     start = (site / "index.html").read_text()
     built = {path.relative_to(site).as_posix() for path in site.rglob("*.html")} - {"404.html", "index.html"}
