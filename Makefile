@@ -31,6 +31,7 @@ test-all: check browser
 	$(BIN)/python -m pytest -q -n auto
 
 bench: setup
+	$(BIN)/python benchmarks/bench_inference.py
 	$(BIN)/python benchmarks/bench_tree.py
 	$(BIN)/python benchmarks/bench_train.py
 	$(BIN)/python benchmarks/bench_data.py

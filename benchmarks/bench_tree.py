@@ -16,7 +16,7 @@ from torch import Tensor
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.tree import leaves
 from prototree.tree.model import ProtoTree, Routed
-from prototree.tree.patches import NearestPatches
+from prototree.tree.patches import NEAR, NearestPatches
 from prototree.tree.topology import Topology
 
 BATCH, DEPTH, MAP, CLASSES = 64, 256, 7, 200
@@ -104,8 +104,38 @@ def bench_height(features: FeatureExtractor, height: int, floor: float, table: T
     ]
     memory = peak_memory(lambda: loss(tree, tree.route(feature_map), labels).backward())
     rows.append(("peak extra memory, forward + backward", f"{memory:.0f} MiB", "120 MiB"))
+    rows += near_rows(tree, labels)
     for what, measured, allowed in rows:
         table.add_row(f"h = {height}", what, measured, allowed)
+
+
+def near_rows(tree: ProtoTree, labels: Tensor) -> list[tuple[str, str, str]]:
+    """The same where some pairs of a photo and a prototype are nearer than what the fast form can measure."""
+    rows, before = [], tree.prototypes.detach().clone()
+    for share, limit in ((0.09, "1.3×"), (0.25, "1.3×"), (1.0, "2×")):
+        feature_map = near_maps(tree, share)
+        both, plain = seconds(
+            lambda maps=feature_map: loss(tree, tree.route(maps), labels).backward(),  # type: ignore[misc]
+            lambda maps=feature_map: loss(tree, plain_route(tree, maps), labels).backward(),  # type: ignore[misc]
+        )
+        memory = peak_memory(lambda maps=feature_map: loss(tree, tree.route(maps), labels).backward())  # type: ignore[misc]
+        words = f"exact / plain distances, {share:.0%} of the pairs near, {memory:.0f} MiB"
+        rows.append((words, f"{both / plain:.2f}×", limit))
+        tree.prototypes.data.copy_(before)
+    return rows
+
+
+@torch.no_grad()
+def near_maps(tree: ProtoTree, share: float) -> Tensor:
+    """Maps that each have one patch about 0.2 away from a share of the prototypes, which are moved for that."""
+    centre = torch.rand(DEPTH)
+    near = tree.prototypes[: round(share * len(tree.prototypes))]
+    near.copy_((centre + 0.2 * torch.nn.functional.normalize(torch.randn(len(near), DEPTH)))[:, :, None, None])
+    maps = torch.rand(BATCH, DEPTH, MAP, MAP)
+    maps[:, :, 3, 3] = centre
+    found = tree.route(maps).distance < NEAR
+    assert abs(float(found.float().mean()) - share) < 0.01
+    return maps.requires_grad_()
 
 
 def main() -> None:

@@ -275,6 +275,12 @@ class Common(Settings):
         touch="You need every digit on a GPU.",
         group=_MACHINE,
     )
+    engine: Literal["auto", "torch", "onnxruntime"] = setting(
+        "auto",
+        "what runs a network that does not learn; auto: onnxruntime if installed, on a CPU, from 500 photos on",
+        touch="torch where runs must be the same, bit for bit, with and without onnxruntime.",
+        group=_MACHINE,
+    )
     channels_last: bool = setting(
         True,
         "memory layout that most networks run faster with",
@@ -294,8 +300,9 @@ class Common(Settings):
 
     def identity(self) -> dict[str, Any]:
         values = super().identity()
-        if not self.fold:  # runs of earlier versions, which are continued, do not know it
-            del values["fold"]
+        for key, usual in (("fold", ""), ("engine", "auto")):  # runs of earlier versions, continued, do not know them
+            if values[key] == usual:
+                del values[key]
         return values
 
 

@@ -13,7 +13,7 @@ from prototree.data import open_data
 from prototree.errors import DataError
 from prototree.pipeline.fit import fit
 from prototree.settings import Common
-from prototree.training import batches, engine, maps
+from prototree.training import batches, engine, filling, maps
 from prototree.training.recipes.paper import Paper
 from prototree.training.recipes.warm import Warm
 from tiny_training import TINY, TINY_WARM, write_squares
@@ -82,7 +82,8 @@ PRESENCE_CHANGES: dict[str, Any] = {"margin": 2.0, "near": 0.01, "far": 5.0}
 # What is shown another way below.
 ELSEWHERE = {
     Common: {
-        "weights", "test_share", "strict", "threshold", "constrain_classes", "workers", "channels_last", "save_minutes",
+        "weights", "test_share", "strict", "threshold", "constrain_classes", "workers", "engine", "channels_last",
+        "save_minutes",
     },
     Paper: {"teacher", "teacher_weight", "temperature", "compile"},
     Warm: {
@@ -200,14 +201,14 @@ def test_settings_of_the_machine(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Any]
 ) -> None:
     seen: dict[str, set[Any]] = {"workers": set(), "options": set()}
-    for room in (batches, maps):
-        real = room.make_loader
+    for room, name in ((batches, "make_loader"), (filling, "photo_loader")):
+        real = getattr(room, name)
 
         def loader(*args: Any, real: Any = real, **options: Any) -> Any:
             seen["workers"].add(options.get("workers"))
             return real(*args, **{**options, "workers": 0})
 
-        monkeypatch.setattr(room, "make_loader", loader)
+        monkeypatch.setattr(room, name, loader)
     start = engine.Loop.__init__
 
     def watch(self: Any, objective: Any, batches: Any, n_epochs: int, options: Any, observer: Any = None) -> None:
@@ -218,6 +219,27 @@ def test_settings_of_the_machine(
     settings = recipe | {"workers": 3, "channels_last": False, "save_minutes": 7.0}
     fit(photos, tmp_path / "run", settings=settings, stages=["train"])
     assert seen == {"workers": {3}, "options": {(False, 7.0)}}
+
+
+def test_the_engine_runs_the_frozen_network_and_names_its_maps(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    pytest.importorskip("onnxruntime", reason="needs the extra 'export'")
+    real, asked = maps.frozen, []
+
+    def pretend(backbone: Any, name: str) -> Any:
+        asked.append(name)
+        return replace(real(backbone), engine=name)
+
+    monkeypatch.setattr(maps, "frozen", pretend)
+    for name in ("torch", "onnxruntime"):
+        fit(photos, tmp_path / name, settings=WARM | {"engine": name})
+    assert asked == ["torch"] * 2 + ["onnxruntime"] * 2  # training photos, test photos
+    names = [path.stem.partition("-")[2] for path in (tmp_path / "prototree-maps").glob("*.f16")]
+    assert names.count("onnxruntime") == names.count("")
+    assert Config().identity() == Config(engine="auto").identity() != Config(engine="torch").identity()
 
 
 def test_weights_and_what_tunes_them(photos: Path, tmp_path: Path, plain: dict[str, str]) -> None:

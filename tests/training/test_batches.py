@@ -16,7 +16,7 @@ from prototree.data.views import training_views
 from prototree.errors import TrainError
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.preprocessing import Preprocessing
-from prototree.training import maps as rooms
+from prototree.training import filling as rooms
 from prototree.training.batches import CachedBatches, PhasedBatches, PhotoBatches, maps_of
 from prototree.training.engine import Loop, Options
 from prototree.training.growth import sample_maps
@@ -87,8 +87,8 @@ def test_a_cache_is_used_again_and_another_one_made_for_anything_that_differs(
     squares: ImageData, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled = []
-    real = rooms._Job.run
-    monkeypatch.setattr(rooms._Job, "run", lambda *args: filled.append(args) or real(*args))
+    real = rooms.Job.run
+    monkeypatch.setattr(rooms.Job, "run", lambda *args: filled.append(args) or real(*args))
     photos = dataset(squares, backbone.preprocessing)
     for _ in range(2):
         cache_borders(backbone, photos, tmp_path)

@@ -188,7 +188,7 @@ def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
     assert found["n_prototypes"] == 4
     assert run.metrics["projection"]["mean_distance"] < 0.02, "the cache rounds to float16, nothing else differs"
     assert found["accuracy"] == run.metrics["stages"]["pruned"]["accuracy"]
-    assert len(maps_used(run.folder)) == 2, "projection uses the maps that are there"
+    assert len(maps_used(run.folder)) == 3, "training views twice, and test photos; projection uses those"
     assert_prototypes_are_their_patches(run)
 
     # The classifier that taught it is judged beside it.

@@ -87,6 +87,12 @@ def read_photo(source: Source, *, at_least: int | None = None) -> Photo:
     return Photo(rgb, size)
 
 
+def reduction(size: Size, at_least: int | None) -> int:
+    """By how much a JPEG of this size is reduced while it is decoded: photos reduced alike are the same picture."""
+    times = min(size) // at_least if at_least else 1
+    return next((factor for factor in (8, 4, 2) if times >= factor), 1)
+
+
 def from_pillow(image: Image.Image) -> Photo:
     """A picture that is already open, as upright RGB within the same limits."""
     if image.width * image.height > MAX_PIXELS:

@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
 from prototree.data.augment import Plain, Transform
-from prototree.data.images import read_photo
+from prototree.data.images import Photo, read_photo, reduction
 from prototree.data.samples import Problem, Sample
 from prototree.data.views import View, region_of, squash
 from prototree.errors import ConfigError, DataError
@@ -114,12 +115,19 @@ class ViewDataset(Dataset[Item]):
 
     def __getitem__(self, position: int | Position) -> Item:
         epoch, index = (0, position) if isinstance(position, int) else position
+        return self.item(epoch, index, read_photo(self.entries[index].sample.path, at_least=self.pixels_needed(index)))
+
+    def item(self, epoch: int, index: int, photo: Photo) -> Item:
+        """An item of an epoch, given its photo."""
         entry = self.entries[index]
-        sample, view = entry.sample, entry.view
-        photo = read_photo(sample.path, at_least=_pixels_needed(view, sample.size, self.preprocessing.resize))
-        image = squash(photo.image, self.preprocessing, view, size=photo.size)
+        image = squash(photo.image, self.preprocessing, entry.view, size=photo.size)
         with _chance_of(self.seed, epoch, index):
-            return Item(self.transform(image), sample.label, index)
+            return Item(self.transform(image), entry.sample.label, index)
+
+    def pixels_needed(self, index: int) -> int | None:
+        """How long the shorter side of an item's photo must stay for its view to keep all pixels."""
+        entry = self.entries[index]
+        return _pixels_needed(entry.view, entry.sample.size, self.preprocessing.resize)
 
 
 def _pixels_needed(view: View, size: Size | None, side: int) -> int | None:
@@ -202,6 +210,44 @@ class _Guarded(Dataset["Item | Problem"]):
             return Problem(self._dataset.entries[position[1]].sample.path, str(error))
 
 
+class _ByPhoto(Dataset["list[Item | Problem]"]):
+    """All views that some data sets have of one photo, decoded once; entries are counted over the sets in turn."""
+
+    def __init__(self, datasets: Sequence[ViewDataset]) -> None:
+        self._datasets = tuple(datasets)
+        photos: dict[Path, list[tuple[int, int, int]]] = {}
+        number = 0
+        for which, dataset in enumerate(datasets):
+            for index, entry in enumerate(dataset.entries):
+                photos.setdefault(entry.sample.path, []).append((which, index, number))
+                number += 1
+        self._photos = list(photos.values())
+
+    def __len__(self) -> int:
+        return len(self._photos)
+
+    @property
+    def views_each(self) -> int:
+        """Of the photo that has the most."""
+        return max(map(len, self._photos), default=1)
+
+    def __getitem__(self, position: Position) -> list[Item | Problem]:
+        epoch, photo = position
+        decoded: dict[int, Photo] = {}
+        return [self._view(epoch, *view, decoded) for view in self._photos[photo]]
+
+    def _view(self, epoch: int, which: int, index: int, number: int, decoded: dict[int, Photo]) -> Item | Problem:
+        dataset = self._datasets[which]
+        sample, needed = dataset.entries[index].sample, dataset.pixels_needed(index)
+        reduced = reduction(sample.size, needed) if sample.size is not None else 1
+        try:
+            if reduced not in decoded:
+                decoded[reduced] = read_photo(sample.path, at_least=needed)
+            return dataset.item(epoch, index, decoded[reduced])._replace(entry=number)
+        except DataError as error:
+            return Problem(sample.path, str(error))
+
+
 class _Packet(NamedTuple):
     batch: Batch
     problems: tuple[Problem, ...]
@@ -220,6 +266,12 @@ class _Collate:
         return _Packet(Batch(images, labels, entries), problems)
 
 
+@dataclass(frozen=True)
+class _CollatePhotos(_Collate):
+    def __call__(self, results: list[list[Item | Problem]]) -> _Packet:  # type: ignore[override]
+        return super().__call__([view for photo in results for view in photo])
+
+
 class Loader:
     """Batches of a `ViewDataset`; `for batch in loader.epoch(3)`, or from its batch 10 on: `loader.epoch(3,
     start=10)`.
@@ -228,16 +280,23 @@ class Loader:
     them.
     """
 
-    def __init__(self, dataset: ViewDataset, batches: BatchOrder, *, workers: int = 0, strict: bool = False) -> None:
-        self.dataset = dataset
+    def __init__(
+        self,
+        dataset: "Dataset[Item | Problem] | Dataset[list[Item | Problem]]",
+        collate: _Collate,
+        batches: BatchOrder,
+        *,
+        workers: int = 0,
+        strict: bool = False,
+    ) -> None:
         self.problems: dict[str, Problem] = {}
         self.n_skipped = 0
         self._strict = strict
         self._batches = batches
-        self._loader: DataLoader[Item | Problem] = DataLoader(
-            _Guarded(dataset),
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset,
             batch_sampler=batches,
-            collate_fn=_Collate(dataset.preprocessing.size),
+            collate_fn=collate,
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=2 if workers > 0 else None,
@@ -319,4 +378,16 @@ def make_loader(
     batches = BatchOrder(
         len(dataset), batch_size, shuffle_seed=dataset.seed if shuffle else None, shard=shard or Shard(), turns=turns
     )
-    return Loader(dataset, batches, workers=workers, strict=strict)
+    return Loader(_Guarded(dataset), _Collate(dataset.preprocessing.size), batches, workers=workers, strict=strict)
+
+
+def photo_loader(datasets: Sequence[ViewDataset], n_views: int, *, shard: Shard, workers: int = 0) -> Loader:
+    """A loader of all views of some data sets in batches of whole photos, about `n_views` in each.
+
+    A photo is decoded once for all its views, if they want it equally large. `Batch.entries` counts over the data sets
+    one after the other. Processes take turns.
+    """
+    photos = _ByPhoto(datasets)
+    at_once = max(1, n_views // photos.views_each)
+    batches = BatchOrder(len(photos), at_once, shuffle_seed=None, shard=shard, turns=True)
+    return Loader(photos, _CollatePhotos(datasets[0].preprocessing.size), batches, workers=workers)

@@ -70,6 +70,11 @@ class ImageData:
         """Where the names of its photos begin; a manifest's root is the file itself."""
         return self.root.parent if self.kind == "manifest" else self.root
 
+    @property
+    def every(self) -> tuple[Sample, ...]:
+        """All photos but those for validation, in an order that does not depend on how they are divided."""
+        return tuple(sorted({*self.train, *self.test}, key=lambda sample: str(sample.path)))
+
     def name(self, sample: Sample) -> str:
         """How a photo is called in results."""
         return name_in(self.folder, sample.path)

@@ -6,7 +6,7 @@ import torch
 
 from prototree.network.backbone import FeatureExtractor
 from prototree.training import distributed
-from prototree.training.batches import PhotoBatches
+from prototree.training.batches import Batches, CachedBatches
 from prototree.training.maps import MapBatch
 from prototree.training.yardstick import Yardstick
 
@@ -19,13 +19,15 @@ class ClassifierAccuracy:
         self._counts = torch.zeros(2, dtype=torch.long)  # right answers, photos
 
     @torch.inference_mode()
-    def watch(self, batches: PhotoBatches, features: FeatureExtractor, device: torch.device) -> Iterator[MapBatch]:
+    def watch(self, batches: Batches, features: FeatureExtractor, device: torch.device) -> Iterator[MapBatch]:
         """Every photo once through the backbone; gives the tree's feature maps with labels and places."""
         features.eval()
         for inputs in batches.epoch(0):
             if len(inputs.labels):
                 labels = inputs.labels.to(device)
-                backbone_map = features.backbone(inputs.values.to(device))
+                values = inputs.values.to(device)
+                is_cached = isinstance(batches, CachedBatches)
+                backbone_map = features.backbone.tail(values) if is_cached else features.backbone(values)
                 if self._yardstick is not None:
                     right = self._yardstick(backbone_map).argmax(dim=1) == labels
                     self._counts += torch.tensor([int(right.sum()), len(labels)])

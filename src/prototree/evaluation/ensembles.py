@@ -3,7 +3,7 @@
 Notation used for tensor shapes: B batch, K classes, M images, T trees.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from prototree.errors import DataError
 from prototree.training import distributed
 from prototree.tree.ensemble import Ensemble
+from prototree.tree.model import Decisions
 from prototree.tree.strategies import HARD, STRATEGIES, Strategy
 
 
@@ -49,15 +50,21 @@ ImageBatch = tuple[Float[Tensor, "_ 3 h w"], Int[Tensor, " _"]]
 
 
 @torch.no_grad()
-def evaluate_ensemble(ensemble: Ensemble, batches: Iterable[ImageBatch]) -> EnsembleMetrics:
-    """All numbers from one pass over the photos. In several processes each passes its share; all get the same."""
+def evaluate_ensemble(
+    ensemble: Ensemble, batches: Iterable[ImageBatch], decide: Callable[[Tensor], list[Decisions]] | None = None
+) -> EnsembleMetrics:
+    """All numbers from one pass over the photos. In several processes each passes its share; all get the same.
+
+    With `decide`, batches may be anything that it makes the trees' decisions of, such as maps of a backbone they share.
+    """
+    decide = decide or ensemble.predict
     for tree in ensemble.trees:
         tree.eval()
     n_trees = len(ensemble.trees)
     alone, votes = _Tally(n_trees), _Tally(n_trees)
     for images, labels in batches:
         if len(labels):
-            decisions = ensemble.predict(images)
+            decisions = decide(images)
             for strategy in STRATEGIES:
                 probs = torch.stack([one.class_probs(strategy) for one in decisions])
                 alone.judge(strategy, probs, labels)

@@ -9,10 +9,6 @@ Notation used for tensor shapes: B batch, N internal nodes, P prototypes, L leav
 import copy
 import importlib.util
 import json
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +21,7 @@ from prototree.data.views import centre_offset
 from prototree.errors import ConfigError, MissingExtraError
 from prototree.explain.answers import turn_at
 from prototree.files import write_file
+from prototree.network.conversion import NEEDED, OPSET, to_onnx
 from prototree.network.folding import folded
 from prototree.network.preprocessing import Preprocessing
 from prototree.run import Run
@@ -32,7 +29,6 @@ from prototree.tree import checkpoint, hub, leaves, routing
 from prototree.tree.model import ProtoTree
 from prototree.tree.sureness import lead
 
-OPSET = 18  # the first in which Resize smooths as Pillow does
 OUTPUTS = ("probabilities", "answer", "sureness", "leaf", "right", "similarity", "patch")
 MEANING = {
     "photos": "8-bit red, green and blue, all of one size; any number, any size",
@@ -92,7 +88,7 @@ def export_onnx(run_or_tree: Run | ProtoTree | str | Path, out: str | Path) -> P
         >>> export_onnx("runs/photos", "birds.onnx").name  # doctest: +SKIP
         'birds.onnx'
     """
-    for package in ("onnx", "onnxscript"):
+    for package in NEEDED:
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "export")
     out = Path(out)
@@ -173,24 +169,7 @@ def _core(tree: ProtoTree) -> Any:
     tree.features.backbone = folded(tree.features.backbone.unsplit())
     asked, size = Asked(tree).eval(), tree.preprocessing.size
     images = torch.zeros(2, 3, size, size)
-    with _quiet(), torch.no_grad():
-        batch = torch.export.Dim("batch", min=1)
-        program = torch.export.export(asked, (images,), dynamic_shapes=({0: batch},))
-        exported = torch.onnx.export(
-            program,
-            (images,),
-            input_names=["images"],
-            output_names=list(OUTPUTS),
-            opset_version=OPSET,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
-    assert exported is not None
-    model = exported.model_proto
-    for output in model.graph.output:
-        output.type.tensor_type.shape.dim[0].dim_param = "batch"
-    return model
+    return to_onnx(asked, images, OUTPUTS)
 
 
 def _before_the_network(preprocessing: Preprocessing, ir_version: int) -> Any:
@@ -223,19 +202,3 @@ def _before_the_network(preprocessing: Preprocessing, ir_version: int) -> Any:
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
     model.ir_version = ir_version
     return model
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks about itself."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export", "onnx_ir")]
-    levels = [one.level for one in loggers]
-    for one in loggers:
-        one.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for one, level in zip(loggers, levels, strict=True):
-            one.setLevel(level)

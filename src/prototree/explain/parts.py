@@ -9,6 +9,7 @@ Notation used for tensor shapes: M photos, P prototypes.
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -36,10 +37,9 @@ from prototree.explain.altered_photos import TICKS, Pair, alter_pairs
 from prototree.explain.bird_differences import on_differences
 from prototree.explain.places import peaks
 from prototree.explain.prototypes import Progress, fast_features
-from prototree.network.backbone import FeatureExtractor
 from prototree.network.geometry import Box
-from prototree.training.batches import PhotoBatches, maps_of
-from prototree.training.maps import Tick
+from prototree.training.batches import looking, maps_of
+from prototree.training.filling import Tick
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import distance_map
 
@@ -77,9 +77,13 @@ def measure_parts(
     attribution: bool = True,
     tick: Tick | None = None,
     workers: int = 0,
+    run: Path | None = None,
+    among: Sequence[ViewDataset] = (),
 ) -> PartFigures:
     """The figures of a tree: purity and consistency on training and test photos; stability and hiding on up to `photos`
     test photos for each prototype. Without part annotations only hiding is measured.
+
+    `run` is the folder of the tree's run, whose maps of the photos, or of the sets of views `among`, are used.
 
     >>> measure_parts(run.tree(), run.data()).purity("test")
     """
@@ -92,7 +96,7 @@ def measure_parts(
     figures = [PrototypeParts(one) for one in range(tree.n_prototypes)]
     baselines: dict[Split, Baseline] = {}
     for split, samples in splits.items():
-        seen = look(tree, network, samples, workers=workers, progress=progress)
+        seen = look(tree, samples, run=run, among=among, workers=workers, progress=progress)
         if any(seen.parts):
             figures = [_with_parts(tree, seen, split, one) for one in figures]
             baselines[split] = _baseline(tree, seen)
@@ -109,17 +113,23 @@ def measure_parts(
 
 @torch.no_grad()
 def look(
-    tree: ProtoTree, network: FeatureExtractor, samples: Sequence[Sample], *, workers: int, progress: Progress
+    tree: ProtoTree,
+    samples: Sequence[Sample],
+    *,
+    run: Path | None = None,
+    among: Sequence[ViewDataset] = (),
+    workers: int,
+    progress: Progress,
 ) -> Seen:
     """Every photo through the tree; one that cannot be read goes nowhere."""
     dataset = ViewDataset(samples, evaluation_views, tree.preprocessing)
-    batches = PhotoBatches(dataset, _PHOTOS_AT_ONCE, shuffle=False, workers=workers)
+    batches = looking(tree.features, dataset, run=run, among=among, workers=workers)
     n_photos, n_prototypes = len(samples), tree.n_prototypes
     distance = torch.full((n_photos, n_prototypes), torch.inf)
     patch = torch.zeros((n_photos, n_prototypes), dtype=torch.long)
     peak = torch.zeros((n_photos, n_prototypes, 2))
     goes = torch.zeros((n_photos, n_prototypes), dtype=torch.bool)
-    for feature_map, _, places in progress.watch(maps_of(batches, network, tree.prototypes.device)):
+    for feature_map, _, places in progress.watch(maps_of(batches, tree.features, tree.prototypes.device)):
         routed, rows = tree.route(feature_map), places.cpu()
         distance[rows], patch[rows] = routed.distance.cpu(), routed.patch.cpu()
         apart = distance_map(feature_map, tree.prototypes)

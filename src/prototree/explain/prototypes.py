@@ -36,14 +36,14 @@ from prototree.explain.records import Cause, Match, PrototypeExplanation, Side
 from prototree.network.backbone import FeatureExtractor
 from prototree.network.folding import folded
 from prototree.network.geometry import Box
-from prototree.training.batches import PhotoBatches, maps_of
-from prototree.training.maps import MapBatch, Tick
+from prototree.training.batches import looking, maps_of
+from prototree.training.filling import Tick
+from prototree.training.maps import MapBatch, kept_sets
 from prototree.tree.model import ProtoTree, PrototypeSource
 from prototree.tree.questions import LN2
 
 log = logging.getLogger(__name__)
 
-_PHOTOS_AT_ONCE = 32
 _PROTOTYPES_AT_ONCE = 8
 _TICKS = 15  # what a prototype costs, in training photos
 
@@ -59,9 +59,11 @@ def explain_prototypes(
     notes: Mapping[int, str] | None = None,
     tick: Tick | None = None,
     workers: int = 0,
+    run: Path | None = None,
 ) -> tuple[PrototypeExplanation, ...]:
     """Some prototypes of a tree. One that was never projected, or whose photo is gone, is shown at its nearest
-    training patch. `views` are those that the tree's prototypes come from; by default as in the paper.
+    training patch. `views` are those that the tree's prototypes come from; by default as in the paper. `run` is the
+    folder of the tree's run, whose maps are used where it kept any.
     """
     chosen = list(prototypes)
     if not chosen:
@@ -69,10 +71,11 @@ def explain_prototypes(
     tree.eval()
     own_views = views if views is not None else partial(projection_views, kind=data.kind)
     dataset = ViewDataset(data.train, own_views, tree.preprocessing)
-    batches = PhotoBatches(dataset, _PHOTOS_AT_ONCE, shuffle=False, workers=workers)
+    sets = kept_sets(data, own_views, tree.preprocessing) if run is not None else ()
+    batches = looking(tree.features, dataset, run=run, among=sets, workers=workers)
     progress = Progress(tick, len(dataset) + _TICKS * len(chosen))
     network = fast_features(tree)
-    maps = maps_of(batches, network, tree.prototypes.device)
+    maps = maps_of(batches, tree.features, tree.prototypes.device)
     views_each = -(-len(dataset) // max(len(data.train), 1))
     # One photo may be the prototype's own, and each may be near in all of its views.
     found = find_matches(tree, progress.watch(maps), chosen, views_each * (nearest + 1))

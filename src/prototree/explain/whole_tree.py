@@ -56,6 +56,7 @@ def explain_tree(
             notes=notes,
             tick=tick,
             workers=config.workers,
+            run=run.folder,
         )
     parts = run.part_figures(tree)
     said = {own["prototype"]: tuple(prototype_words(own)) for own in parts.get("prototypes", ())}

@@ -36,7 +36,8 @@ from prototree.mend.edits import Ban, Edit, History, read_history
 from prototree.mend.figures import Comparison, Figures
 from prototree.mend.states import TreeState
 from prototree.run import METRICS_VERSION, NOTES, Run
-from prototree.training.maps import StoredMaps, Tick, cache_features
+from prototree.training.filling import Tick
+from prototree.training.maps import StoredMaps, cache_features, kept_borders, kept_sets
 from prototree.tree import checkpoint
 from prototree.tree.checkpoint import PROJECTED
 from prototree.tree.model import ProtoTree
@@ -246,16 +247,19 @@ def open_session(
         feedback, held_back = (*own.train, *own.test), images.test
         name = "photos given for validation"
 
-    def stored(dataset: ViewDataset) -> StoredMaps:
-        return cache_features(tree, dataset, folder / "maps", tick)
-
     # The views that the run's own prototypes come from.
     views = config.recipe.source_views(images)
+    sets = kept_sets(images, views, tree.preprocessing)
+
+    def stored(dataset: ViewDataset, *, exact: bool = False) -> StoredMaps:
+        kept = None if exact else kept_borders(tree.features.backbone, dataset, run.folder, sets)
+        return cache_features(tree, dataset, folder / "maps", tick, kept)
+
     mended = read_json(run.folder / MENDING) if (run.folder / MENDING).exists() else {}
     bench = Bench(
         tree,
         images.folder,
-        stored(training_set(images, tree, views)),
+        stored(training_set(images, tree, views), exact=True),  # prototypes are taken from these; kept ones are rounded
         stored(photo_set(feedback, tree)),
         views,
         constrain_classes=config.constrain_classes,

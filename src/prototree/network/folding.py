@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.backbone import Backbone
 
 log = logging.getLogger(__name__)
 
-_TOLERANCE = 1e-3  # of the largest value; folding changes the last digits only
+TOLERANCE = 1e-3  # of the largest value; folding changes the last digits only
 
 
 @torch.no_grad()
@@ -29,17 +29,10 @@ def folded(backbone: Backbone) -> Backbone:
         _fold(convolution, norm)
         _replace(candidate.net, norm_name, _what_is_left(norm))
     expected, found = original.trunk(image), candidate.trunk(image)
-    if not (found - expected).abs().max() <= _TOLERANCE * expected.abs().max():
+    if not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
         log.info("%s cannot be folded; it runs as it is", backbone.name)
         return original
     return candidate
-
-
-def folded_features(features: FeatureExtractor) -> FeatureExtractor:
-    """A copy of a whole feature extractor, for running alone, with its backbone folded."""
-    copied = copy.deepcopy(features).eval()
-    copied.backbone = folded(copied.backbone.unsplit())
-    return copied
 
 
 def _pairs(backbone: Backbone, image: Tensor) -> list[tuple[nn.Conv2d, str]]:

@@ -16,6 +16,7 @@ from prototree.pipeline.stages import STAGES, Stages, identity_of
 from prototree.progress import Observer
 from prototree.run import Run
 from prototree.training import distributed
+from prototree.training.batches import CachedBatches
 from prototree.tree.ensemble import Ensemble
 from prototree.tree.model import ProtoTree
 from prototree.tree.pruning import default_threshold
@@ -163,11 +164,12 @@ def combine(
         images = runs[0].data(data)
         observer.stage(f"{len(runs)} trees vote on {len(images.test)} test photos")
         work = Stages(runs[0], images, runs[0].config, device, observer)
-        batches = work.test_batches(ensemble.trees[0].to(device))
         for tree in ensemble.trees:
             tree.to(device)
+        batches = work.test_batches(ensemble.trees[0], kept=ensemble.shares_backbone)
         photos = ((one.values.to(device), one.labels.to(device)) for one in batches.epoch(0))
-        return evaluate_ensemble(ensemble, photos)
+        decide = ensemble.predict_map if isinstance(batches, CachedBatches) else ensemble.predict
+        return evaluate_ensemble(ensemble, photos, decide)
 
 
 def _sample(data: ImageData, config: Config) -> ImageData:

@@ -7,6 +7,7 @@ from prototree.explain.parts import PHOTOS_TESTED, measure_parts
 from prototree.pipeline.results import write_results
 from prototree.progress import Observer
 from prototree.run import Run
+from prototree.training.maps import kept_sets
 from prototree.tree import checkpoint
 
 
@@ -30,7 +31,11 @@ def evaluate_parts(
     if not any(sample.parts for sample in (*images.train, *images.test)):
         observer.stage("the data does not say where parts are; only hiding is measured")
     observer.stage(f"looking where {tree.n_prototypes} prototypes are found, and hiding them")
-    found = measure_parts(tree, images, photos=photos, tick=observer.caching, workers=opened.config.workers)
+    config = opened.config
+    sets = kept_sets(images, config.recipe.source_views(images), tree.preprocessing)
+    found = measure_parts(
+        tree, images, photos=photos, tick=observer.caching, workers=config.workers, run=opened.folder, among=sets
+    )
     opened.note(parts={"tree": checkpoint.fingerprint(tree), **found.to_json()})
     write_results(opened)
     return found

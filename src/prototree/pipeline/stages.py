@@ -23,7 +23,8 @@ from prototree.pipeline.results import write_results
 from prototree.progress import Observer
 from prototree.run import CONFIG, METRICS, METRICS_VERSION, MISTAKES, PICTURES, RESULTS, Run
 from prototree.training import distributed
-from prototree.training.batches import PhotoBatches, maps_of
+from prototree.training.batches import Batches, maps_of
+from prototree.training.maps import kept_sets
 from prototree.training.projection import Projected, SourcePhotos, measure_again, project
 from prototree.training.shared_maps import OWN_CACHE, USED
 from prototree.training.workshop import Workshop
@@ -157,9 +158,13 @@ class Stages:
         found = load_yardstick(tree.features, tree.n_classes, self.run.folder)
         return found.to(self.device) if found is not None else None
 
-    def test_batches(self, tree: ProtoTree) -> PhotoBatches:
-        """Every test photo, whole."""
-        return self.workshop.photos(ViewDataset(self.data.test, evaluation_views, tree.preprocessing))
+    def test_batches(self, tree: ProtoTree, *, kept: bool = True) -> Batches:
+        """Every test photo, whole; as maps that are kept, where the network never learns."""
+        dataset = ViewDataset(self.data.test, evaluation_views, tree.preprocessing)
+        if not kept or not self.config.recipe.keeps_maps or self.config.strict:
+            return self.workshop.photos(dataset)
+        sets = kept_sets(self.data, self.config.recipe.source_views(self.data), tree.preprocessing)
+        return self.workshop.cached(self.workshop.test_maps(tree.features.backbone.unsplit(), dataset, sets))
 
     def _with_any_class(self, tree: ProtoTree) -> ProtoTree:
         """The tree with the prototypes that were found without class constraints."""

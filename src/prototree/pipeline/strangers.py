@@ -15,11 +15,11 @@ from prototree.data.views import evaluation_views
 from prototree.errors import ConfigError
 from prototree.evaluation.metrics import Judged, judge
 from prototree.evaluation.strangers import Strangers, tell_apart
-from prototree.pipeline.stages import Stages
 from prototree.progress import Observer
 from prototree.run import Run
 from prototree.training import distributed
-from prototree.training.batches import maps_of
+from prototree.training.batches import looking, maps_of
+from prototree.training.maps import kept_sets
 
 
 def meet_strangers(
@@ -49,14 +49,16 @@ def meet_strangers(
                 f"{run.folder} never learned how sure its answers are, so it cannot say that it does not know; train "
                 "with the recipe 'warm', --hold-out at least 2, and at least 20 photos to hold out"
             )
-        work = Stages(run, run.data(data), run.config, device, observer)
+        images, config = run.data(data), run.config
+        kept = kept_sets(images, config.recipe.source_views(images), tree.preprocessing)
 
         def said_of(samples: Sequence[Sample], name: str) -> Judged:
             observer.stage(f"asking about {len(samples)} photos of {name}")
-            batches = work.workshop.photos(ViewDataset(samples, evaluation_views, tree.preprocessing))
+            dataset = ViewDataset(samples, evaluation_views, tree.preprocessing)
+            batches = looking(tree.features, dataset, run=run.folder, among=kept, workers=config.workers)
             return judge([tree], maps_of(batches, tree.features, device))[0]
 
-        own = said_of(work.data.test, "its own classes")
+        own = said_of(images.test, "its own classes")
         found = {name: tell_apart(own, said_of(samples, name)) for name, samples in sets.items()}
         run.note(strangers={**run.metrics.get("strangers", {}), **{name: asdict(one) for name, one in found.items()}})
     return found

@@ -1,6 +1,7 @@
 """Batches to train on and to look at: photos through the whole network, or cached maps through the rest of it."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -9,8 +10,11 @@ from torch import Tensor
 
 from prototree.data.loading import BatchOrder, Entry, ViewDataset, make_loader
 from prototree.network.backbone import FeatureExtractor
+from prototree.network.engine import frozen_features
 from prototree.training import distributed
-from prototree.training.maps import Inputs, MapBatch, MapCache
+from prototree.training.maps import Inputs, MapBatch, MapCache, kept_borders
+
+_PHOTOS_AT_ONCE = 32
 
 
 @runtime_checkable
@@ -97,6 +101,39 @@ class PhasedBatches:
 
     def encode(self, features: FeatureExtractor, values: Tensor) -> Float[Tensor, "B D H W"]:
         return self._current.encode(features, values)
+
+
+class FrozenBatches(PhotoBatches):
+    """Photos through a network that does not learn, run by an engine."""
+
+    def __init__(self, dataset: ViewDataset, features: FeatureExtractor, *, workers: int = 0) -> None:
+        super().__init__(dataset, _PHOTOS_AT_ONCE, shuffle=False, workers=workers)
+        self._frozen = frozen_features(features)
+
+    def encode(self, features: FeatureExtractor, values: Tensor) -> Float[Tensor, "B D H W"]:
+        return self._frozen(values)
+
+
+class KeptBatches(CachedBatches):
+    """Kept maps of a whole backbone."""
+
+    def encode(self, features: FeatureExtractor, values: Tensor) -> Float[Tensor, "B D H W"]:
+        return features.from_map(values)
+
+
+def looking(
+    features: FeatureExtractor,
+    dataset: ViewDataset,
+    *,
+    run: Path | None = None,
+    among: Sequence[ViewDataset] = (),
+    workers: int = 0,
+) -> Batches:
+    """Every view in order, for looking at a finished tree: from what its run kept, else through the network."""
+    kept = kept_borders(features.backbone, dataset, run, among) if run is not None else None
+    if kept is not None:
+        return KeptBatches(kept, _PHOTOS_AT_ONCE, shuffle=False)
+    return FrozenBatches(dataset, features, workers=workers)
 
 
 def maps_of(batches: Batches, features: FeatureExtractor, device: torch.device | None = None) -> Iterator[MapBatch]:

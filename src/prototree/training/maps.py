@@ -10,12 +10,11 @@ is never used, and gets that name only when it is complete. Where files lie, and
 Notation used for tensor shapes: V variants of a view, M views of photos, D prototype depth, H W feature map, P patches.
 """
 
+import copy
 import hashlib
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from prototree.data.loading import Entry, ViewDataset, make_loader
-from prototree.errors import DataError, TrainError
-from prototree.files import make_folder, read_json, write_json
+from prototree.data.loading import Entry, ViewDataset, Views
+from prototree.data.samples import ImageData
+from prototree.data.views import View, evaluation_views
+from prototree.errors import TrainError
+from prototree.files import read_json
 from prototree.network.backbone import Backbone
-from prototree.network.folding import folded
+from prototree.network.engine import ONNXRUNTIME, TORCH, frozen, frozen_features
+from prototree.network.preprocessing import Preprocessing
 from prototree.training import distributed
-from prototree.training.shared_maps import OWN_CACHE, alone, note_use
+from prototree.training.filling import VERSION, Job, Made, MapFile, Tick, fill_missing, from_photos
+from prototree.training.shared_maps import OWN_CACHE, note_use, shared_folder
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import NearestPatches, extract_patches, nearest_patches
 
-_VERSION = 1
 _ROWS = 256  # maps compared at a time, so that memory does not grow with the data
-_KINDS = {".f16": np.float16, ".f32": np.float32}
-
-Tick = Callable[[int, int], None]
-"""Called with how many of how many items are done."""
 
 Forbidden = Mapping[int, Bool[Tensor, " P"]]
 """Patches that may not be found, by the row of their map."""
@@ -78,6 +76,11 @@ class MapCache:
         n_rows = sum(file.shape[1] for file in self.files)
         rows = (*self._rows, *(n_rows + row for row in other._rows))
         return MapCache(self.files + other.files, (*self.entries, *other.entries), unreadable, rows)
+
+    def same(self, entries: Sequence[Entry]) -> "MapCache":
+        """The maps of other entries, each of which is a view that this one has too."""
+        place = {_key(entry): number for number, entry in enumerate(self.entries)}
+        return self.only([place[_key(entry)] for entry in entries])
 
     @property
     def _rows(self) -> Sequence[int]:
@@ -157,43 +160,117 @@ def cache_borders(
     workers: int = 0,
     tick: Tick | None = None,
     run: Path | None = None,
+    engine: str = TORCH,
 ) -> MapCache:
     """The trunk's output for every entry, from disk if it is there, else computed now.
 
     `run` is the folder of the run that uses it; one that an earlier version made may have maps of its own.
     """
+    options = {"variants": variants, "workers": workers, "tick": tick, "run": run, "engine": engine}
+    return cache_all_borders(backbone, [dataset], folder, **options)[0]  # type: ignore[arg-type]
+
+
+def cache_all_borders(
+    backbone: Backbone,
+    datasets: Sequence[ViewDataset],
+    folder: Path,
+    *,
+    variants: int = 1,
+    workers: int = 0,
+    tick: Tick | None = None,
+    run: Path | None = None,
+    engine: str = TORCH,
+) -> list[MapCache]:
+    """The same for several data sets of the same photos, each of which is decoded once for all of them."""
     if variants < 1:
         raise TrainError(f"expected at least one cached view of each photo, got {variants}")
-    name = f"{_border_name(backbone, dataset, variants)}.f16"
-    path, shape = folder / name, (variants, len(dataset), *_border_shape(backbone))
-    if run is not None and _is_complete(run / OWN_CACHE / name, shape):
-        return _opened(run / OWN_CACHE / name, shape, dataset)
+    names = [_border_name(backbone, dataset, variants) for dataset in datasets]
+    shapes = [(variants, len(dataset), *_border_shape(backbone)) for dataset in datasets]
+
+    def files(chosen: str) -> list[MapFile]:
+        places = zip(names, shapes, strict=True)
+        return [_place(folder, run, _file_name(name, chosen), shape) for name, shape in places]
+
+    found = files(engine)
+    if distributed.any_process(not all(file.is_complete for file in found)):
+        with distributed.one_after_the_other():  # the first may have to convert it
+            trunk = frozen(backbone, engine)
+        found = files(trunk.engine)
+        device = next(backbone.parameters()).device
+
+        def fill(missing: list[int]) -> None:
+            wanted = [datasets[number] for number in missing]
+            make = partial(
+                from_photos, wanted, lambda images: trunk(images).half(), variants=variants, workers=workers,
+                device=device,
+            )  # fmt: skip
+            Job([found[number] for number in missing], make, tick).run()
+
+        fill_missing(found, fill)
     if run is not None:
-        note_use(run, name)
-    device = next(backbone.parameters()).device
-
-    def encoder() -> Callable[[Tensor], Tensor]:
-        trunk = folded(backbone)
-        return lambda images: trunk.trunk(images.contiguous(memory_format=torch.channels_last)).half()
-
-    _fill_once(path, shape, lambda: _Job(dataset, path, shape, encoder(), workers, tick).run(device))
-    return _opened(path, shape, dataset)
+        for file in found:
+            if file.path.parent != run / OWN_CACHE:
+                note_use(run, file.path.name)
+    return [_opened(file, dataset) for file, dataset in zip(found, datasets, strict=True)]
 
 
-def cache_features(tree: ProtoTree, dataset: ViewDataset, folder: Path, tick: Tick | None = None) -> StoredMaps:
-    """The feature map of every view under the tree's own network, from disk if it is there, else computed now."""
-    path = folder / f"{_feature_name(tree, dataset)}.f32"
+def kept_borders(
+    backbone: Backbone,
+    dataset: ViewDataset,
+    run: Path,
+    among: Sequence[ViewDataset] = (),
+    engines: Sequence[str] = (ONNXRUNTIME, TORCH),
+) -> MapCache | None:
+    """The backbone's maps of every entry, where a run or those beside it have them; none is computed.
+
+    Maps of another set of views are as good, if it has these views among others.
+    """
+    whole = copy.copy(backbone).unsplit()
+    wanted = {_key(entry) for entry in dataset.entries}
+    for wider in (dataset, *(other for other in among if wanted <= {_key(entry) for entry in other.entries})):
+        name, shape = _border_name(whole, wider, 1), (1, len(wider), backbone.n_channels, *backbone.map_size)
+        for engine in engines:
+            file = _place(shared_folder(run), run, _file_name(name, engine), shape)
+            if file.is_complete:
+                found = _opened(file, wider)
+                return found if wider is dataset else found.same(dataset.entries)
+    return None
+
+
+def kept_sets(data: ImageData, source_views: Views, preprocessing: Preprocessing) -> list[ViewDataset]:
+    """The sets of views whose maps runs keep: of training photos, of test photos, or of both, divided in parts."""
+    sets = ((data.train, source_views), (data.test, evaluation_views), (data.every, source_views))
+    return [ViewDataset(samples, views, preprocessing) for samples, views in sets]
+
+
+def cache_features(
+    tree: ProtoTree, dataset: ViewDataset, folder: Path, tick: Tick | None = None, kept: MapCache | None = None
+) -> StoredMaps:
+    """The feature map of every view under the tree's own network, from disk if it is there, else computed now.
+
+    `kept` are the backbone's maps of the same entries, where there are any: only the head is left to do.
+    """
+    name = _feature_name(tree, dataset) if kept is None else f"{_feature_name(tree, dataset)}-kept"
     shape = (1, len(dataset), tree.features.depth, *tree.features.backbone.map_size)
-    job = _Job(dataset, path, shape, lambda images: tree.features.eval()(images).float(), 0, tick)
-    _fill_once(path, shape, lambda: job.run(tree.prototypes.device))
-    return StoredMaps(_opened(path, shape, dataset))
+    file, device = MapFile(folder / f"{name}.f32", shape), tree.prototypes.device
+
+    def make() -> Made:
+        if kept is not None:
+            return _from_borders(tree, kept)
+        return from_photos([dataset], frozen_features(tree.features), variants=1, workers=0, device=device)
+
+    fill_missing([file], lambda _: Job([file], make, tick).run())
+    return StoredMaps(_opened(file, dataset))
 
 
-def _fill_once(path: Path, shape: tuple[int, ...], fill: Callable[[], None]) -> None:
-    """Fills a file that is missing; of several programs that need it at the same time, one does."""
-    with alone(path):
-        if distributed.any_process(distributed.is_first() and not _is_complete(path, shape)):
-            fill()
+def _from_borders(tree: ProtoTree, kept: MapCache) -> Made:
+    """The head on kept maps of the backbone; with several processes each does its share."""
+    features, device = tree.features.eval(), tree.prototypes.device
+    starts = range(0, len(kept.entries), _ROWS)
+    for start in starts[distributed.shard().rank :: distributed.shard().world_size]:
+        inputs = kept.read(range(start, min(start + _ROWS, len(kept.entries))), 0)
+        with torch.inference_mode():
+            yield 0, inputs.entries.tolist(), features.from_map(inputs.values.to(device)).float().contiguous().cpu()
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -202,96 +279,23 @@ def remove_unfinished(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _description(path: Path) -> Path:
-    return path.with_suffix(".json")
+def _key(entry: Entry) -> tuple[Path, View]:
+    return entry.sample.path, entry.view
 
 
-def _is_complete(path: Path, shape: tuple[int, ...]) -> bool:
-    size = int(np.prod(shape)) * np.dtype(_KINDS[path.suffix]).itemsize
-    return _description(path).exists() and path.exists() and path.stat().st_size == size
+def _place(folder: Path, run: Path | None, name: str, shape: tuple[int, ...]) -> MapFile:
+    """Where a file of maps is, or will be."""
+    own = MapFile(run / OWN_CACHE / name, shape) if run is not None else None
+    return own if own is not None and own.is_complete else MapFile(folder / name, shape)
 
 
-def _opened(path: Path, shape: tuple[int, ...], dataset: ViewDataset) -> MapCache:
-    rows = np.memmap(path, dtype=_KINDS[path.suffix], mode="r", shape=shape)
-    return MapCache((rows,), dataset.entries, frozenset(read_json(_description(path))["unreadable"]))
+def _file_name(name: str, engine: str) -> str:
+    """Maps of two engines differ in their last digits and never mix."""
+    return f"{name}.f16" if engine == TORCH else f"{name}-{engine}.f16"
 
 
-@dataclass(frozen=True)
-class _Job:
-    """Maps to be computed into a file."""
-
-    dataset: ViewDataset
-    path: Path
-    shape: tuple[int, ...]  # V × entries × map
-    encode: Callable[[Tensor], Tensor]
-    workers: int
-    tick: Tick | None
-
-    @property
-    def _row_bytes(self) -> int:
-        return int(np.prod(self.shape[2:])) * np.dtype(_KINDS[self.path.suffix]).itemsize
-
-    def run(self, device: torch.device) -> None:
-        """All processes fill their rows of one file; the first gives it its name at the end."""
-        temporary = self.path.with_suffix(".partial")
-        if distributed.is_first():
-            make_folder(self.path.parent)
-            _reserve(temporary, self.shape[0] * self.shape[1] * self._row_bytes)
-        distributed.wait_for_all()
-        try:
-            seen = self._fill(temporary, device)
-            distributed.wait_for_all()
-            if distributed.is_first():
-                os.replace(temporary, self.path)
-                unreadable = sorted(set(range(len(self.dataset))) - seen)
-                write_json(_description(self.path), {"version": _VERSION, "unreadable": unreadable})
-        except BaseException:
-            if distributed.is_first():
-                temporary.unlink(missing_ok=True)
-            raise
-        distributed.wait_for_all()
-
-    @torch.inference_mode()
-    def _fill(self, path: Path, device: torch.device) -> set[int]:
-        """Writes this process's rows; returns the entries that could be read, of all processes."""
-        # Whole batches: how many images go through a network together decides the last bits of what comes out.
-        loader = make_loader(self.dataset, 32, shard=distributed.shard(), turns=True, workers=self.workers)
-        seen, done = set[int](), 0
-        with open(path, "r+b") as file:
-            for variant in range(self.shape[0]):
-                for batch in loader.epoch(variant):
-                    if len(batch.labels):
-                        maps = self.encode(batch.images.to(device)).contiguous().cpu().numpy()
-                        for index, one in zip(batch.entries.tolist(), maps, strict=True):
-                            place = (variant * self.shape[1] + index) * self._row_bytes
-                            os.pwrite(file.fileno(), one.tobytes(), place)
-                    seen.update(batch.entries.tolist())
-                    done += len(batch.labels)
-                    if self.tick:
-                        self.tick(done, self.shape[0] * self.shape[1] // distributed.shard().world_size)
-            os.fsync(file.fileno())
-        parts = distributed.gather(torch.tensor(sorted(seen), dtype=torch.long))
-        if not any(len(part) for part in parts):
-            raise DataError("expected at least one readable photo to cache, got none")
-        return {int(index) for part in parts for index in part}
-
-
-def _reserve(path: Path, size: int) -> None:
-    """Takes the disk space before the hours are spent, so that a full disk is known at once."""
-    free = shutil.disk_usage(path.parent).free
-    try:
-        if free < size:
-            raise OSError(28, "No space left on device")
-        with open(path, "wb") as file:
-            if hasattr(os, "posix_fallocate"):  # not on macOS
-                os.posix_fallocate(file.fileno(), 0, max(size, 1))
-            file.truncate(size)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise TrainError(
-            f"the cache of maps needs {size / 1e9:.2f} GB in {path.parent}, {free / 1e9:.2f} GB are free "
-            f"({error.strerror}); free some, cache fewer views, or train without a cache"
-        ) from error
+def _opened(file: MapFile, dataset: ViewDataset) -> MapCache:
+    return MapCache((file.rows(),), dataset.entries, frozenset(read_json(file.description)["unreadable"]))
 
 
 def _border_shape(backbone: Backbone) -> tuple[int, ...]:
@@ -304,7 +308,7 @@ def _border_shape(backbone: Backbone) -> tuple[int, ...]:
 
 
 def _border_name(backbone: Backbone, dataset: ViewDataset, variants: int) -> str:
-    digest = hashlib.sha256(f"{_VERSION} {backbone.name} {backbone.level} {variants} {dataset.seed}".encode())
+    digest = hashlib.sha256(f"{VERSION} {backbone.name} {backbone.level} {variants} {dataset.seed}".encode())
     digest.update(repr((dataset.preprocessing, dataset.transform)).encode())
     for name, tensor in backbone.trunk_state().items():
         digest.update(name.encode())
@@ -323,7 +327,7 @@ def _file_stamp(path: Path) -> tuple[Any, ...]:
 
 
 def _feature_name(tree: ProtoTree, dataset: ViewDataset) -> str:
-    digest = hashlib.sha256(f"{_VERSION} features {tree.features.backbone.level} {dataset.preprocessing}".encode())
+    digest = hashlib.sha256(f"{VERSION} features {tree.features.backbone.level} {dataset.preprocessing}".encode())
     for name, tensor in tree.features.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())

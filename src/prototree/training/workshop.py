@@ -12,13 +12,14 @@ from prototree.data.loading import ViewDataset, derived_seed
 from prototree.data.samples import ImageData, Sample
 from prototree.data.views import View
 from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.engine import engine_for
 from prototree.network.preprocessing import Preprocessing
 from prototree.progress import Observer
 from prototree.settings import Common
 from prototree.training import distributed
 from prototree.training.batches import Batches, CachedBatches, PhotoBatches
 from prototree.training.engine import Objective, Options
-from prototree.training.maps import MapCache, cache_borders, cache_size
+from prototree.training.maps import MapCache, cache_all_borders, cache_size, kept_borders
 from prototree.training.objectives import ClassifierObjective, Cosine, blend_with_start, train
 from prototree.training.shared_maps import shared_folder
 from prototree.training.yardstick import save_yardstick
@@ -88,34 +89,54 @@ class Workshop:
         """Cached maps in batches."""
         return CachedBatches(maps, self.settings.batch_size, shuffle=shuffle, seed=self.settings.seed)
 
+    @property
+    def engine(self) -> str:
+        """What runs a network that does not learn."""
+        return engine_for(self.settings.engine, self.device, len(self.data.train) + len(self.data.test))
+
     def maps(self, backbone: Backbone, dataset: ViewDataset, variants: int = 1) -> MapCache:
         """What the frozen part of the backbone makes of every view: from disk, or computed now."""
+        return self.all_maps(backbone, [dataset], variants)[0]
+
+    def all_maps(self, backbone: Backbone, datasets: Sequence[ViewDataset], variants: int = 1) -> list[MapCache]:
+        """The same of several sets of views of the training photos, each of which is decoded once for all."""
+        every = [self._of_all_folds(dataset) for dataset in datasets]
+        n_views = variants * sum(map(len, every))
         backbone.to(self.device).freeze(True)
-        every = self._of_all_folds(dataset)
-        gigabytes = cache_size(backbone, len(every), variants) / 1e9
+        gigabytes = cache_size(backbone, n_views, 1) / 1e9
         self.observer.stage(
-            f"the network looks once at {len(every) * variants} views of the photos; what it finds is kept for all "
+            f"the network looks once at {n_views} views of the photos; what it finds is kept for all "
             f"runs beside this one ({gigabytes:.2f} GB)"
         )
-        found = cache_borders(
+        found = self._kept(backbone, every, variants)
+        pairs = zip(found, datasets, strict=True)
+        return [one if one.entries is own.entries else one.same(own.entries) for one, own in pairs]
+
+    def test_maps(self, backbone: Backbone, dataset: ViewDataset, among: Sequence[ViewDataset]) -> MapCache:
+        """The same of views of test photos; perhaps they are there already, among those of other sets."""
+        backbone.to(self.device).freeze(True)
+        found = kept_borders(backbone, dataset, self.folder, among, [self.engine])
+        if distributed.any_process(found is None) or found is None:
+            return self._kept(backbone, [dataset], 1)[0]
+        return found
+
+    def _kept(self, backbone: Backbone, datasets: Sequence[ViewDataset], variants: int) -> list[MapCache]:
+        return cache_all_borders(
             backbone,
-            every,
+            datasets,
             shared_folder(self.folder),
             variants=variants,
             workers=self.settings.workers,
             tick=self.observer.caching,
             run=self.folder,
+            engine=self.engine,
         )
-        if every is dataset:
-            return found
-        place = {(entry.sample.path, entry.view): number for number, entry in enumerate(every.entries)}
-        return found.only([place[entry.sample.path, entry.view] for entry in dataset.entries])
 
     def _of_all_folds(self, dataset: ViewDataset) -> ViewDataset:
         """The same views of all photos where parts of them are left out in turn, so that every part shares them."""
         if not self.settings.fold:
             return dataset
-        return dataset.over(sorted({*self.data.train, *self.data.test}, key=lambda sample: str(sample.path)))
+        return dataset.over(self.data.every)
 
     def train(self, objective: Objective, batches: Batches, epochs: int, name: str) -> None:
         """Trains an objective, from the state in the folder `name` of the run where there is one."""

@@ -65,6 +65,16 @@ class Ensemble:
             decisions.append(tree.decide(tree.route(tree.features.from_map(maps[backbone]))))
         return decisions
 
+    @property
+    def shares_backbone(self) -> bool:
+        """Whether all trees see the same maps."""
+        return not any(self._backbone_of)
+
+    @torch.no_grad()
+    def predict_map(self, backbone_map: Float[Tensor, "B C H W"]) -> list[Decisions]:
+        """The decisions of each tree from the map of the one backbone that they share."""
+        return [tree.decide(tree.route(tree.features.from_map(backbone_map))) for tree in self.trees]
+
     def class_probs(self, images: Float[Tensor, "B 3 h w"], strategy: Strategy = "soft") -> Float[Tensor, "B K"]:
         """The mean of the trees' class probabilities."""
         return torch.stack([decisions.class_probs(strategy) for decisions in self.predict(images)]).mean(dim=0)

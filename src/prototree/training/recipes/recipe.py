@@ -23,6 +23,8 @@ class Recipe(Settings):
     older_names: ClassVar[Mapping[str, str]] = {}  # of its settings, in runs of the first version
     continues_trees: ClassVar[bool] = False  # whether it can train with the prototypes of a given tree where they are
 
+    keeps_maps: ClassVar[bool] = False  # whether its network never learns, so that maps of it are worth keeping
+
     def check(self, settings: Common) -> None:
         """Refuses common settings that the recipe cannot work with."""
 

@@ -41,6 +41,7 @@ class Warm(Recipe):
     summary: ClassVar[str] = "for small data and no GPU: a frozen network, a tree that starts from the classes"
     older_names: ClassVar[Mapping[str, str]] = {"cache_views": "views", "lr_tail": "rate", "lr_trunk": "pretrain_rate"}
     continues_trees: ClassVar[bool] = True
+    keeps_maps: ClassVar[bool] = True
 
     views: int = setting(
         6, "views of each photo to learn from; the first two are those that prototypes come from",
@@ -239,12 +240,13 @@ class Warm(Recipe):
     def _maps(self, workshop: "Workshop", backbone: "Backbone") -> "tuple[MapCache, MapCache]":
         """What the frozen network makes of the views that prototypes come from, and of all views."""
         preprocessing = backbone.preprocessing
-        plain = workshop.maps(backbone, workshop.views(source_views, preprocessing))
-        if self.views == 2:
-            return plain, plain
-        # The same for every seed, so that runs can share the cache.
-        views = partial(varied_views, count=self.views - 2, seed=0)
-        return plain, plain.join(workshop.maps(backbone, workshop.views(views, preprocessing, augment=True)))
+        views = [workshop.views(source_views, preprocessing)]
+        if self.views > 2:
+            # The same for every seed, so that runs can share the cache.
+            more = partial(varied_views, count=self.views - 2, seed=0)
+            views.append(workshop.views(more, preprocessing, augment=True))
+        plain, *varied = workshop.all_maps(backbone, views)
+        return plain, plain.join(varied[0]) if varied else plain
 
     def _targets(
         self, workshop: "Workshop", features: "FeatureExtractor", batches: "CachedBatches", folder: str
