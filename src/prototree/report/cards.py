@@ -37,6 +37,7 @@ _FACE = 74.0  # height of the photo on a leaf's card
 _PAD = 7.0
 _TURN = 27.0  # of the round picture at a line
 _PHOTO_SIDE, _AROUND_SIDE, _FACE_SIDE, _TURN_SIDE = 168, 160, 160, 48  # pixels
+_BOLD = 1.1  # as wide as other letters
 _LINE = 1.25  # from one line of text to the next
 
 
@@ -166,7 +167,7 @@ def _leaf_words(reading: Reading, leaf: int) -> tuple[list[str], str]:
     """The lines of a leaf's name, all of them, and what its test photos say."""
     unsure, label = reading.is_unsure(leaf), reading.rules[leaf].label
     name = "no clear class" if unsure else class_name(reading, label)
-    lines = wrapped(name, LETTERS + 0.5, LEAF_SIZE[0] - 10, None)
+    lines = wrapped(name, _BOLD * (LETTERS + 0.5), LEAF_SIZE[0] - 8, None)
     accuracy = reading.known(label).accuracy
     return lines, "" if unsure or accuracy is None else f"{percent(accuracy)} right"
 

@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 BASE = "DejaVu Sans"  # comes with matplotlib and has most of the world's alphabets
 _FIRST = ("Noto", "WenQuanYi", "Lohit", "Droid", "Source Han")  # drawn for reading; asked before others
 _NEVER = ("Last Resort", "STIX", "cm", "DejaVu")  # boxes with a code, mathematics, or what the base has anyway
-_EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")
+_EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "FULLWIDTH", "IDEOGRAPHIC")
 
 
 def families_for(texts: Iterable[str]) -> list[str]:
@@ -48,7 +48,7 @@ def missing_words(letters: Iterable[str]) -> str:
 def _font_with(letter: str) -> str:
     """A free font that has the letter, by the first word of the letter's name."""
     script = unicodedata.name(letter, "").split(" ")[0]
-    if script in _EAST_ASIAN or unicodedata.east_asian_width(letter) in "WF" and unicodedata.category(letter) == "Lo":
+    if script.startswith(_EAST_ASIAN):
         return "Noto Sans CJK"
     if unicodedata.category(letter).startswith("S") or not script:
         return "Noto Emoji"

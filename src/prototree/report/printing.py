@@ -1,4 +1,5 @@
-"""Drawings as PDF pages and as PNG, through matplotlib: it brings a font with most of the world's letters, `lettering` finds others.
+"""Drawings as PDF pages and as PNG, through matplotlib: it brings a font with most of the world's letters, and
+`lettering` finds others.
 
 Marks are handed to matplotlib's renderers directly. Its artists would take ten times as long for a large tree, and
 would store a picture anew each time it is shown.

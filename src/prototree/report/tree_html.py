@@ -21,11 +21,11 @@ from prototree.report.encoding import (
     HEAT_COLOURS,
     PHOTO_SIDE,
     SMALL_PHOTO_SIDE,
-    around_of,
     data_url,
     frame_in,
     heat_values,
     reduced,
+    surroundings_of,
 )
 from prototree.report.layout import most_ways
 from prototree.report.spreads import spread_svg, spread_words
@@ -157,7 +157,11 @@ def _prototype_data(prototype: PrototypeExplanation, picture_url: PictureUrl) ->
         "photo": picture_url(f"photo-{number}", reduced(source.photo, PHOTO_SIDE)),
         "size": list(source.size),
         **_match_data(source, f"crop-{number}", picture_url),
-        "around": picture_url(f"around-{number}", reduced(around_of(source), AROUND_SIDE)),
+        # Where there is no picture of what lies about the patch, the page cuts it out of the photo.
+        "around": picture_url(f"around-{number}", reduced(source.around, AROUND_SIDE))
+        if source.around is not None
+        else None,
+        "surroundings": [round(edge, 1) for edge in surroundings_of(source).edges],
         "frame": [_number(edge) for edge in frame_in(source)],
         "where": [_where_data(where) for where in source.where],
         "nearest": [

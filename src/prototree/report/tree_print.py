@@ -178,7 +178,7 @@ def _index_pages(reading: Reading, leaf_page: dict[int, int], first: int) -> lis
 
 
 def _row_name(reading: Reading, rule: Rule) -> list[str]:
-    return wrapped(reading.explanation.class_names[rule.label], _NAME, _NAME_WIDTH - 50 - 12, None)
+    return wrapped(reading.explanation.class_names[rule.label], 1.1 * _NAME, _NAME_WIDTH - 50 - 12, None)
 
 
 def _row_height(reading: Reading, rule: Rule) -> float:

@@ -280,7 +280,11 @@
     const [left, top, right, bottom] = side.frame;
     const svg = draw("svg", { class: "box", viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
     for (const part of ["under", "over"]) svg.append(draw("rect", { class: part, x: 100 * left, y: 100 * top, width: 100 * (right - left), height: 100 * (bottom - top) }));
-    return make("span", { class: "around" }, make("img", { src: side.around, alt, draggable: "false", decoding: "async", loading: lazy ? "lazy" : null }), svg);
+    if (side.around) return make("span", { class: "around" }, make("img", { src: side.around, alt, draggable: "false", decoding: "async", loading: lazy ? "lazy" : null }), svg);
+    const [x, y, end, foot] = side.surroundings, [width, height] = side.size;
+    const piece = draw("svg", { class: "piece-of", viewBox: `${x} ${y} ${Math.max(1, end - x)} ${Math.max(1, foot - y)}`, preserveAspectRatio: "none", ...(alt ? { role: "img", "aria-label": alt } : { "aria-hidden": "true" }) });
+    piece.append(draw("image", { href: side.photo, width, height, preserveAspectRatio: "none" }));
+    return make("span", { class: "around" }, piece, svg);
   }
 
   const cropOf = (side) => make("img", { class: "crop", src: side.crop, alt: "", draggable: "false", decoding: "async" });
@@ -1068,6 +1072,7 @@
   }
   addEventListener("resize", () => { if (!map.hidden) show(); });
   aspect = Math.min(3, Math.max(0.5, (map.clientWidth - 48) / Math.max(1, map.clientHeight - 48))) || aspect;
+  map.dataset.aspect = aspect;
   arrange();
   if (location.hash.startsWith("#key") || narrow.matches) present(true);
   else begin();
