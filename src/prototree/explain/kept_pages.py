@@ -53,8 +53,8 @@ def keep_pages(tree: ProtoTree, explanation: TreeExplanation, folder: Path) -> N
             write_file(folder / crop, webp(match.crop, quality=_QUALITY))
             write_file(folder / photo, webp(_small(match.photo), quality=_QUALITY))
     for label, known in enumerate(explanation.classes):
-        for number, photo in enumerate(known.photos):
-            write_file(folder / _class_photo(label, number), webp(photo, quality=_QUALITY))
+        for number, example in enumerate(known.photos):
+            write_file(folder / _class_photo(label, number), webp(example, quality=_QUALITY))
     content = {
         "version": 1,
         "tree": checkpoint.fingerprint(tree),
