@@ -9,17 +9,17 @@ from typing import Any
 from prototree.config import Config, read_config
 from prototree.data import ImageData, open_data
 from prototree.errors import CheckpointError, ConfigError, DataError
-from prototree.files import expect_version, read_json, write_json
+from prototree.evaluation.stored import METRICS, METRICS_VERSION, read_metrics
+from prototree.files import read_json, write_json
 from prototree.training import distributed
 from prototree.tree import archive, checkpoint
 from prototree.tree.model import ProtoTree
 
 log = logging.getLogger(__name__)
 
-METRICS_VERSION = 2
-"""1: the whole confusion matrix, where there are now only the pairs that occur."""
+__all__ = ["CONFIG", "METRICS", "METRICS_VERSION", "MISTAKES", "NOTES", "PICTURES", "RESULTS", "Run"]
 
-CONFIG, METRICS, NOTES, MISTAKES, PICTURES = "config.toml", "metrics.json", "notes.json", "mistakes.json", "prototypes"
+CONFIG, NOTES, MISTAKES, PICTURES = "config.toml", "notes.json", "mistakes.json", "prototypes"
 RESULTS = "results.md"  # the last file that a run writes
 
 
@@ -74,7 +74,7 @@ class Run:
     @property
     def metrics(self) -> dict[str, Any]:
         """The content of metrics.json; empty before the first evaluation."""
-        return expect_version(self._read(METRICS), METRICS_VERSION, self.folder / METRICS)
+        return read_metrics(self.folder)
 
     @property
     def last_metrics(self) -> Mapping[str, Any]:

@@ -173,7 +173,7 @@ def test_stopping_several_stops_all_of_them_with_their_states_saved(photos: Path
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     logs = [tmp_path / "out" / f"seed-{seed}" / "log.csv" for seed in (0, 1)]
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 3600
     while time.monotonic() < deadline and not all(log.exists() for log in logs) and process.poll() is None:
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)

@@ -25,6 +25,7 @@ from prototree.pipeline.sharing import pack, tidy
 from prototree.run import Run
 from prototree.tree import archive
 from prototree.tree.questions import Question
+from prototree.tree.strategies import HARD, STRATEGIES
 from tiny_mending import content_of, same_tree, tiny_run
 
 
@@ -166,8 +167,8 @@ HOSTILE: dict[str, tuple[Callable[[zipfile.ZipFile], None], str]] = {
     "twice": (lambda z: z.writestr("metrics.json", b"{}"), "is there twice"),
     "twice but for case": (lambda z: z.writestr("Metrics.JSON", b"{}"), "is there twice"),
     "text bomb": (
-        lambda z: z.writestr("notes.json", b" " * ((64 << 20) + 1), zipfile.ZIP_DEFLATED),
-        "claims more than 64 MiB of text",
+        lambda z: z.writestr("notes.json", b" " * ((4 << 20) + 1), zipfile.ZIP_DEFLATED),
+        "claims more than 4 MiB of text",
     ),
     "bomb": (
         lambda z: z.writestr("prototypes/999.webp", bytes(24 << 20), zipfile.ZIP_DEFLATED),
@@ -182,8 +183,9 @@ HOSTILE: dict[str, tuple[Callable[[zipfile.ZipFile], None], str]] = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_file_is_refused_before_anything_is_written(
-    packed: Path, tmp_path: Path, own_cache: Path, kind: str
+    packed: Path, tmp_path: Path, own_cache: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(archive, "MAX_TEXT_BYTES", 4 << 20)
     change, message = HOSTILE[kind]
     skip = "notes.json" if kind == "text bomb" else ""
     if kind == "bomb":  # the weights are so large that they would hide it
@@ -198,6 +200,57 @@ def test_a_hostile_file_is_refused_before_anything_is_written(
 def test_unknown_files_in_it_are_left_where_they_are(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "x.prototree").write_bytes(rebuilt(packed, lambda z: z.writestr("later/thing.bin", b"x")))
     assert not (Run.open(tmp_path / "x.prototree").folder / "later").exists()
+
+
+@pytest.mark.parametrize("name", ["...prototree", ".....prototree", ".hidden.prototree"])
+def test_a_name_of_dots_leads_nowhere_else(packed: Path, tmp_path: Path, own_cache: Path, name: str) -> None:
+    other = Run.open(packed).folder
+    shutil.copyfile(packed, tmp_path / name)
+    with zipfile.ZipFile(tmp_path / name, "a") as file:
+        file.writestr("later.bin", name)  # another content, so another place
+    opened = Run.open(tmp_path / name).folder
+    assert other.exists(), "what else is in the cache stays"
+    assert opened.parent.parent == other.parent.parent
+    assert prototree.load(opened).n_classes == 3
+
+
+def test_a_huge_file_of_nothing_is_not_read_to_its_end(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("it was hashed")
+
+    monkeypatch.setattr(archive.hashlib, "sha256", lambda: type("", (), {"update": never})())
+    for size, message in ((4 << 30, "no tree that `prototree pack` made"), (20 << 30, "cannot be opened")):
+        with open(tmp_path / "x.prototree", "wb") as file:
+            file.truncate(size)
+        with pytest.raises(CheckpointError, match=message):
+            Run.open(tmp_path / "x.prototree")
+
+
+def test_what_could_not_be_opened_again_is_not_packed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "MAX_TEXT_BYTES", 100)
+    with pytest.raises(CheckpointError, match="would not open again"):
+        pack(run, tmp_path / "x.prototree", pages=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_are_no_unicode_are_packed_too(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(run.folder, tmp_path / "run")
+    copy, odd = Run(tmp_path / "run"), "gr\udcfcn"
+    copy.note(classes=[odd, "green", "red"])
+    opened = Run.open(pack(copy, tmp_path / "x.prototree", pages=False))
+    assert opened.metrics["classes"][0] == odd
+
+
+def test_files_of_this_machine_are_not_named(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(run.folder, tmp_path / "run")
+    config = run.config.changed({"weights": "/home/me/my.safetensors"})
+    (tmp_path / "run" / "config.toml").write_text(config.to_toml())
+    with zipfile.ZipFile(pack(tmp_path / "run", tmp_path / "x.prototree", pages=False)) as file:
+        assert not any(b"/home/me" in file.read(name) for name in file.namelist())
 
 
 def test_too_many_files_are_refused(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +301,9 @@ def test_tidying_keeps_what_cannot_be_made_again(run: Run, tmp_path: Path) -> No
     write_json(tmp_path / "run-mend" / "history.json", {})
     with pytest.raises(ConfigError, match="is not finished"):
         tidy(copy)
-    copy.note(stages={"projected": {"accuracy": {}}})
+    lengths = {"mean": 2.0, "std": 0.0, "min": 2, "max": 2}
+    figures = {"n_images": 4, "accuracy": dict.fromkeys(STRATEGIES, 0.5), "n_prototypes": 6}
+    copy.note(stages={"projected": {**figures, "path_length": dict.fromkeys(HARD, lengths)}})
     freed = tidy(copy)
     assert sum(one.n_bytes for one in freed) == 2500, "a file that another run uses gives nothing back"
     assert (tmp_path / "shared.f16").exists()

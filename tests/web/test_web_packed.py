@@ -37,7 +37,7 @@ def server(photo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 @pytest.fixture
 def client(server: Running) -> Iterator["httpx.Client"]:
-    with httpx.Client(base_url=server.address, timeout=60) as client:
+    with httpx.Client(base_url=server.address, timeout=3600) as client:
         yield client
 
 

@@ -12,7 +12,7 @@ import typer
 
 from prototree.cli.console import DataOption, RunArgument, app, console, error_console, print_table, say, say_error
 from prototree.errors import CheckpointError, DataError, MissingExtraError
-from prototree.files import read_json, write_json
+from prototree.files import write_json
 from prototree.progress import Display
 
 
@@ -103,14 +103,21 @@ def mistakes(
     photos: Annotated[int, typer.Option(help="How many wrong answers to list, the closest first.")] = 10,
 ) -> None:
     """Which nodes led test photos astray, and which wrong answers were close."""
+    from prototree.evaluation.stored import read_metrics, read_mistakes
     from prototree.evaluation.tables import blame_table, mistake_table
 
+    if run.is_file():
+        raise CheckpointError(
+            f"{run} is a packed tree, which has no list of its mistakes; use the folder of the run it was packed from, "
+            f"or ask it about photos with labels: prototree predict {run} photos.csv"
+        )
     path = run / "mistakes.json"
     if not path.exists():
         raise CheckpointError(f"{run} has no mistakes.json; run first: prototree evaluate {run}")
-    found = read_json(path)
+    names = read_metrics(run).get("classes", [])
+    found = read_mistakes(path, len(names))
     print_table(blame_table(found))
-    listed = mistake_table(found, read_json(run / "metrics.json")["classes"])
+    listed = mistake_table(found, names)
     print_table(replace(listed, rows=listed.rows[:photos]))
     say(f"{len(listed.rows)} wrong answers in all")
 

@@ -12,7 +12,6 @@ from prototree.cli.console import DataArgument, DataOption, RunArgument, app, co
 from prototree.cli.options import HelpAll, command_with_settings, parsed
 from prototree.config import AUTO_PRESET, preset_names
 from prototree.errors import ConfigError
-from prototree.files import read_json
 from prototree.progress import Display
 from prototree.training.stopping import Interrupted, terminating_like_ctrl_c
 
@@ -194,9 +193,10 @@ def _stoppable(folder: Path, remedy: str) -> Iterator[None]:
 
 
 def _print_figures(run: Path) -> None:
+    from prototree.evaluation.stored import read_metrics
     from prototree.evaluation.tables import stage_table, yardstick_words
 
-    metrics = read_json(run / "metrics.json")
+    metrics = read_metrics(run)
     print_table(stage_table(metrics, str(run)))
     if words := yardstick_words(metrics):
         say(words)

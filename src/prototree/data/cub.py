@@ -104,7 +104,7 @@ def _lines(file: Path, columns: int, read: Callable[[list[str]], Value]) -> list
     try:
         lines = read_regular(file, MAX_TEXT_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read as UTF-8 text: {error}") from error
+        raise DataError(f"{file} cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
     for line, text in enumerate(lines, start=1):
         if not text.strip():
             continue

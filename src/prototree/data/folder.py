@@ -195,7 +195,7 @@ def _read_rows(file: Path) -> list[_Row]:
     try:
         text = read_regular(file, MAX_TEXT_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read as UTF-8 text: {error}") from error
+        raise DataError(f"{file} cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
     reader = csv.reader(io.StringIO(text), delimiter=_delimiter(file, text.partition("\n")[0].strip("\r")))
     header = [name.strip().casefold() for name in next(reader)]
     column = {name: header.index(name) for name in ("path", "label", "split") if name in header}
@@ -238,4 +238,8 @@ def _check_rows(file: Path, rows: Sequence[_Row]) -> None:
         first_line.setdefault(key, row.line)
     if mistakes:
         more = f"\n… and {len(mistakes) - _SHOWN} more" if len(mistakes) > _SHOWN else ""
-        raise DataError(f"{file} has {len(mistakes)} mistakes:\n" + "\n".join(mistakes[:_SHOWN]) + more)
+        raise DataError(
+            f"{file} has {len(mistakes)} {'mistake' if len(mistakes) == 1 else 'mistakes'}:\n"
+            + "\n".join(mistakes[:_SHOWN])
+            + more
+        )

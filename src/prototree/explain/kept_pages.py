@@ -115,7 +115,7 @@ class KeptPages:
             return (
                 _explained(self._tree, number, self._kept[number], pictures, self._folder, note) if self._kept else None
             )
-        except (DataError, LookupError, TypeError, ValueError, OverflowError) as error:
+        except (DataError, AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
             log.warning("what is kept of prototype %d cannot be used: %s", number, error)
             return None
 
@@ -224,7 +224,10 @@ def _read(tree: ProtoTree, folder: Path) -> tuple[list[dict[str, Any]], list[int
         return [], []
     content = read_json(folder / _LIST)
     of_this = content.get("tree") == checkpoint.fingerprint(tree) and content.get("version") == 1
-    return (list(content["prototypes"]), [int(n) for n in content.get("class_photos", ())]) if of_this else ([], [])
+    found = content.get("prototypes")
+    if not of_this or not isinstance(found, list):
+        return [], []
+    return found, [int(n) for n in content.get("class_photos", ())]
 
 
 def _names(prototype: int, rank: int) -> tuple[str, str]:

@@ -1,10 +1,9 @@
 """A run to send to somebody: one file with the tree, its pictures and its figures; and a run without what is spare."""
 
-import json
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,16 +13,17 @@ from prototree.evaluation.tables import percent
 from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.whole_tree import explain_tree
+from prototree.files import write_file, write_json
 from prototree.run import CONFIG, METRICS, NOTES, PICTURES, Run
 from prototree.training.shared_maps import OWN_CACHE, maps_used, shared_folder
 from prototree.tree import checkpoint
 from prototree.tree.archive import MARK, SUFFIX, write_archive
-from prototree.tree.checkpoint import TREE, WEIGHTS
 from prototree.tree.model import ProtoTree
+from prototree.tree.shared_files import is_shared
 
 # What a finished run no longer needs: states that an interrupted training goes on from, and maps computed again.
 _SPARE = ("last", "head", "held", "pretrained", "teacher", OWN_CACHE)
-_METRICS_KEPT = ("version", "data", "classes", "stages", "classifier", "pruning", "projection")
+_METRICS_KEPT = ("version", "data", "classes", "stages", "classifier", "pruning", "projection", "parts")
 _CLASSES_NAMED = 200
 
 
@@ -45,51 +45,68 @@ def pack(
     stage = checkpoint.last_stage(run.folder)
     if stage is None:
         raise CheckpointError(f"expected a run with a trained tree in {run.folder}, found none; train one first")
-    tree = run.tree(stage)
     with tempfile.TemporaryDirectory() as temporary:
-        pictures = _pictures(run, tree, Path(temporary) / PICTURES)
-        kept = _pages(run, tree, Path(temporary) / PAGES, tick) if pages else []
-        content: dict[str, Path | bytes] = {
-            MARK: _json({"kind": "packed prototree", "version": 1, "made_by": f"prototree {__version__}"}),
-            CONFIG: run.folder / CONFIG,
-            METRICS: _json(_shared_metrics(run)),
-            "README.md": card(run, tree, out.stem).encode(),
-            **{f"{stage}/{name}": run.folder / stage / name for name in (TREE, WEIGHTS)},
-            **{f"{PICTURES}/{path.name}": path for path in pictures},
-            **{f"{PAGES}/{path.name}": path for path in kept},
-        }
-        if (run.folder / NOTES).exists():
-            content[NOTES] = run.folder / NOTES
-        write_archive(out, content)
+        folder = Path(temporary)
+        tree = write_shared(run, stage, folder, find_pages=pages, tick=tick)
+        write_json(folder / MARK, {"kind": "packed prototree", "version": 1, "made_by": f"prototree {__version__}"})
+        write_file(folder / "README.md", card(run, tree, out.stem).encode(errors="replace"))
+        files = (path for path in folder.rglob("*") if path.is_file())
+        write_archive(out, {path.relative_to(folder).as_posix(): path for path in files})
     return out
 
 
-def _pictures(run: Run, tree: ProtoTree, temporary: Path) -> list[Path]:
+def write_shared(
+    run: Run, stage: str, folder: Path, *, find_pages: bool, tick: Callable[[int, int], None] | None = None
+) -> ProtoTree:
+    """What others get of a run, written to a folder that they can open as a run; the tree after that stage.
+
+    Nothing in it names a folder of this machine. What its pages show is found out first if asked for.
+    """
+    tree = run.tree(stage)
+    checkpoint.save(tree, folder / stage)
+    write_file(folder / CONFIG, _without_paths(run).encode(errors="surrogatepass"))
+    write_json(folder / METRICS, {key: value for key, value in run.metrics.items() if key in _METRICS_KEPT})
+    if run.notes:
+        write_json(folder / NOTES, {str(number): text for number, text in run.notes.items()})
+    _write_pictures(run, tree, folder / PICTURES)
+    _write_pages(run, tree, folder / PAGES, find_pages, tick)
+    return tree
+
+
+def _write_pictures(run: Run, tree: ProtoTree, folder: Path) -> None:
     """The stored pictures of the prototypes, or new ones where the run has none of this tree and its data is here."""
-    folder = run.folder / PICTURES
-    if not PrototypePictures(tree, stored=folder).complete:
-        data = run.data_if_here()
-        if data is None:
-            raise CheckpointError(
-                f"{run.folder} has no pictures of its prototypes, and its training data is not here to make them; run "
-                "`prototree report` where the data is, then pack again"
-            )
-        write_pictures(tree, data, folder := temporary)
-    return sorted(path for path in folder.iterdir() if path.suffix in (".webp", ".json"))
+    if PrototypePictures(tree, stored=run.folder / PICTURES).complete:
+        _copy(sorted((run.folder / PICTURES).iterdir()), folder)
+    elif (data := run.data_if_here()) is not None:
+        write_pictures(tree, data, folder)
+    else:
+        raise CheckpointError(
+            f"{run.folder} has no pictures of its prototypes, and its training data is not here to make them; run "
+            "`prototree report` where the data is, then try again"
+        )
 
 
-def _pages(run: Run, tree: ProtoTree, temporary: Path, tick: Callable[[int, int], None] | None) -> list[Path]:
+def _write_pages(run: Run, tree: ProtoTree, folder: Path, find: bool, tick: Callable[[int, int], None] | None) -> None:
     """What the run keeps for its pages, or found out now; nothing where the data is not here."""
-    kept = KeptPages(tree, run.folder / PAGES).files()
-    if kept or (data := run.data_if_here()) is None:
-        return kept
-    keep_pages(tree, explain_tree(run, data=data, tick=tick), temporary)
-    return KeptPages(tree, temporary).files()
+    if kept := KeptPages(tree, run.folder / PAGES).files():
+        _copy(kept, folder)
+    elif find and (data := run.data_if_here()) is not None:
+        keep_pages(tree, explain_tree(run, data=data, tick=tick), folder)
 
 
-def _shared_metrics(run: Run) -> dict[str, object]:
-    """Figures, without the names of folders on this machine."""
-    return {key: value for key, value in run.metrics.items() if key in _METRICS_KEPT}
+def _copy(files: Iterable[Path], folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for path in files:
+        if is_shared(f"{folder.name}/{path.name}"):
+            shutil.copyfile(path, folder / path.name)
+
+
+def _without_paths(run: Run) -> str:
+    """The configuration without the names of files on this machine."""
+    config = run.config
+    paths = {key: "none" for key in ("weights",) if str(getattr(config, key)) not in ("auto", "hub", "none")}
+    paths |= {key: "" for key in ("teacher",) if getattr(config.recipe, key, "")}
+    return config.changed(paths).to_toml()
 
 
 def card(run: Run, tree: ProtoTree, name: str) -> str:
@@ -169,7 +186,3 @@ def _removed(path: Path) -> Freed:
     every = [one.lstat() for one in (path.rglob("*") if path.is_dir() else [path])]
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     return Freed(path, sum(one.st_size for one in every if stat.S_ISREG(one.st_mode) and one.st_nlink == 1))
-
-
-def _json(content: object) -> bytes:
-    return json.dumps(content, indent=1, ensure_ascii=False).encode()

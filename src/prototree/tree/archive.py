@@ -8,7 +8,6 @@ same readers as a run's folder: JSON, safetensors and pictures. No torch here.
 import atexit
 import hashlib
 import os
-import re
 import shutil
 import stat
 import tempfile
@@ -20,22 +19,17 @@ from pathlib import Path
 from typing import IO
 
 from prototree.errors import CheckpointError
-from prototree.files import cache_folder, replacing
+from prototree.files import MAX_TEXT_BYTES, cache_folder, open_regular, replacing
+from prototree.tree.shared_files import MAX_FILES, is_shared
 
 SUFFIX = ".prototree"
 MARK = "packed.json"
 """Says that a folder came out of such a file, and so is not to be changed."""
 
-MAX_ENTRIES = 20_000
-MAX_TEXT_BYTES = 64 << 20  # of one file
+MAX_ENTRIES = MAX_FILES
+_MAX_BYTES = 12 << 30  # of the file itself: the largest weights that are read, and room for pictures
 _MAX_GROWTH = 20  # bytes for each byte of the file: JSON shrinks well, weights and pictures not at all
-_KNOWN = re.compile(
-    r"packed\.json|config\.toml|metrics\.json|notes\.json|README\.md"
-    r"|(trained|pruned|projected)/(tree\.json|weights\.safetensors)"
-    r"|prototypes/(prototypes\.json|\d{1,6}(-photo)?\.webp)"
-    r"|pages/(pages\.json|[a-z0-9-]{1,40}\.webp)"
-)
-_TEXT = (".json", ".toml", ".md")
+_TEXT = (".json", ".toml", ".md", ".txt", ".svg")
 _MOMENT = (1980, 1, 1, 0, 0, 0)  # the same for all: the same run gives the same bytes
 _CHUNK = 1 << 20
 
@@ -45,7 +39,7 @@ def write_archive(path: Path, content: Mapping[str, Path | bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
         for name, what in sorted(content.items()):
-            assert _KNOWN.fullmatch(name), name
+            assert is_shared(name), name
             entry = zipfile.ZipInfo(name, _MOMENT)
             entry.external_attr = (stat.S_IFREG | 0o644) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED if name.endswith(_TEXT) else zipfile.ZIP_STORED
@@ -55,6 +49,8 @@ def write_archive(path: Path, content: Mapping[str, Path | bytes]) -> None:
                 else:
                     with open(what, "rb") as source:
                         shutil.copyfileobj(source, inside, _CHUNK)
+        if reason := next((said for entry in archive.infolist() if (said := _suspicious(entry, set()))), ""):
+            raise CheckpointError(f"{path} would not open again: a file in it {reason}; what was there is unchanged")
 
 
 def folder_of(path: Path) -> Path:
@@ -65,11 +61,14 @@ def folder_of(path: Path) -> Path:
 def _unpacked(path: Path) -> Path:
     try:
         digest = hashlib.sha256()
-        with open(path, "rb") as file:
+        with open_regular(path, _MAX_BYTES) as file:
+            with _opened(file, path) as archive:  # what is no archive is not read to its end
+                _checked(archive, path)
+            file.seek(0)
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
-            place = _cache(digest.hexdigest()[:32])
-            folder = place / path.stem
+            # The name is shown to people; one of dots alone would be another folder.
+            folder = _cache(digest.hexdigest()[:32]) / (path.stem.lstrip(".") or "tree")
             if not (folder / MARK).exists():  # it is taken out last
                 _take_out(file, path, folder)
     except OSError as error:
@@ -130,7 +129,7 @@ def _checked(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
         if reason := _suspicious(entry, seen):
             raise CheckpointError(f"{path} is not opened: {entry.filename[:80]!r} {reason}; ask whoever made it")
         seen.add(entry.filename.casefold())
-    known = [entry for entry in entries if _KNOWN.fullmatch(entry.filename)]
+    known = [entry for entry in entries if is_shared(entry.filename)]
     if MARK not in (entry.filename for entry in known):
         raise CheckpointError(f"{path} is no tree that `prototree pack` made: it has no {MARK}")
     size, limit = sum(entry.file_size for entry in known), _MAX_GROWTH * path.stat().st_size + (1 << 20)

@@ -3,31 +3,17 @@
 Only files that a run consists of are fetched, none of which holds code, and only as many bytes as a tree may have.
 """
 
-import fnmatch
 import logging
 import os
 import re
 from pathlib import Path
 
 from prototree.errors import CheckpointError
+from prototree.tree.shared_files import MAX_FILES, is_shared
 
 log = logging.getLogger(__name__)
 
-FILES = (
-    "config.toml",
-    "metrics.json",
-    "notes.json",
-    "rules.txt",
-    "README.md",
-    "tree.svg",
-    "tree.png",
-    "projected/tree.json",
-    "projected/weights.safetensors",
-    "prototypes/prototypes.json",
-    "prototypes/[0-9]*.webp",
-)
-"""What a tree on the hub consists of."""
-MAX_BYTES, MAX_FILES = 4 * 2**30, 20_000
+MAX_BYTES = 4 * 2**30
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
@@ -59,14 +45,14 @@ def fetch(name: str | Path) -> Path:
             ) from error
         log.warning("the hub cannot be reached (%s); using %s as it was fetched last", _say(error), name)
         return Path(kept)
-    wanted = [one for one in info.siblings or [] if any(fnmatch.fnmatchcase(one.rfilename, own) for own in FILES)]
+    wanted = [one for one in info.siblings or [] if is_shared(one.rfilename)]
     total = sum(one.size or 0 for one in wanted)
     if not any(one.rfilename == "projected/tree.json" for one in wanted):
         raise CheckpointError(f"{name} on the hub is no prototype tree: it has no projected/tree.json; choose another")
     if total > MAX_BYTES or len(wanted) > MAX_FILES:
         raise CheckpointError(f"{name} on the hub has {len(wanted)} files of {total >> 20} MiB; expected a single tree")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(FILES), endpoint=endpoint()))
+        return Path(snapshot_download(name, allow_patterns=[one.rfilename for one in wanted], endpoint=endpoint()))
     except Exception as error:
         raise CheckpointError(f"{name} could not be fetched from the hub ({_say(error)}); try again") from error
 

@@ -6,8 +6,7 @@ own length accounts for: what the file describes is first built in outline, on t
 only a shape, and compared with the tensors that are there.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from prototree.errors import CheckpointError
 from prototree.network.preprocessing import MAX_SIDE
+from prototree.tree.fields import Check, Name, integer, list_of, number, one_of, perhaps, record, text, truth, wrong
 from prototree.tree.model import ProtoTree
 from prototree.tree.questions import REACH_RANGE, SHARPNESS_RANGE
 from prototree.tree.topology import MAX_HEIGHT, Topology
@@ -23,32 +23,25 @@ from prototree.tree.topology import MAX_HEIGHT, Topology
 MAX_CLASSES = 2**20
 MAX_WIDTH = 65_536  # of prototypes and of hidden layers
 _MAX_PATHS = 2**27  # leaves × height: what the tree's table of paths takes
-_SHOWN = 60
-
-Name = tuple[str | int, ...]
-"""Keys and positions, from the whole inwards."""
-
-Check = Callable[[Any, Name], None]
-"""Raises a `CheckpointError` if the value, called by this name, is not what it should be."""
 
 
 def check_header(header: Mapping[str, Any]) -> None:
     """Every field of a tree's description by itself, then what they say together."""
-    _record(_FIELDS)(header, ())
+    record(_FIELDS)(header, ())
     n_nodes = len(header["topology"]["left"])
     n_prototypes = n_nodes * (2 if header["question"]["kind"] == "choice" else 1)
     sources = header["prototypes"]["sources"]
     if len(header["topology"]["right"]) != n_nodes:
-        raise _wrong(("topology", "right"), f"{n_nodes} children, as many as on the left", header["topology"]["right"])
+        raise wrong(("topology", "right"), f"{n_nodes} children, as many as on the left", header["topology"]["right"])
     if len(sources) != n_prototypes:
         raise CheckpointError(f"prototypes.sources: expected one for each of {n_prototypes}, got {len(sources)}")
-    label = _integer(0, len(header["classes"]) - 1)
-    for number, source in enumerate(sources):
+    label = integer(0, len(header["classes"]) - 1)
+    for place, source in enumerate(sources):
         if source is not None:
-            label(source["label"], ("prototypes", "sources", number, "label"))
+            label(source["label"], ("prototypes", "sources", place, "label"))
     low, high = SHARPNESS_RANGE[header["question"]["kind"]]
-    _number(low, high)(header["question"]["sharpness"], ("question", "sharpness"))
-    _integer(1, header["preprocessing"]["resize"])(header["preprocessing"]["size"], ("preprocessing", "size"))
+    number(low, high)(header["question"]["sharpness"], ("question", "sharpness"))
+    integer(1, header["preprocessing"]["resize"])(header["preprocessing"]["size"], ("preprocessing", "size"))
 
 
 def check_height(topology: Topology) -> None:
@@ -76,9 +69,9 @@ def check_fit(outline: ProtoTree, sources: Iterable[Mapping[str, Any] | None], t
         if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
             raise CheckpointError(f"the weights do not fit: expected {name} of {_kind(wanted)}, got {_kind(tensor)}")
     rows, columns = outline.grid.shape
-    for number, source in enumerate(sources):
+    for place, source in enumerate(sources):
         if source is not None and not outline.grid.holds(*source["patch"]):
-            raise _wrong(("prototypes", "sources", number, "patch"), f"a place of {rows} × {columns}", source["patch"])
+            raise wrong(("prototypes", "sources", place, "patch"), f"a place of {rows} × {columns}", source["patch"])
 
 
 def check_values(tensors: Mapping[str, Tensor]) -> None:
@@ -98,136 +91,63 @@ def _kind(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def _wrong(name: Name, expected: str, got: Any) -> CheckpointError:
-    shown = repr(got)
-    return CheckpointError(
-        f"{_said(name)}: expected {expected}, got {shown[:_SHOWN]}{'…' if len(shown) > _SHOWN else ''}"
-    )
-
-
-def _said(name: Name) -> str:
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in name).lstrip(".")
-
-
-def _integer(low: int, high: int) -> Check:
-    def check(value: Any, name: Name) -> None:
-        if type(value) is not int or not low <= value <= high:
-            raise _wrong(name, f"a whole number from {low} to {high}", value)
-
-    return check
-
-
-def _number(low: float = -math.inf, high: float = math.inf) -> Check:
-    def check(value: Any, name: Name) -> None:
-        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
-            raise _wrong(name, f"a number from {low:g} to {high:g}", value)
-
-    return check
-
-
-def _text(value: Any, name: Name) -> None:
-    if not isinstance(value, str):
-        raise _wrong(name, "a text", value)
-
-
-def _truth(value: Any, name: Name) -> None:
-    if not isinstance(value, bool):
-        raise _wrong(name, "true or false", value)
-
-
-def _one_of(*values: Any) -> Check:
-    def check(value: Any, name: Name) -> None:
-        if not isinstance(value, str) or value not in values:
-            raise _wrong(name, " or ".join(map(repr, values)), value)
-
-    return check
-
-
-def _list(each: Check, shortest: int, longest: int) -> Check:
-    def check(value: Any, name: Name) -> None:
-        if not isinstance(value, list) or not shortest <= len(value) <= longest:
-            count = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
-            raise _wrong(name, f"a list of {count}", value)
-        for number, one in enumerate(value):
-            each(one, (*name, number))
-
-    return check
-
-
-def _record(fields: Mapping[str, Check]) -> Check:
-    def check(value: Any, name: Name) -> None:
-        if not isinstance(value, Mapping):
-            raise _wrong(name, "an object", value)
-        if odd := value.keys() ^ fields.keys():
-            key = min(odd, key=str)
-            raise CheckpointError(f"{_said((*name, str(key)))} is {'not known' if key in value else 'missing'}")
-        for key, one in fields.items():
-            one(value[key], (*name, key))
-
-    return check
-
-
-def _perhaps(check_value: Check) -> Check:
-    return lambda value, name: None if value is None else check_value(value, name)
-
-
 def _box(value: Any, name: Name) -> None:
-    _list(_number(), 4, 4)(value, name)
+    list_of(number(), 4, 4)(value, name)
     if value[0] > value[2] or value[1] > value[3]:
-        raise _wrong(name, "left <= right and top <= bottom", value)
+        raise wrong(name, "left <= right and top <= bottom", value)
 
 
 def _photo(value: Any, name: Name) -> None:
-    _text(value, name)
+    text(value, name)
     if not value or PurePosixPath(value).is_absolute() or "\0" in value:
-        raise _wrong(name, "a path within the data", value)
+        raise wrong(name, "a path within the data", value)
 
 
-_SOURCE = _record(
+_SOURCE = record(
     {
         "image": _photo,
-        "label": _integer(0, MAX_CLASSES),
-        "view": _text,
-        "patch": _list(_integer(0, MAX_SIDE), 2, 2),
+        "label": integer(0, MAX_CLASSES),
+        "view": text,
+        "patch": list_of(integer(0, MAX_SIDE), 2, 2),
         "box": _box,
-        "distance": _number(0.0),
-        "region": _perhaps(_box),
-        "flip": _truth,
-        "shown": _perhaps(_box),
+        "distance": number(0.0),
+        "region": perhaps(_box),
+        "flip": truth,
+        "shown": perhaps(_box),
     }
 )
-_CHILDREN = _list(_integer(-(2**MAX_HEIGHT), 2**MAX_HEIGHT), 0, 2**MAX_HEIGHT - 1)
-_RGB = _list(_number(-1e6, 1e6), 3, 3)
+_CHILDREN = list_of(integer(-(2**MAX_HEIGHT), 2**MAX_HEIGHT), 0, 2**MAX_HEIGHT - 1)
+_RGB = list_of(number(-1e6, 1e6), 3, 3)
 _FIELDS: dict[str, Check] = {
-    "kind": _one_of("prototree"),
-    "version": _integer(1, 1000),
-    "classes": _list(_text, 2, MAX_CLASSES),
-    "topology": _record({"left": _CHILDREN, "right": _CHILDREN}),
-    "prototypes": _record(
+    "kind": one_of("prototree"),
+    "version": integer(1, 1000),
+    "classes": list_of(text, 2, MAX_CLASSES),
+    "topology": record({"left": _CHILDREN, "right": _CHILDREN}),
+    "prototypes": record(
         {
-            "depth": _integer(1, MAX_WIDTH),
-            "size": _list(_integer(1, MAX_SIDE), 2, 2),
-            "sources": _list(_perhaps(_SOURCE), 0, 2 ** (MAX_HEIGHT + 1)),
+            "depth": integer(1, MAX_WIDTH),
+            "size": list_of(integer(1, MAX_SIDE), 2, 2),
+            "sources": list_of(perhaps(_SOURCE), 0, 2 ** (MAX_HEIGHT + 1)),
         }
     ),
-    "question": _record({"kind": _one_of(*SHARPNESS_RANGE), "sharpness": _number()}),
-    "sureness": _record(
+    "question": record({"kind": one_of(*SHARPNESS_RANGE), "sharpness": number()}),
+    "sureness": record(
         {
-            "slope": _number(),
-            "offset": _number(),
-            "n_photos": _integer(0, 2**40),
-            "least": _number(0.0, 1.0),
-            "farthest": _number(0.0),
+            "slope": number(),
+            "offset": number(),
+            "n_photos": integer(0, 2**40),
+            "least": number(0.0, 1.0),
+            "farthest": number(0.0),
         }
     ),
-    "backbone": _record({"name": _text, "level": _integer(-64, -1), "head_width": _integer(0, MAX_WIDTH)}),
-    "preprocessing": _record(
+    "backbone": record({"name": text, "level": integer(-64, -1), "head_width": integer(0, MAX_WIDTH)}),
+    "preprocessing": record(
         {
-            "size": _integer(1, MAX_SIDE),
-            "resize": _integer(1, MAX_SIDE),
+            "size": integer(1, MAX_SIDE),
+            "resize": integer(1, MAX_SIDE),
             "mean": _RGB,
-            "std": _list(_number(1e-9, 1e6), 3, 3),
-            "interpolation": _one_of("bilinear", "bicubic"),
+            "std": list_of(number(1e-9, 1e6), 3, 3),
+            "interpolation": one_of("bilinear", "bicubic"),
         }
     ),
 }
