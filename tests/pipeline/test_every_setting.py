@@ -61,6 +61,7 @@ WARM_CHANGES: dict[str, Any] = {
     "head_epochs": 3,
     "head_rate": 0.1,
     "head_decay": 0.9,
+    "patch_weight": 0.0,
     "cutmix": 1.0,
     "channel_dropout": 0.5,
     "pooled_dropout": 0.5,

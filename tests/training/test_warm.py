@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.nn.functional import cross_entropy
 
 from conftest import random_maps
 from prototree.data import open_data
@@ -17,8 +18,9 @@ from prototree.pipeline.fit import fit
 from prototree.training import anchored, growth
 from prototree.training.batches import CachedBatches
 from prototree.training.chance import WholeBatch
-from prototree.training.maps import cache_borders
-from prototree.training.recipes.warm import Warm
+from prototree.training.maps import Inputs, cache_borders
+from prototree.training.objectives import LABEL_SMOOTHING, Cosine
+from prototree.training.recipes.warm import Warm, temperature_for
 from prototree.training.shared_maps import maps_used
 from prototree.training.yardstick import load_yardstick
 from prototree.tree import checkpoint
@@ -57,6 +59,46 @@ def test_calibration_brings_the_median_distance_where_it_should_be(
     points = z.flatten(2).transpose(1, 2).flatten(0, 1)[::3][:, :, None, None]
     median = nearest_patches(z, points).distance.median().item()
     assert median == pytest.approx(0.7, abs=0.15)
+
+
+def test_the_best_patch_of_each_class_counts() -> None:
+    linear = torch.nn.Linear(4, 3)
+    z = torch.rand(2, 4, 3, 2, generator=torch.Generator().manual_seed(0))
+    single = [linear(anchored.LOGIT_GAIN * z[:, :, row, column]) for row in range(3) for column in range(2)]
+    torch.testing.assert_close(anchored.best_patch_logits(linear, z), torch.stack(single).amax(dim=0))
+
+
+def test_the_head_learns_to_know_classes_by_single_patches(features: FeatureExtractor, maps: torch.Tensor) -> None:
+    labels = torch.arange(30) % 3
+    inputs = Inputs(maps, labels, torch.arange(30))
+    pace, losses = Cosine(1, 1), {}
+    for weight in (0.0, 2.0):
+        torch.manual_seed(0)
+        objective = anchored.HeadObjective(features, 3, Warm(patch_weight=weight, cutmix=0.0), pace)
+        n_parameters = sum(parameter.numel() for parameter in objective.groups(0)[0].parameters)
+        assert n_parameters == sum(p.numel() for p in objective.parameters() if p.requires_grad) - sum(
+            p.numel() for p in features.backbone.parameters() if p.requires_grad
+        )
+        objective.train()
+        pooled, *by_patch = objective(maps)
+        losses[weight], _ = objective.loss((pooled, *by_patch), inputs)
+        plain, _ = objective.loss((pooled,), inputs)
+        expected = plain + sum(
+            weight * cross_entropy(logits, labels, reduction="none", label_smoothing=LABEL_SMOOTHING)
+            for logits in by_patch
+        )
+        torch.testing.assert_close(losses[weight], expected)
+        assert len(by_patch) == bool(weight)
+        assert len(objective.eval()(maps)) == 1  # the teacher is the pooled classifier alone
+
+
+@pytest.mark.parametrize(("n_classes", "expected"), [(2, 2.5), (12, 2.5), (50, 2.5), (200, 1.95), (10_000, 1.47)])
+def test_the_temperature_follows_the_number_of_classes(n_classes: int, expected: float) -> None:
+    temperature = temperature_for(n_classes)
+    assert temperature == pytest.approx(expected, abs=0.01)
+    if n_classes > 50:  # what the softened teacher keeps for its answer
+        lead = np.log(9 * n_classes)
+        assert 1 / (1 + (n_classes - 1) * np.exp(-lead / temperature)) == pytest.approx(0.19, abs=0.005)
 
 
 def test_information_gain_prefers_the_question_that_tells_the_sides_apart() -> None:
@@ -111,7 +153,7 @@ def test_cutmix_mixes_by_patches_and_tells_the_share() -> None:
             assert set(mixed[image].unique().tolist()) <= {float(image), float(partner[image])}
 
 
-@pytest.mark.parametrize(("n_views", "epochs"), [(3, 200), (8988, 10), (1_000_000, 6)])
+@pytest.mark.parametrize(("n_views", "epochs"), [(3, 200), (4494, 12), (1_000_000, 6)])
 def test_small_data_is_seen_more_often(n_views: int, epochs: int) -> None:
     assert Warm()._tree_epochs(n_views, 1.0) == epochs
 

@@ -35,17 +35,23 @@ USUAL = 0.95  # share of the photos of the classes on a side whose distance coun
 
 
 class HeadObjective(Objective):
-    """The head as a plain classifier: patches, max-pooled, and a linear layer."""
+    """The head as a plain classifier: patches, max-pooled, and a linear layer.
+
+    A second linear layer asks every patch by itself, and the best patch for each class counts: what the pooled
+    classifier may gather from many places, a node of a tree must find in one.
+    """
 
     def __init__(self, features: FeatureExtractor, n_classes: int, recipe: Warm, pace: Cosine) -> None:
         super().__init__()
         self.features = features
         self.linear = nn.Linear(features.depth, n_classes)
+        self.by_patch = nn.Linear(features.depth, n_classes) if recipe.patch_weight else None
         self._recipe, self._pace = recipe, pace
         self._mixed: tuple[Tensor, Tensor] | None = None
 
     def groups(self, epoch: int) -> list[Group]:
-        parameters = [*self.features.head.parameters(), *self.linear.parameters()]
+        layers = (self.features.head, self.linear, self.by_patch)
+        parameters = [parameter for layer in layers if layer is not None for parameter in layer.parameters()]
         return [Group(parameters, self._recipe.head_rate, self._recipe.head_decay)]
 
     def pace(self, epoch: int, share: float) -> float:
@@ -55,26 +61,33 @@ class HeadObjective(Objective):
         self.features.backbone.freeze(True)
         self.train()
 
-    def forward(self, values: Tensor) -> Float[Tensor, "B K"]:
+    def forward(self, values: Tensor) -> tuple[Float[Tensor, "B K"], ...]:
+        """Logits of the pooled classifier and, while learning, of the best single patches."""
         recipe, x, head = self._recipe, self.features.backbone.tail(values), wide_head(self.features)
         self._mixed = None
         if not self.training:
-            return self.linear(LOGIT_GAIN * torch.sigmoid(head(x)).amax(dim=(2, 3)))  # type: ignore[no-any-return]
+            return (self.linear(LOGIT_GAIN * torch.sigmoid(head(x)).amax(dim=(2, 3))),)
         batch, x = WholeBatch.around(x), random_patches(x, recipe.patch_share)
         if torch.rand(()) < recipe.cutmix:
             x, *mixed = batch.cutmix(x)
             self._mixed = (mixed[0], mixed[1])
         z = torch.sigmoid(head(x, lambda channels: batch.dropout(channels, recipe.channel_dropout)))
-        return self.linear(LOGIT_GAIN * batch.dropout(z.amax(dim=(2, 3)), recipe.pooled_dropout))  # type: ignore[no-any-return]
+        pooled = self.linear(LOGIT_GAIN * batch.dropout(z.amax(dim=(2, 3)), recipe.pooled_dropout))
+        return (pooled,) if self.by_patch is None else (pooled, best_patch_logits(self.by_patch, z))
 
     def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        target = one_hot(inputs.labels, outputs.shape[1]).to(outputs.dtype)
+        pooled, *by_patch = outputs
+        target = one_hot(inputs.labels, pooled.shape[1]).to(pooled.dtype)
         if self._mixed is not None:
             partner, own = self._mixed
-            others = one_hot(torch.cat(distributed.gather(inputs.labels))[partner], outputs.shape[1])
+            others = one_hot(torch.cat(distributed.gather(inputs.labels))[partner], pooled.shape[1])
             target = own * target + (1 - own) * others
-        losses = cross_entropy(outputs, target, reduction="none", label_smoothing=LABEL_SMOOTHING)
-        return losses, (outputs.argmax(dim=1) == inputs.labels).float()
+
+        def missed(logits: Tensor) -> Tensor:
+            return cross_entropy(logits, target, reduction="none", label_smoothing=LABEL_SMOOTHING)
+
+        losses = missed(pooled) + sum(self._recipe.patch_weight * missed(logits) for logits in by_patch)
+        return losses, (pooled.argmax(dim=1) == inputs.labels).float()
 
     @torch.no_grad()
     def probs(self, batches: Batches, temperature: float) -> Float[Tensor, "entries K"]:
@@ -83,7 +96,7 @@ class HeadObjective(Objective):
         device = self.linear.weight.device
         found = torch.zeros(len(batches.entries), self.linear.out_features)
         for inputs in batches.epoch(0):
-            found[inputs.entries] = (self(inputs.values.to(device)) / temperature).softmax(dim=1).cpu()
+            found[inputs.entries] = (self(inputs.values.to(device))[0] / temperature).softmax(dim=1).cpu()
         distributed.sum_over(found)
         found[found.sum(dim=1) == 0] = 1 / self.linear.out_features  # of photos that cannot be read nothing is known
         return found
@@ -228,6 +241,11 @@ class Turns:
         """How much farther than `near` right turns are and how much nearer than `far` left turns, summed."""
         right, left = (side.to(distance.device)[labels] for side in (self.right, self.left))
         return (right * relu(distance - near) + left * relu(far - distance)).sum(dim=1)
+
+
+def best_patch_logits(linear: nn.Linear, z: Float[Tensor, "B D H W"]) -> Float[Tensor, "B K"]:
+    """For each class what the patch says that speaks for it most."""
+    return linear(LOGIT_GAIN * z.flatten(2).transpose(1, 2)).amax(dim=1)  # type: ignore[no-any-return]
 
 
 def between(start: float, end: float, share: float) -> float:

@@ -1,15 +1,17 @@
 """For frozen features, small data and no GPU: the recipe of the presets `auto` and `demo`, told from top to bottom.
 
 The model is the paper's; how it gets there is not. (1) The backbone stays frozen, and its maps of a few views of every
-photo are computed once. (2) The head learns as a plain max-pooled classifier, which is also the teacher. (3) The tree
+photo are computed once. (2) The head learns as a plain max-pooled classifier, which is also the teacher; beside that it
+learns to know every class by a single patch, because that is all that a node of the tree will see. (3) The tree
 starts with one leaf a class, grown from the classes (`growth`). (4) While the head learns from the teacher's softened
 probabilities, every prototype *is* its source patch, seen through the head as it is at that step, so that projection at
 the end moves nothing. Questions begin soft and become sharp, and towards the end the tree's own answer is softened like
 the teacher's, so that it may be as sure as it is right (`anchored`).
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 _VIEWS, _HEAD, _TREE, _TARGETS, _BACKBONE = "views", "head as a classifier", "tree", "targets", "backbone"
 FEWEST_EPOCHS, MOST_EPOCHS = 6, 200  # large data at least and small data at most so often
+MOST_TEMPERATURE, TEACHER_KEEPS = 2.5, 0.19  # the share of probability that a softened teacher keeps for its answer
 LEAF_SWEEPS = 3  # of Eq. 5 over all photos at the end
 
 
@@ -65,6 +68,10 @@ class Warm(Recipe):
     head_decay: float = setting(
         0.05, "weight decay of the head as a classifier", touch="Rarely.", group=_HEAD, low=0, high=100
     )
+    patch_weight: float = setting(
+        1.0, "how much the head, as a classifier, also learns to know each class by a single patch",
+        touch="0 makes the classifier no better and the tree worse.", group=_HEAD, low=0, high=100,
+    )  # fmt: skip
     cutmix: float = setting(
         0.5, "share of the head's batches in which photos exchange patches", touch="Rarely.", group=_HEAD, low=0, high=1
     )
@@ -79,8 +86,8 @@ class Warm(Recipe):
         low=0, high=1_000_000, often=True,
     )  # fmt: skip
     tree_views: int = setting(
-        90_000, "views that the tree sees, where epochs is 0", touch="Many classes: more.", group=_TREE, low=1,
-        high=10**12,
+        54_000, "views that the tree sees, where epochs is 0", touch="Rarely: longer training overfits.", group=_TREE,
+        low=1, high=10**12,
     )  # fmt: skip
     rate: float = setting(
         5e-3, "learning rate of the head under the tree", touch="The loss does not fall.", group=_TREE, low=0, high=100
@@ -132,8 +139,8 @@ class Warm(Recipe):
         group=_TARGETS, low=0, high=1,
     )  # fmt: skip
     temperature: float = setting(
-        2.5, "how much the head's probabilities are softened, and in the end the tree's", touch="Many classes: 1.7.",
-        group=_TARGETS, low=0.01, high=1000,
+        0.0, "how much the head's probabilities are softened, and in the end the tree's; 0: follows the number of "
+        "classes (2.5 up to 50 of them, 1.9 for 200)", touch="Rarely.", group=_TARGETS, low=0, high=1000,
     )  # fmt: skip
     temper_from: float = setting(
         0.4, "share of the training after which the tree's answer begins to be softened", touch="Rarely.",
@@ -159,6 +166,9 @@ class Warm(Recipe):
     def check(self, settings: Common) -> None:
         if not settings.head_width:
             raise ConfigError("the recipe 'warm' needs a hidden layer: expected head_width of at least 1, got 0")
+
+    def derived(self, data: ImageData) -> "Warm":
+        return replace(self, temperature=self.temperature or temperature_for(data.n_classes))
 
     def source_views(self, data: ImageData) -> Callable[[Sample], Sequence[View]]:
         """The photo, and a closer look at what it is about."""
@@ -264,6 +274,18 @@ class Warm(Recipe):
 
     def _tree_epochs(self, n_entries: int, share: float) -> int:
         return self.epochs or max(1, round(share * _epochs_for(self.tree_views, n_entries)))
+
+
+def temperature_for(n_classes: int) -> float:
+    """At most 2.5, and never so high that the softened teacher keeps less than about a fifth for its own answer.
+
+    Label smoothing leaves it a lead of about log(0.9 K / 0.1) over each of the K − 1 other classes.
+    """
+    from prototree.training.objectives import LABEL_SMOOTHING
+
+    lead = math.log(max(n_classes, 2) * (1 - LABEL_SMOOTHING) / LABEL_SMOOTHING)
+    others = math.log(max(n_classes - 1, 1) / (1 / TEACHER_KEEPS - 1))
+    return MOST_TEMPERATURE if others <= 0 else min(MOST_TEMPERATURE, round(lead / others, 2))
 
 
 def _epochs_for(n_views: int, n_entries: int) -> int:
