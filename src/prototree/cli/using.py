@@ -33,7 +33,7 @@ def predict(
         float, typer.Option(help='Answers less sure than this are "I don\'t know".', min=0.0, max=1.0)
     ] = 0.0,
     batch_size: Annotated[int, typer.Option(help="Photos that go through the network at once.", min=1)] = 32,
-    threads: Annotated[int, typer.Option(help="Threads that read photos; 0: one a core.", min=0)] = 0,
+    threads: Annotated[int, typer.Option(help="Threads that read photos; 0: one per core.", min=0)] = 0,
 ) -> None:
     """What a tree says of many photos. One that cannot be read is a row with a reason."""
     from prototree.data.listing import STANDARD_INPUT, listed_photos

@@ -1,7 +1,7 @@
 """What there is to say about a tree and its decisions, as plain data: numbers, boxes and small pictures.
 
 `explain` makes these, `report` and the browser app draw them. No tensor, no file and no network here.
-Notation used for shapes: N nodes, P prototypes (one or two a node: first all right ones, then all left ones), L leaves,
+Notation used for shapes: N nodes, P prototypes (one or two per node: first all right ones, then all left ones), L leaves,
 K classes.
 """
 

@@ -1,4 +1,4 @@
-"""A mended tree learns on: the head is trained again with the prototypes where a person put them (§7).
+"""A mended tree is retrained: the head is trained again with the prototypes where a person put them (§7).
 
     session.save("runs/mended")
     run = relearn("runs/mended", "runs/relearned")

@@ -45,8 +45,8 @@ def fit(
 
     Examples:
         >>> run = fit("photos/", "runs/new", settings={"seed": 1})
-        >>> sorted(run.metrics["stages"])
-        ['projected', 'pruned', 'trained']
+        >>> sorted(run.last_metrics["accuracy"])
+        ['greedy', 'max_path', 'soft']
         >>> fit({"train": (pixels, labels), "test": (pixels, labels)}, "runs/b")  # doctest: +SKIP
         Run(folder=PosixPath('runs/b'))
     """
@@ -134,8 +134,8 @@ def redo(
 
     Examples:
         >>> run = redo("runs/photos", "evaluate")
-        >>> sorted(run.metrics["stages"])
-        ['projected', 'pruned', 'trained']
+        >>> sorted(run.last_metrics["accuracy"])
+        ['greedy', 'max_path', 'soft']
     """
     run = Run.open(folder).expect_changeable()
     config = run.config.changed(settings or {})

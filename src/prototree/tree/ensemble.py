@@ -23,8 +23,8 @@ class Ensemble:
 
     Examples:
         >>> both = Ensemble([tree, tree])
-        >>> both.predict(torch.rand(2, 3, 64, 64)).soft.shape  # B×K: the mean of both trees
-        torch.Size([2, 3])
+        >>> [one.soft.shape for one in both.predict(torch.rand(2, 3, 64, 64))]  # B×K for each tree
+        [torch.Size([2, 3]), torch.Size([2, 3])]
     """
 
     trees: Sequence[ProtoTree]
