@@ -100,6 +100,11 @@ def test_what_a_page_says_works(page: Path, workspace: Path) -> None:
             exec(compile(quick_python(block.code), str(page), "exec"), names)
 
 
+def test_one_version_everywhere() -> None:
+    assert f"\nversion: {prototree.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{prototree.__version__}] - " in (ROOT / "CHANGELOG.md").read_text()
+
+
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 120
 

@@ -1,8 +1,8 @@
 """What there is to say about a tree and its decisions, as plain data: numbers, boxes and small pictures.
 
 `explain` makes these, `report` and the browser app draw them. No tensor, no file and no network here.
-Notation used for shapes: N nodes, P prototypes (one or two per node: first all right ones, then all left ones), L leaves,
-K classes.
+Notation used for shapes: N nodes, P prototypes (one or two per node: first all right ones, then all left ones),
+L leaves, K classes.
 """
 
 from dataclasses import dataclass
