@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup browser test test-all check demo bench settings clean
+.PHONY: setup browser test test-all check demo bench settings docs clean
 
 setup: $(VENV)/.ready
 
@@ -40,12 +40,18 @@ bench: setup
 	$(BIN)/python benchmarks/bench_export.py
 	$(BIN)/python benchmarks/bench_predict.py
 
+# The two pages that are made from the code.
 settings: setup
 	$(BIN)/python -c "from prototree.cli.options import settings_page; print(settings_page(), end='')" > docs/settings.md
+	$(BIN)/python -c "from prototree.cli.commands_page import commands_page; print(commands_page(), end='')" > docs/reference/commands.md
+
+docs: settings
+	$(BIN)/mkdocs build --strict
+	@echo "open site/index.html in a browser"
 
 demo: setup
 	$(BIN)/prototree train birds --preset demo --out runs/demo --overwrite
 	$(BIN)/prototree report runs/demo
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

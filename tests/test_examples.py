@@ -1,7 +1,12 @@
+"""The examples run, on tiny data and with settings that take seconds."""
+
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from doc_workspace import QUICK, write_photos
 from tiny_training import TINY, write_squares
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -26,3 +31,44 @@ def test_training_and_asking(tmp_path: Path) -> None:
     words = [f"{key}={value}" for key, value in settings.items()]
     output = run("train_and_ask.py", str(write_squares(tmp_path / "photos")), str(tmp_path / "run"), *words)
     assert output.splitlines()[-1] in ("→ red", "→ green", "→ blue")
+
+
+def test_a_table_of_photos(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="needs pandas")
+    write_photos(tmp_path)
+    words = [f"{key}={value}" for key, value in QUICK.items()]
+    table = tmp_path / "photos.csv"
+    lines = table.read_text().replace("\nphotos/", f"\n{tmp_path}/photos/")  # seen from any folder
+    table.write_text(lines)
+    assert "of 33 photos are answered wrongly" in run("from_dataframe.py", str(table), str(tmp_path / "run"), *words)
+
+
+def test_an_estimator_of_scikit_learn(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="needs the extra 'sklearn'")
+    write_photos(tmp_path)
+    words = [f"{key}={value}" for key, value in QUICK.items()]
+    output = run("with_scikit_learn.py", str(tmp_path / "photos"), *words)
+    assert "bluebird" in output
+    assert "questions asked per photo:" in output
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_shows_a_tree_and_a_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient")
+    nbformat = pytest.importorskip("nbformat", reason="needs nbformat")
+    pytest.importorskip("ipykernel", reason="needs ipykernel")
+    write_photos(tmp_path)
+    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    assert not [cell for cell in notebook.cells if cell.get("outputs")], "stored without output"
+    given = f'photos, preset, settings, out = "photos", "auto", {QUICK}, "run"'
+    notebook.cells[1].source = f"import prototree\n{given}"
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    nbclient.NotebookClient(notebook, timeout=3600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [
+        output["data"]["text/html"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "text/html" in output.get("data", {})
+    ]
+    assert len(shown) == 2
+    assert all("iframe" in page and "bluebird" in page for page in shown)

@@ -25,8 +25,9 @@ VERSION = 2
 class Config(Common):
     """Settings of a run. 0 stands for: derived from the data.
 
-    >>> preset("auto").changed({"seed": 1, "views": 4}).recipe.views
-    4
+    Examples:
+        >>> preset("auto").changed({"seed": 1, "views": 4}).recipe.views
+        4
     """
 
     recipe: Recipe = field(default_factory=Paper)
@@ -63,8 +64,9 @@ def preset_names() -> list[str]:
 def preset(name: str) -> Config:
     """A preset by name, or a TOML file by path.
 
-    >>> preset("cub").recipe.height
-    9
+    Examples:
+        >>> preset("cub").recipe.height
+        9
     """
     if name in preset_names():
         text = (importlib.resources.files("prototree") / "configs" / f"{name}.toml").read_text()

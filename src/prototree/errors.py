@@ -17,7 +17,15 @@ ProtoTreeError
 
 
 class ProtoTreeError(Exception):
-    """Base of all errors this package raises on purpose."""
+    """Base of all errors this package raises on purpose.
+
+    Examples:
+        >>> try:
+        ...     prototree.fit("nowhere/", "runs/x")
+        ... except prototree.ProtoTreeError as error:
+        ...     print(error)
+        nowhere does not exist; expected a folder of images or a CSV file that lists them
+    """
 
 
 class ConfigError(ProtoTreeError):

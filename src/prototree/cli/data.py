@@ -16,7 +16,7 @@ def check(
     path: DataArgument,
     sheet: Annotated[Path | None, typer.Option(help="Also write a contact sheet to this PNG.")] = None,
     strict: Annotated[bool, typer.Option(help="Fail on any file that cannot be used.")] = False,
-    deep: Annotated[bool, typer.Option(help="Decode every photo, so that one that breaks off is found too.")] = False,
+    deep: Annotated[bool, typer.Option(help="Decode every photo; this also finds files that are cut off.")] = False,
 ) -> None:
     """What a data set holds, and what is wrong with it."""
     from prototree.data import open_data
@@ -33,10 +33,10 @@ def check(
 def birds(
     out: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")],
     species: Annotated[int, typer.Option(help="How many species.")] = 12,
-    train: Annotated[int, typer.Option(help="Training images of each.")] = 60,
-    test: Annotated[int, typer.Option(help="Test images of each.")] = 20,
-    size: Annotated[int, typer.Option(help="Pixels.")] = 128,
-    seed: Annotated[int, typer.Option(help="Another seed, other birds.")] = 0,
+    train: Annotated[int, typer.Option(help="Training images per species.")] = 60,
+    test: Annotated[int, typer.Option(help="Test images per species.")] = 20,
+    size: Annotated[int, typer.Option(help="Side of a photo in pixels.")] = 128,
+    seed: Annotated[int, typer.Option(help="Another seed draws other birds.")] = 0,
     shortcut: Annotated[bool, typer.Option(help="Plant a bias: one species nearly always beside berries.")] = False,
 ) -> None:
     """Draw the generated birds into a folder in CUB's layout."""

@@ -62,11 +62,11 @@ def explain(
     out: Annotated[Path | None, typer.Option(help="Where to write; 'explained' in the run if not given.")] = None,
     attribution: Annotated[bool, typer.Option(help="Also what each similarity depends on; takes longer.")] = False,
     occlusion: Annotated[bool, typer.Option(help="Also hide windows all over the image; takes longer.")] = False,
-    others: Annotated[list[Path] | None, typer.Option("--with", help="Further runs that vote; repeat it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the explanations as JSON, write nothing.")] = False,
+    others: Annotated[list[Path] | None, typer.Option("--with", help="Further runs that vote; can be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the explanations as JSON and write no files.")] = False,
     data: DataOption = None,
 ) -> None:
-    """Why the tree decides as it does about images (§5.3)."""
+    """Explain the tree's answers for images (§5.3)."""
     from prototree.explain.votes import explain_decision, local_paths, open_voters
     from prototree.report import decision_json, write_decision
     from prototree.report.words import answer_words
@@ -102,7 +102,7 @@ def mistakes(
     run: RunArgument,
     photos: Annotated[int, typer.Option(help="How many wrong answers to list, the closest first.")] = 10,
 ) -> None:
-    """Which nodes led test photos astray, and which wrong answers were close."""
+    """Which nodes led test photos to the wrong class, and which wrong answers were close."""
     from prototree.evaluation.stored import read_metrics, read_mistakes
     from prototree.evaluation.tables import blame_table, mistake_table
 

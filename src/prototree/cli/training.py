@@ -24,13 +24,13 @@ def train(
     data: DataArgument,
     out: Annotated[Path, typer.Option(help="Where the run is written.")],
     preset: Annotated[str, typer.Option(help=f"{', '.join(preset_names())}, or a TOML file.")] = AUTO_PRESET,
-    stages: Annotated[str, typer.Option(help="Which stages to do.")] = _ALL_STAGES,
+    stages: Annotated[str, typer.Option(help="Which stages to run.")] = _ALL_STAGES,
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace a run that is there.")] = False,
-    seeds: Annotated[int, typer.Option(help="Train as many trees, another seed each, and let them vote.", min=0)] = 0,
-    folds: Annotated[int, typer.Option(help="Cross-validate: as many parts, each left out once.", min=0)] = 0,
-    jobs: Annotated[int, typer.Option(help="Of several runs, how many go at a time; 0: as cores allow.", min=0)] = 0,
-    threads: Annotated[int, typer.Option(help="Threads of each of several runs; 0: as cores allow.", min=0)] = 0,
+    overwrite: Annotated[bool, typer.Option(help="Replace a run that exists.")] = False,
+    seeds: Annotated[int, typer.Option(help="Train this many trees with different seeds, and let them vote.", min=0)] = 0,
+    folds: Annotated[int, typer.Option(help="Cross-validate in this many parts, each left out once.", min=0)] = 0,
+    jobs: Annotated[int, typer.Option(help="With several runs: how many at a time; 0: as cores allow.", min=0)] = 0,
+    threads: Annotated[int, typer.Option(help="With several runs: threads of each; 0: as cores allow.", min=0)] = 0,
     help_all: HelpAll = False,
 ) -> None:
     """From a folder of images to a small, readable tree."""
@@ -63,7 +63,7 @@ def relearn(
     data: DataOption = None,
     help_all: HelpAll = False,
 ) -> None:
-    """Train the network further with a mended tree, its prototypes where they were put (§7)."""
+    """Train the network further with a mended tree; its prototypes stay the patches you chose (§7)."""
     settings = parsed(context.args)
     with _training(out, "the same command") as display:
         from prototree.mend.relearning import relearn
@@ -81,7 +81,7 @@ def reproduce(
     data: Annotated[str | None, typer.Option(help="The folder of the photos.")] = None,
     help_all: HelpAll = False,
 ) -> None:
-    """The paper's tables: train what is missing, and set it beside the published figures."""
+    """The paper's tables: train what is missing, and compare it with the published figures."""
     settings = parsed(context.args)
     with _stoppable(out, "continue with the same command"), Display(console) as display:
         from prototree.pipeline.reproduce import reproduce
@@ -98,7 +98,7 @@ def reproduce(
 def prune(
     run: RunArgument,
     threshold: Annotated[
-        float, typer.Option(help="Leaves whose largest probability is at most this go; 0: 2/K.")
+        float, typer.Option(help="Remove leaves whose largest probability is at most this; 0: 2/K.")
     ] = 0.0,
     data: DataOption = None,
 ) -> None:
@@ -122,11 +122,11 @@ def evaluate(
     data: DataOption = None,
     parts: Annotated[
         bool,
-        typer.Option("--parts", help="Also whether patches mean what they show: part purity, hiding; takes longer."),
+        typer.Option("--parts", help="Also measure whether patches mean what they show: part purity, hiding; takes longer."),
     ] = False,
     strangers: Annotated[
         list[str] | None,
-        typer.Option(help="Instead, photos of classes the tree does not know: does it notice? A folder; repeat it."),
+        typer.Option(help="Instead: a folder of photos of unknown classes; does the tree notice them? Can be repeated."),
     ] = None,
 ) -> None:
     """Evaluate all stages of a run on its test photos, or its tree on photos of classes that it does not know."""

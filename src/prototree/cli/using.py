@@ -23,7 +23,7 @@ def predict(
     run: RunArgument,
     photos: Annotated[
         list[str],
-        typer.Argument(help="Photos, folders, patterns, CSV lists (path, perhaps label), or - for names to be read."),
+        typer.Argument(help="Photos, folders, patterns, CSV lists (path, perhaps label), or - to read names from standard input."),
     ],
     out: Annotated[
         Path | None, typer.Option(help="A file for all predictions: .csv, .json or .jsonl; printed if not given.")
@@ -33,9 +33,9 @@ def predict(
         float, typer.Option(help='Answers less sure than this are "I don\'t know".', min=0.0, max=1.0)
     ] = 0.0,
     batch_size: Annotated[int, typer.Option(help="Photos that go through the network at once.", min=1)] = 32,
-    threads: Annotated[int, typer.Option(help="Threads that read photos; 0: one a core.", min=0)] = 0,
+    threads: Annotated[int, typer.Option(help="Threads that read photos; 0: one per core.", min=0)] = 0,
 ) -> None:
-    """What a tree says of many photos. One that cannot be read is a row with a reason."""
+    """Predict many photos. A photo that cannot be read becomes a row with the reason."""
     from prototree.data.listing import STANDARD_INPUT, listed_photos
     from prototree.evaluation.agreement import Agreement
     from prototree.explain.predictions import open_for_predicting, predict_each
@@ -85,7 +85,7 @@ def pack(
     run: RunArgument,
     out: Annotated[Path, typer.Argument(help="The file to write, such as bird-tree.prototree.")],
     pages: Annotated[
-        bool, typer.Option(help="With neighbours and tests of each prototype; they take a while to find out.")
+        bool, typer.Option(help="Include neighbours and tests of each prototype; computing them takes a while.")
     ] = True,
 ) -> None:
     """One file to send to somebody: the tree, its pictures and its figures."""
@@ -98,7 +98,7 @@ def pack(
 
 @app.command()
 def tidy(run: RunArgument) -> None:
-    """Remove from a finished run what is computed again when it is needed."""
+    """Remove from a finished run what can be computed again."""
     from prototree.pipeline.sharing import tidy
 
     freed = tidy(run)

@@ -27,7 +27,7 @@ class Listed:
 
 
 def listed_photos(places: Iterable[str | Path], names: Iterable[str] = ()) -> Iterator[Listed]:
-    """The photos that some places name, in their order; `-` stands for `names`, one a line.
+    """The photos that some places name, in their order; `-` stands for `names`, one per line.
 
     A folder is searched to the bottom. A pattern such as `photos/*.jpg` is for those whose shell leaves it alone.
     """

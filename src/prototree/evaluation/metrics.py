@@ -93,7 +93,13 @@ class PathLengths:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The numbers of one tree on one data set."""
+    """The numbers of one tree on one data set.
+
+    Examples:
+        >>> metrics = evaluate(tree, [(maps, labels, places)])  # B×D×H×W, B, B
+        >>> sorted(metrics.accuracy), metrics.n_images
+        (['greedy', 'max_path', 'soft'], 2)
+    """
 
     n_images: int
     accuracy: dict[str, float]  # by strategy
@@ -117,7 +123,12 @@ class Metrics:
 
 
 def evaluate(tree: ProtoTree, maps: Iterable[MapBatch]) -> Metrics:
-    """All numbers of a tree from one pass over the data."""
+    """All numbers of a tree from one pass over the data.
+
+    Examples:
+        >>> evaluate(tree, [(maps, labels, places)]).n_images  # B×D×H×W, B, B
+        2
+    """
     return measure(tree, judge([tree], maps)[0])
 
 

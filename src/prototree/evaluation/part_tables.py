@@ -48,7 +48,7 @@ def prototype_words(own: Mapping[str, Any]) -> list[str]:
 
 
 def part_table(parts: Mapping[str, Any]) -> Table:
-    """All figures of a tree, one a row, on training and on test photos."""
+    """All figures of a tree, one per row, on training and on test photos."""
     rows: list[tuple[str, ...]] = []
     for place, splits in parts["purity"].items():
         name = _METHODS[place]

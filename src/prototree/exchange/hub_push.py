@@ -34,7 +34,9 @@ def push(
 ) -> str:
     """Sends a run to the hub as `user/name`, made new or replaced; the address. Log in first with `hf auth login`.
 
-    >>> push("runs/birds", "me/bird-tree", licence="mit")
+    Examples:
+        >>> push("runs/photos", "me/bird-tree", licence="mit")  # doctest: +SKIP
+        'https://huggingface.co/me/bird-tree'
     """
     if not hub.NAME.fullmatch(name):
         raise ConfigError(f"expected a name such as me/bird-tree, got {name!r}")

@@ -36,7 +36,10 @@ def import_reference(
 ) -> Run:
     """Makes a run of a tree that the published code has trained; `classes` is a text file, a name in each line.
 
-    >>> import_reference("checkpoints/pruned_and_projected", "runs/cub", classes="classes.txt")
+    Examples:
+        >>> run = import_reference("checkpoints/projected", "runs/cub", classes="classes.txt")  # doctest: +SKIP
+        >>> run.tree().n_classes  # doctest: +SKIP
+        200
     """
     out = Path(out)
     if (out / CONFIG).exists():

@@ -45,8 +45,10 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     the end of the path ("greedy", "max_path"). `decision_path` and `apply` follow the greedy path. With `out` the run
     stays in that folder, for `prototree report` and the rest.
 
-    >>> model = ProtoTreeClassifier(seed=1).fit(paths, labels)
-    >>> model.score(other_paths, other_labels)
+    Examples:
+        >>> model = ProtoTreeClassifier(seed=1).fit(paths, labels)  # 24 photos of 3 classes
+        >>> model.predict_proba(paths).shape
+        (24, 3)
     """
 
     def __init__(

@@ -53,7 +53,15 @@ class Turn:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a tree says of one photo."""
+    """What a tree says of one photo.
+
+    Examples:
+        >>> answer = prototree.ask("runs/photos", "bird.jpg")
+        >>> answer.label in ("bluebird", "cardinal", "greenfinch"), 0 <= answer.sureness <= 1, answer.known
+        (True, True, True)
+        >>> len(answer.path) >= 1  # the questions that were asked
+        True
+    """
 
     label: str
     sureness: float  # that the greedy answer is right
@@ -87,7 +95,9 @@ def ask(
 
     An answer that is less sure than `at_least` is "I don't know".
 
-    >>> ask("runs/birds", "bird.jpg").label
+    Examples:
+        >>> ask("runs/photos", "bird.jpg").label in ("bluebird", "cardinal", "greenfinch")
+        True
     """
     tree = tree_of(run_or_tree).eval()
     images = to_input(opened(photo, tree.preprocessing.resize), tree.preprocessing)[None]

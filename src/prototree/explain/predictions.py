@@ -38,7 +38,13 @@ width); a tensor of floating-point numbers is taken as preprocessed already."""
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a tree says of one of many photos."""
+    """What a tree says of one of many photos.
+
+    Examples:
+        >>> one = prototree.predict("runs/photos", "bird.jpg")[0]
+        >>> one.name, one.problem, len(one.top)
+        ('bird.jpg', '', 3)
+    """
 
     name: str  # the file, or the photo's number
     answer: Answer | None  # None where the photo could not be read
@@ -76,8 +82,12 @@ def predict(
 
     An answer that is less sure than `at_least` is "I don't know".
 
-    >>> predict("runs/birds", "holiday/")[0].answer.label
-    >>> [one.said for one in predict(tree, pixels, at_least=0.7)]
+    Examples:
+        >>> found = predict("runs/photos", "holiday/")
+        >>> len(found), found[0].name
+        (4, 'holiday/bluebird.png')
+        >>> len(predict("runs/photos", np.zeros((2, 40, 40, 3), np.uint8)))  # photos × height × width × 3
+        2
     """
     return list(predict_each(run_or_tree, photos, strategy=strategy, top=top, at_least=at_least))
 
@@ -92,10 +102,14 @@ def predict_each(
     batch_size: int = BATCH,
     threads: int = 0,
 ) -> Iterator[Prediction]:
-    """The same one by one, however many there are; `threads` read photos while the network runs (0: one a core).
+    """Like `predict`, but one by one, however many photos there are.
 
-    >>> for one in predict_each("runs/birds", "archive/"):
-    ...     print(one.name, one.said)
+    `threads` read photos while the network runs; 0: one per core.
+
+    Examples:
+        >>> for one in predict_each("runs/photos", "bird.jpg"):
+        ...     print(one.name, one.problem or "read")
+        bird.jpg read
     """
     if batch_size < 1 or threads < 0 or top < 0:
         raise ConfigError(f"expected batch_size >= 1, threads >= 0 and top >= 0, got {batch_size}, {threads} and {top}")

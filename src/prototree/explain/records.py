@@ -1,8 +1,8 @@
 """What there is to say about a tree and its decisions, as plain data: numbers, boxes and small pictures.
 
 `explain` makes these, `report` and the browser app draw them. No tensor, no file and no network here.
-Notation used for shapes: N nodes, P prototypes (one or two a node: first all right ones, then all left ones), L leaves,
-K classes.
+Notation used for shapes: N nodes, P prototypes (one or two per node: first all right ones, then all left ones),
+L leaves, K classes.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ Method = Literal["peak", "cell", "attribution", "occlusion"]
 QuestionKind = Literal["presence", "choice"]
 """Whether a node asks for one patch, or which of two is nearer; as in `tree.questions`, which needs torch."""
 Side = Literal["right", "left"]
+AROUND = 3.0
+"""How many times as wide as a patch the picture is that shows it where it is."""
 UNKNOWN = "I don't know"
 """What is said where a tree gives no answer."""
 
@@ -56,6 +58,7 @@ class Match:
     photo: Picture  # the whole photo, reduced
     crop: Picture  # what lies in the first box
     where: tuple[Location, ...]  # what is shown first
+    around: Picture | None = None  # what lies about the first box, `AROUND` times as wide; None: cut it out of `photo`
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,27 @@ class Cause:
 
     name: Literal["hue", "saturation", "contrast", "texture", "shape"]
     change: float  # similarity after minus before; far below 0: the property matters
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the training photos lie about the line that decides at a node, by the side that their class is on.
+
+    Counted in ranges of equal width from `low` to `high`; the outermost hold what lies beyond. Presence: the distance
+    of each photo's nearest patch in units of the reach, right below the line. Choice: how much nearer the right
+    prototype is than the left one, as a share of both distances (from −1 to 1), right above the line.
+    """
+
+    low: float
+    high: float
+    line: float
+    right: tuple[int, ...]  # photos of classes that stand on the right only
+    left: tuple[int, ...]
+
+    @property
+    def width(self) -> float:
+        """Of one range."""
+        return (self.high - self.low) / len(self.right)
 
 
 @dataclass(frozen=True)
@@ -83,11 +107,28 @@ class PrototypeExplanation:
     causes: tuple[Cause, ...]
     note: str = ""  # the user's own words, such as "long beak"
     tests: tuple[str, ...] = ()  # whether it means what it shows, a sentence each; empty if never measured
+    spread: Spread | None = None  # of the node, so both prototypes of a choice have the same; None if never counted
+
+
+@dataclass(frozen=True)
+class ClassExplanation:
+    """A class: some of its training photos, and how its test photos fared."""
+
+    photos: tuple[Picture, ...]
+    n_test: int = 0  # test photos; 0 if never evaluated
+    accuracy: float | None = None  # the share of them that all leaves together (soft) name rightly
+    taken_for: tuple[tuple[int, int], ...] = ()  # another class and how many were taken for it, most first
 
 
 @dataclass(frozen=True)
 class TreeExplanation:
-    """The whole tree."""
+    """The whole tree.
+
+    Examples:
+        >>> explanation = explain_tree(Run.open("runs/photos"))
+        >>> len(explanation.class_names), len(explanation.leaf_probs[0])  # K, K
+        (3, 3)
+    """
 
     title: str
     class_names: tuple[str, ...]
@@ -99,6 +140,7 @@ class TreeExplanation:
     question: QuestionKind = "presence"
     sharpness: float = 1.0
     tests: str = ""  # whether patches mean what they show, in one line; empty if never measured
+    classes: tuple[ClassExplanation, ...] = ()  # K, or none where nothing is known of them
 
     def prototype_at(self, node: int, side: Side) -> PrototypeExplanation:
         """A node's prototype; presence has only right ones."""
@@ -126,6 +168,8 @@ class Step:
     p_right: float
     right: SeenPatch
     left: SeenPatch | None = None  # only of a choice
+    at: float | None = None  # what decided, in the units of a `Spread`
+    spread: Spread | None = None  # of the training photos at this node; None if never counted
 
     @property
     def note(self) -> str:
@@ -197,7 +241,13 @@ class Doubt:
 
 @dataclass(frozen=True)
 class DecisionExplanation:
-    """One image and one tree."""
+    """One image and one tree.
+
+    Examples:
+        >>> decision = explain_image(Run.open("runs/photos"), "bird.jpg")
+        >>> len(decision.soft), sorted(decision.paths)  # a probability per class; one path per strategy
+        (3, ['greedy', 'max_path'])
+    """
 
     image: str
     photo: Picture

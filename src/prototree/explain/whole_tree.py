@@ -8,12 +8,15 @@ import numpy as np
 from prototree.data import ImageData
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.part_tables import part_words, prototype_words
+from prototree.evaluation.tables import confusion_pairs
+from prototree.explain.classes import class_photos, explain_classes
 from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.prototypes import explain_prototypes, place_of
-from prototree.explain.records import Location, Match, PrototypeExplanation, TreeExplanation
+from prototree.explain.records import Location, Match, PrototypeExplanation, Spread, TreeExplanation
 from prototree.network.geometry import Box
 from prototree.run import PICTURES, Run
+from prototree.tree import checkpoint
 from prototree.tree.leaves import class_log_probs
 from prototree.tree.model import ProtoTree
 
@@ -29,7 +32,10 @@ def explain_tree(
 ) -> TreeExplanation:
     """Everything about a run's tree. On a machine without the training data: what the run's folder holds of it.
 
-    >>> write_report(explain_tree(Run.open("runs/birds")), Path("report"))
+    Examples:
+        >>> explanation = explain_tree(Run.open("runs/photos"))
+        >>> explanation.class_names
+        ('bluebird', 'cardinal', 'greenfinch')
     """
     if nearest < 0:
         raise ConfigError(f"expected a number of nearest patches of at least 0, got {nearest}")
@@ -41,7 +47,9 @@ def explain_tree(
     every = range(tree.n_prototypes)
     if data is None:
         prototypes = _without_data(run, tree, notes or {})
+        photos = KeptPages(tree, run.folder / PAGES).class_photos()
     else:
+        photos = class_photos(data)
         config = run.config
         prototypes = explain_prototypes(
             tree,
@@ -69,13 +77,21 @@ def explain_tree(
         question=tree.question.kind,
         sharpness=tree.question.sharpness,
         tests=part_words(parts),
+        classes=explain_classes(photos, _confusion(run)),
     )
+
+
+def _confusion(run: Run) -> list[tuple[int, int, int]]:
+    """The pairs of class and answer among the test photos of the last stage that was evaluated."""
+    stages = run.metrics.get("stages", {})
+    stage = next((stage for stage in checkpoint.STAGES if "confusion" in stages.get(stage, {})), None)
+    return confusion_pairs(run.metrics, stage) if stage is not None else []
 
 
 def store_pages(run: Run, data: ImageData, explanation: TreeExplanation) -> None:
     """Keeps with the run what its pages show, so that they are the same on machines without the data."""
     store_pictures(run, data)
-    keep_pages(run.tree(), explanation.prototypes, run.folder / PAGES)
+    keep_pages(run.tree(), explanation, run.folder / PAGES)
 
 
 def store_pictures(run: Run, data: ImageData) -> None:
@@ -90,6 +106,11 @@ def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None 
     if data is not None or pictures.complete:
         return pictures
     return PrototypePictures(tree, run.data_if_here(), run.folder / PICTURES)
+
+
+def spreads_of(run: Run, tree: ProtoTree) -> dict[int, Spread]:
+    """By node, how the training photos lie there, as the run's last report counted them; nothing before a report."""
+    return KeptPages(tree, run.folder / PAGES).spreads()
 
 
 def _without_data(run: Run, tree: ProtoTree, notes: Mapping[int, str]) -> tuple[PrototypeExplanation, ...]:

@@ -130,7 +130,7 @@ class Bench:
         return self._cell(entry, *self.tree.grid.nearest(across, down))
 
     def candidates(self, state: TreeState, node: int, n: int = 12, side: Side = "right") -> tuple[Candidate, ...]:
-        """The nearest allowed patches to a node's prototype, one a photo, nearest first.
+        """The nearest allowed patches to a node's prototype, one per photo, nearest first.
 
         Where a node compares two and sources are constrained, they are of the classes on the prototype's side. One that
         stands alone shows all that it finds: a class that has no business there is worth seeing.

@@ -1,4 +1,4 @@
-"""A mended tree learns on: the head is trained again with the prototypes where a person put them (§7).
+"""A mended tree is retrained: the head is trained again with the prototypes where a person put them (§7).
 
     session.save("runs/mended")
     run = relearn("runs/mended", "runs/relearned")
@@ -33,7 +33,13 @@ def relearn(
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> Run:
-    """A new run in which the network has learned with the tree of a mended one. An interrupted one is continued."""
+    """Trains the network further with the tree of a mended run, as a new run. Continues one that was interrupted.
+
+    Examples:
+        >>> run = relearn("runs/photos-mended-1", "runs/relearned")  # doctest: +SKIP
+        >>> sorted(run.last_metrics["accuracy"])  # doctest: +SKIP
+        ['greedy', 'max_path', 'soft']
+    """
     run, out = Run.open(folder), Path(out)
     check_recipe(run)
     source = data or run.source

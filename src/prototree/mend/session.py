@@ -56,7 +56,15 @@ class Moment:
 
 
 class Session:
-    """A run being mended. Calls may come from several threads; each change is complete and saved, or did not happen."""
+    """A run being mended. Calls may come from several threads; each change is complete and saved, or did not happen.
+
+    Examples:
+        >>> session = prototree.open_session("runs/photos")
+        >>> nearest = session.bench.candidates(session.state, 0)  # patches most like prototype 0
+        >>> moment = session.apply(nearest[1].cell.replaces(0))
+        >>> session.revision, session.save("runs/by-hand").folder.name
+        (1, 'by-hand')
+    """
 
     def __init__(
         self,
@@ -214,6 +222,11 @@ def open_session(
 
     History and feature maps lie in `work`, by default `RUN-mend` beside the run. `validation` is a data set whose
     photos all give feedback; without it the data's own validation photos do, or else every second test photo.
+
+    Examples:
+        >>> session = open_session("runs/photos")
+        >>> session.revision >= 0, 0 <= session.figures.accuracy["soft"] <= 1
+        (True, True)
     """
     run = run if isinstance(run, Run) else Run(Path(run))
     tree, config, source = run.tree(), run.config, data or run.source

@@ -42,6 +42,11 @@ class Backbone(nn.Module):
     `weights` is a file, "hub" for timm's own pretrained weights, "auto" for the hub or else the packaged
     EfficientNet-Lite0, or None for a random start. `level` −1 is the last map, −2 the finer one before it. Without
     `split` all of it is trunk.
+
+    Examples:
+        >>> backbone = Backbone("resnet18", None, image_size=64)
+        >>> backbone(torch.rand(2, 3, 64, 64)).shape  # B×channels×H×W
+        torch.Size([2, 512, 2, 2])
     """
 
     def __init__(
@@ -217,6 +222,11 @@ class FeatureExtractor(nn.Module):
     """f(x; ω) of the paper: the backbone, a 1×1 convolution without bias to depth D, and a sigmoid.
 
     With `head_width` the head is two 1×1 layers, on channels that a start has standardised.
+
+    Examples:
+        >>> features = FeatureExtractor(Backbone("resnet18", None, image_size=64), depth=16)
+        >>> features(torch.rand(2, 3, 64, 64)).shape  # B×D×H×W, numbers from 0 to 1
+        torch.Size([2, 16, 2, 2])
     """
 
     def __init__(self, backbone: Backbone, depth: int = 256, head_width: int = 0) -> None:

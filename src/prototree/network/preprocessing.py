@@ -20,6 +20,10 @@ class Preprocessing:
     """Resize to a `resize` square whatever the aspect ratio, crop `size` of it, scale to [0, 1], normalise.
 
     The crop is central at test time and random in training; with `resize == size` (CUB) there is none.
+
+    Examples:
+        >>> Preprocessing(size=224, resize=256).resize
+        256
     """
 
     size: int = 224

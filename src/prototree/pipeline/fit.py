@@ -43,9 +43,12 @@ def fit(
     pair of photos and labels, a dataset of torch or Hugging Face, or a mapping from train and test to such. `start` is
     a tree whose prototypes stay where they are while the network learns with them.
 
-    >>> run = prototree.fit("photos/", "runs/photos", settings={"seed": 1})
-    >>> run = prototree.fit({"train": (pixels, labels), "test": (more_pixels, more_labels)}, "runs/photos")
-    >>> run.metrics["stages"]["projected"]["accuracy"]
+    Examples:
+        >>> run = fit("photos/", "runs/new", settings={"seed": 1})
+        >>> sorted(run.last_metrics["accuracy"])
+        ['greedy', 'max_path', 'soft']
+        >>> fit({"train": (pixels, labels), "test": (pixels, labels)}, "runs/b")  # doctest: +SKIP
+        Run(folder=PosixPath('runs/b'))
     """
     return train_run(
         preset(preset_name).changed(settings or {}),
@@ -129,7 +132,10 @@ def redo(
 ) -> Run:
     """One stage of a run again, with other settings or on other data with the same classes.
 
-    >>> prototree.redo("runs/photos", "prune", settings={"threshold": 0.05})
+    Examples:
+        >>> run = redo("runs/photos", "evaluate")
+        >>> sorted(run.last_metrics["accuracy"])
+        ['greedy', 'max_path', 'soft']
     """
     run = Run.open(folder).expect_changeable()
     config = run.config.changed(settings or {})
@@ -146,7 +152,10 @@ def combine(
 ) -> EnsembleMetrics:
     """The trees of several runs as one ensemble, judged on the test photos of the first run's data, or of others.
 
-    >>> prototree.combine(["runs/a", "runs/b", "runs/c"]).all_trees.accuracy["soft"]
+    Examples:
+        >>> found = combine(["runs/photos", "runs/photos"])
+        >>> found.n_images, len(found.alone), sorted(found.all_trees.accuracy)
+        (9, 2, ['greedy', 'max_path', 'soft'])
     """
     runs = [Run.open(folder) for folder in folders]
     ensemble = Ensemble([run.tree() for run in runs])

@@ -22,7 +22,9 @@ def evaluate_parts(
 
     `photos` is how many test photos of each prototype are altered. Data without part annotations gives hiding alone.
 
-    >>> prototree.evaluate_parts("runs/birds").purity("test")
+    Examples:
+        >>> evaluate_parts("runs/cub50").purity("test")  # doctest: +SKIP
+        0.64
     """
     opened, observer = Run.open(run), observer or Observer()
     tree, images = opened.tree(), opened.data(data)

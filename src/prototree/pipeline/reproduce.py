@@ -123,12 +123,14 @@ def reproduce(
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> Reproduction:
-    """The paper's tables for one data set. What is done is skipped, what was interrupted goes on.
+    """The paper's tables for one data set. What is done is skipped, what was interrupted is continued.
 
-    Tables are written anew after every run, so that a long experiment can be read while it goes on; with `seeds=0`
-    only they are. Without `heights`: the one of the paper's Tables 1–3, or the default for the number of classes.
+    Tables are written again after every run, so that a long experiment can be read while it runs; with `seeds=0` only
+    they are. Without `heights`: the one of the paper's Tables 1–3, or the default for the number of classes.
 
-    >>> prototree.reproduce("cub", "runs/cub", heights=[7, 8, 9, 10, 11], data="CUB_200_2011/").tables
+    Examples:
+        >>> reproduce("cub", "runs/cub", heights=[7, 8, 9], data="CUB_200_2011/").tables  # doctest: +SKIP
+        (Table(title='Table 1', ...), ...)
     """
     folder, experiment = Path(out), _experiment(name)
     source = data or experiment.source

@@ -73,9 +73,11 @@ def fit_seeds(
     machine: Machine = AS_CORES_ALLOW,
     observer: Observer | None = None,
 ) -> Several:
-    """As many trees of the same data, each with another seed, and how they vote; they share one cache of maps.
+    """Trains several trees of the same data with different seeds, and lets them vote; they share one cache of maps.
 
-    >>> fit_seeds("photos/", "runs/five", seeds=5).table
+    Examples:
+        >>> [run.folder.name for run in fit_seeds("photos/", "runs/three", seeds=3).runs]  # doctest: +SKIP
+        ['seed-0', 'seed-1', 'seed-2']
     """
     if seeds < 2:
         raise ConfigError(f"expected at least 2 seeds to train several trees, got {seeds}; leave it out for one")
@@ -99,9 +101,11 @@ def cross_validate(
     machine: Machine = AS_CORES_ALLOW,
     observer: Observer | None = None,
 ) -> Several:
-    """All photos in `folds` parts, each left out once to judge a tree of the others; mean ± standard deviation.
+    """Divides all photos into `folds` parts and leaves each out once, to judge a tree of the others: mean ± deviation.
 
-    >>> cross_validate("photos/", "runs/judged", folds=5).table
+    Examples:
+        >>> cross_validate("photos/", "runs/judged", folds=5).table  # doctest: +SKIP
+        Table(title='5 folds', ...)
     """
     config, out = preset(preset_name).changed(settings or {}), Path(out)
     if config.fold:

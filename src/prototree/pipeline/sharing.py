@@ -30,12 +30,14 @@ _CLASSES_NAMED = 200
 def pack(
     run: str | Path | Run, out: str | Path, *, pages: bool = True, tick: Callable[[int, int], None] | None = None
 ) -> Path:
-    """One file that `load`, `predict`, `explain`, `report` and `serve` open as they open a run's folder.
+    """Writes one file that `load`, `predict`, `explain`, `report` and `serve` open like a run's folder.
 
-    What its pages show of the training photos beyond the prototypes themselves (neighbours, shares, tests) is found out
-    first, where the photos are here and no report has done so; without `pages` it is left out.
+    Its pages show neighbours, shares and tests of the training photos. They are computed first if the photos are here
+    and no report has done so; without `pages` they are left out.
 
-    >>> pack("runs/birds", "bird-tree.prototree")
+    Examples:
+        >>> pack("runs/photos", "bird-tree.prototree", pages=False).name
+        'bird-tree.prototree'
     """
     run, out = Run.open(run), Path(out)
     if out.suffix != SUFFIX:
@@ -89,7 +91,7 @@ def _write_pages(run: Run, tree: ProtoTree, folder: Path, find: bool, tick: Call
     if kept := KeptPages(tree, run.folder / PAGES).files():
         _copy(kept, folder)
     elif find and (data := run.data_if_here()) is not None:
-        keep_pages(tree, explain_tree(run, data=data, tick=tick).prototypes, folder)
+        keep_pages(tree, explain_tree(run, data=data, tick=tick), folder)
 
 
 def _copy(files: Iterable[Path], folder: Path) -> None:
@@ -148,11 +150,14 @@ class Freed:
 
 
 def tidy(run: str | Path | Run) -> list[Freed]:
-    """Removes from a finished run what is only needed to go on with an interrupted training, or is computed again.
+    """Removes from a finished run what only an interrupted training would need, or what can be computed again.
 
     The tree after every stage, the figures, pictures, notes and reports stay. Maps that other runs use stay too.
 
-    >>> sum(freed.n_bytes for freed in tidy("runs/birds"))
+    Examples:
+        >>> freed = tidy("runs/photos")
+        >>> all(one.n_bytes > 0 for one in freed)
+        True
     """
     run = Run.open(run).expect_changeable()
     if not run.last_metrics:

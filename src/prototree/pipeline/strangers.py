@@ -33,7 +33,10 @@ def meet_strangers(
 
     A source is a folder of photos, or a data set, of which the test photos are taken.
 
-    >>> prototree.meet_strangers("runs/birds", ["photos/insects"])["insects"].auroc["both"]
+    Examples:
+        >>> found = meet_strangers("runs/photos", ["strangers/"])  # doctest: +SKIP
+        >>> list(found), sorted(found["strangers"].auroc)  # doctest: +SKIP
+        (['strangers'], ['both', 'distance', 'sureness'])
     """
     run, observer = Run.open(folder), observer or Observer()
     sets = {Path(source).name: strangers_in(source) for source in sources}

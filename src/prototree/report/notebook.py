@@ -25,7 +25,12 @@ class NotebookPage:
 
 
 def show(explanation: TreeExplanation | Decided) -> NotebookPage:
-    """In a notebook, put this last in a cell: the tree or the decision appears below it."""
+    """In a notebook, put this last in a cell: the tree or the decision appears below it.
+
+    Examples:
+        >>> show(explain_image(Run.open("runs/photos"), "bird.jpg"))  # doctest: +SKIP
+        <the page of the decision>
+    """
     if isinstance(explanation, TreeExplanation):
         return NotebookPage(tree_page(explanation))
     return NotebookPage(decision_page(explanation), height=820)

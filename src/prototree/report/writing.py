@@ -20,9 +20,14 @@ log = logging.getLogger(__name__)
 
 
 def write_report(explanation: TreeExplanation, folder: Path) -> list[Path]:
-    """The whole tree as index.html, tree.svg, tree.pdf, rules.txt and rules.json; what was written.
+    """Writes the tree as index.html, tree.svg, tree.pdf, rules.txt and rules.json; returns what was written.
 
     Without matplotlib there is no PDF, and a warning says so.
+
+    Examples:
+        >>> explanation = explain_tree(Run.open("runs/photos"))
+        >>> sorted(path.name for path in write_report(explanation, Path("report")))
+        ['index.html', 'rules.json', 'rules.txt', 'tree.pdf', 'tree.svg']
     """
     make_folder(folder)
     written = [
@@ -40,9 +45,14 @@ def write_report(explanation: TreeExplanation, folder: Path) -> list[Path]:
 
 
 def write_decision(explanation: Decided, folder: Path, strategy: Strategy = "greedy") -> list[Path]:
-    """One decision as decision.html, decision.json and, a tree each, decision.png of one path; what was written.
+    """Writes one decision as decision.html, decision.json and, for each tree, decision.png; returns what was written.
 
     Without matplotlib there is no picture, and a warning says so.
+
+    Examples:
+        >>> decision = explain_image(Run.open("runs/photos"), "bird.jpg")
+        >>> sorted(path.name for path in write_decision(decision, Path("explained")))
+        ['decision.html', 'decision.json', 'decision.png']
     """
     make_folder(folder)
     written = [

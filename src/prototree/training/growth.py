@@ -40,7 +40,7 @@ Part = int | list[Any]
 
 @dataclass(frozen=True)
 class Start:
-    """A tree of one leaf a class, and the patch that each prototype is."""
+    """A tree of one leaf per class, and the patch that each prototype is."""
 
     topology: Topology
     leaf_class: Int[Tensor, " L"]
@@ -113,7 +113,7 @@ def grow(
 
 
 def start_from(tree: ProtoTree, sources: CachedBatches, root: Path) -> Start:
-    """A tree whose prototypes are patches already: the head learns on, and they stay those patches.
+    """A tree whose prototypes are patches already: the head is trained further, and they stay those patches.
 
     Only the patch of a photo that is nearest to a prototype learns from it, so the head learns to tell what is like the
     chosen patch, not what happens to be beside it.

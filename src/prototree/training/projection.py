@@ -144,6 +144,11 @@ def project(
 
     `places` says which photo and view each place in the data is, for the sources that the tree keeps. `compare` also
     keeps the patches found without class constraints, in the same pass.
+
+    Examples:
+        >>> projected = project(tree, [(maps, labels, places)], constrain_classes=False)  # B×D×H×W, B, B
+        >>> projected.tree.prototypes.shape  # N×D×1×1, each a patch of the maps
+        torch.Size([3, 16, 1, 1])
     """
     constraint = prototype_classes(tree) if constrain_classes else None
     found = find_nearest(tree, maps, *([constraint, None] if constraint is not None else [None]))

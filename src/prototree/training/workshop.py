@@ -1,4 +1,4 @@
-"""What every recipe trains with: the data, the network, cached maps, and a loop that loses nothing."""
+"""What every recipe trains with: the data, the network, cached maps, and a loop that can be interrupted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -55,7 +55,13 @@ _SEALS = (CHECKSUM, "weights_sha256", "weights_bytes")
 
 
 def save(tree: ProtoTree, folder: Path | str) -> None:
-    """Writes a tree so that `load` gives it back bit for bit, on a machine without the training data too."""
+    """Writes a tree so that `load` gives it back bit for bit, on a machine without the training data too.
+
+    Examples:
+        >>> save(tree, "my-tree")
+        >>> load("my-tree").class_names
+        ('cat', 'dog', 'owl')
+    """
     backbone = tree.features.backbone
     header = {
         "kind": "prototree",
@@ -87,8 +93,10 @@ def load(folder: Path | str) -> ProtoTree:
 
     `user/name` is a tree on the model hub, where no folder `user` is here.
 
-    >>> tree = load("runs/birds")
-    >>> tree = load("bird-tree.prototree")
+    Examples:
+        >>> tree = load("runs/photos")  # or "bird-tree.prototree", or "user/name"
+        >>> tree.class_names
+        ('bluebird', 'cardinal', 'greenfinch')
     """
     folder = located(folder)
     folder = folder / (last_stage(folder) or "")

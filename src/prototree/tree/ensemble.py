@@ -19,7 +19,13 @@ from prototree.tree.strategies import Strategy
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Trees over the same classes that see photos in the same way."""
+    """Trees over the same classes that see photos in the same way.
+
+    Examples:
+        >>> both = Ensemble([tree, tree])
+        >>> [one.soft.shape for one in both.predict(torch.rand(2, 3, 64, 64))]  # B×K for each tree
+        [torch.Size([2, 3]), torch.Size([2, 3])]
+    """
 
     trees: Sequence[ProtoTree]
 

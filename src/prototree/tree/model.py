@@ -33,7 +33,13 @@ _FEW_A_LEVEL = 40
 
 @dataclass(frozen=True)
 class PrototypeSource:
-    """The training patch that a prototype is, once projected (Eq. 6)."""
+    """The training patch that a prototype is, once projected (Eq. 6).
+
+    Examples:
+        >>> source = prototree.load("runs/photos").sources[0]
+        >>> source.image.endswith(".png"), len(source.patch), len(source.box), source.distance < 1e-5
+        (True, 2, 4, True)
+    """
 
     image: str  # relative to the data's root
     label: int
@@ -48,7 +54,13 @@ class PrototypeSource:
 
 @dataclass(frozen=True)
 class Routed:
-    """A batch that has gone through the tree."""
+    """A batch that has gone through the tree.
+
+    Examples:
+        >>> routed = tree.route(maps)  # maps: B×D×H×W
+        >>> routed.distance.shape, routed.log_path_probs.shape, routed.p_right.shape  # B×P, B×L, B×N
+        (torch.Size([2, 3]), torch.Size([2, 4]), torch.Size([2, 3]))
+    """
 
     distance: Float[Tensor, "B P"]  # of each prototype to the nearest patch
     patch: Int[Tensor, "B P"]  # which one that is, row-major in the map of patches
@@ -58,7 +70,15 @@ class Routed:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the tree decides for a batch, by each of the three strategies (§5.3)."""
+    """What the tree decides for a batch, by each of the three strategies (§5.3).
+
+    Examples:
+        >>> decisions = tree.predict(torch.rand(2, 3, 64, 64))  # a tree of 3 classes and height 2
+        >>> decisions.soft.shape, decisions.sureness.shape  # B×K, B
+        (torch.Size([2, 3]), torch.Size([2]))
+        >>> decisions.labels("greedy").shape, decisions.greedy.nodes.shape  # B, B×height
+        (torch.Size([2]), torch.Size([2, 2]))
+    """
 
     soft: Float[Tensor, "B K"]
     max_path: Path
@@ -88,9 +108,13 @@ class Decisions:
 class ProtoTree(nn.Module):
     """A soft decision tree whose nodes ask how near the image's best patches come to their prototypes.
 
-    >>> tree = ProtoTree(Topology.full(height=9), FeatureExtractor(Backbone("resnet50")), class_names)
-    >>> decisions = tree.predict(images)
-    >>> decisions.labels("greedy"), decisions.greedy.nodes, decisions.greedy.p_right
+    Examples:
+        >>> features = FeatureExtractor(Backbone("resnet18", None, image_size=64), depth=16)
+        >>> tree = ProtoTree(Topology.full(height=2), features, ["cat", "dog", "owl"]).eval()
+        >>> tree.prototypes.shape, tree.leaf_logits.shape  # N×D×1×1, L×K
+        (torch.Size([3, 16, 1, 1]), torch.Size([4, 3]))
+        >>> tree.predict(torch.rand(2, 3, 64, 64)).labels("greedy").shape
+        torch.Size([2])
     """
 
     reach: Float[Tensor, " P"]

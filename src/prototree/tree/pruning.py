@@ -51,6 +51,10 @@ def prune(tree: ProtoTree, threshold: float | None = None) -> Pruned:
     """Drops leaves with max σ(c) ≤ threshold, emptied subtrees, and parents left with one child, the root too.
 
     The new tree holds copies of the prototypes and leaves it kept and shares the feature extractor.
+
+    Examples:
+        >>> prune(tree, threshold=0.34).tree.topology.n_leaves  # one of four leaves had no clear class
+        3
     """
     threshold = default_threshold(tree.n_classes) if threshold is None else threshold
     if not 0 <= threshold < 1:

@@ -73,7 +73,15 @@ def max_path_leaves(log_path_probs: Float[Tensor, "B L"]) -> Int[Tensor, " B"]:
 
 @dataclass(frozen=True)
 class Path:
-    """The way of each image to one leaf. Padded with −1 and False behind the leaf."""
+    """The way of each image to one leaf. Padded with −1 and False behind the leaf.
+
+    Examples:
+        >>> path = tree.predict(torch.rand(2, 3, 64, 64)).greedy
+        >>> path.leaf.shape, path.nodes.shape, path.p_right.shape  # B, B×height, B×height
+        (torch.Size([2]), torch.Size([2, 2]), torch.Size([2, 2]))
+        >>> path.nodes[:, 0].tolist()  # every path begins at the root
+        [0, 0]
+    """
 
     leaf: Int[Tensor, " B"]
     nodes: Int[Tensor, "B height"]

@@ -143,7 +143,7 @@ def _add_reading(app: FastAPI, service: Service, mending: Queue) -> None:
     async def candidates(
         node: PathIndex, count: Annotated[int, Query(ge=1, le=60)] = 12, side: shapes.Side = "right"
     ) -> shapes.CandidatesShape:
-        """The nearest training patches, one a photo: the cluster that a prototype stands for."""
+        """The nearest training patches, one per photo: the cluster that a prototype stands for."""
         return await _in_turn(mending, partial(service.candidates, node, count, side))  # type: ignore[no-any-return]
 
     @app.get("/api/photos/{split}", tags=["photos"], responses=_refusals(404))
@@ -236,7 +236,7 @@ def _add_mending(app: FastAPI, service: Service, mending: Queue) -> None:
 
     @app.post("/api/mending/learning", tags=["mend"], responses=_refusals(409, 503))
     async def learn(question: shapes.RevisionQuestion) -> shapes.LearningShape:
-        """Saves the tree, and lets the network learn on with it, in a new run; takes minutes."""
+        """Saves the tree, and trains the network further with it, in a new run; takes minutes."""
         return await _in_turn(mending, partial(service.learner.start, question.revision))  # type: ignore[no-any-return]
 
     @app.get("/api/mending/learning", tags=["mend"], responses=_refusals(503))

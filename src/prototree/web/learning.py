@@ -1,4 +1,4 @@
-"""The network learns on with the mended tree, in a process of its own, one at a time; the page asks how far it is."""
+"""The network is trained further with the mended tree, in a process of its own; the page asks how far it is."""
 
 import os
 import subprocess

@@ -1,14 +1,27 @@
 """The tree as it is between two edits, for the report's page: all from kept feature maps, so it takes moments."""
 
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from prototree.data.views import FULL, photo_size
 from prototree.explain.places import InputFrame
 from prototree.explain.prototypes import place_of
-from prototree.explain.records import Location, Match, Picture, PrototypeExplanation, TreeExplanation
+from prototree.explain.records import (
+    ClassExplanation,
+    Location,
+    Match,
+    Picture,
+    PrototypeExplanation,
+    Spread,
+    TreeExplanation,
+)
+from prototree.explain.spreads import SpreadCounts
 from prototree.mend.bench import Bench, Candidate
 from prototree.mend.states import TreeState
 from prototree.network.geometry import Box
@@ -19,6 +32,7 @@ from prototree.tree.patches import distance_map
 from prototree.web.gallery import Gallery
 
 _NEAREST = 6
+_CLASS_PHOTOS = 4
 _HEAT = (16, 16)
 _NO_HEAT = np.zeros((1, 1), dtype=np.float32)
 _NO_PICTURE: Picture = np.zeros((1, 1, 3), dtype=np.uint8)
@@ -34,8 +48,11 @@ class TreeView:
         """The explanation, and the data of its page."""
         bench, tree = self._bench, state.tree
         urls: dict[str, str] = {}
-        shares = self._shares(state)
-        prototypes = tuple(self._prototype(state, one, share, urls) for one, share in enumerate(shares))
+        spreads, n_nodes = self.spreads(state), tree.topology.n_nodes
+        prototypes = tuple(
+            replace(self._prototype(state, one, share, urls), spread=spreads[one % n_nodes])
+            for one, share in enumerate(self._shares(state))
+        )
         explanation = TreeExplanation(
             title=self._title,
             class_names=tree.class_names,
@@ -46,13 +63,36 @@ class TreeView:
             accuracy=bench.figures(state).accuracy,
             question=tree.question.kind,
             sharpness=tree.question.sharpness,
+            classes=self._classes(urls),
         )
         # The page fetches its pictures one by one when they come into view; here stand only their addresses.
         return explanation, tree_data(explanation, lambda name, picture: urls.get(name) or data_url(name, picture))
 
+    def _classes(self, urls: dict[str, str]) -> tuple[ClassExplanation, ...]:
+        """Some training photos of each class."""
+        found = []
+        for label in range(self._bench.tree.n_classes):
+            photos = self._gallery.photos("training", label, 0, _CLASS_PHOTOS)
+            urls.update({f"class-{label}-{i}": photo.thumb for i, photo in enumerate(photos)})
+            found.append(ClassExplanation((_NO_PICTURE,) * len(photos)))
+        return tuple(found)
+
+    def spreads(self, state: TreeState) -> list[Spread]:
+        """How the training photos lie at each node."""
+        whole, n_nodes = self._whole, state.tree.topology.n_nodes
+        distance, counts = state.training.distance[whole], SpreadCounts(state.tree, range(n_nodes))
+        left = distance[:, n_nodes:] if state.tree.question.kind == "choice" else None
+        counts.add(distance[:, :n_nodes], left, self._bench.training.labels[whole])
+        return counts.spreads()
+
+    @cached_property
+    def _whole(self) -> Bool[Tensor, " B"]:
+        """Which of the training views show a whole photo."""
+        return torch.tensor([entry.view == FULL for entry in self._bench.training.entries])
+
     def _shares(self, state: TreeState) -> list[tuple[float, ...]]:
         """For each prototype the share of each class's training photos that its node sends to its side."""
-        whole = torch.tensor([entry.view == FULL for entry in self._bench.training.entries])
+        whole = self._whole
         distance = state.training.distance[whole]
         if state.tree.question.kind == "choice":
             right, left = distance.chunk(2, dim=1)

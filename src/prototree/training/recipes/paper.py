@@ -31,7 +31,7 @@ class Paper(Recipe):
 
     height: int = setting(
         0,
-        "edges from the root to the leaves; 0: one more than it takes for a leaf a class",
+        "edges from the root to the leaves; 0: one more than it takes for one leaf per class",
         touch="The tree misses classes (higher) or takes long (lower).",
         group=_TREE,
         low=0,

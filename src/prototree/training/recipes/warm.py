@@ -3,7 +3,7 @@
 The model is the paper's; how it gets there is not. (1) The backbone stays frozen, and its maps of a few views of every
 photo are computed once. (2) The head learns as a plain max-pooled classifier, which is also the teacher; beside that it
 learns to know every class by a single patch, because that is all that a node of the tree will see. (3) The tree
-starts with one leaf a class, grown from the classes (`growth`). (4) While the head learns from the teacher's softened
+starts with one leaf per class, grown from the classes (`growth`). (4) While the head learns from the teacher's softened
 probabilities, every prototype *is* its source patch, seen through the head as it is at that step, so that projection at
 the end moves nothing. Questions begin soft and become sharp, and towards the end the tree's own answer is softened like
 the teacher's, so that it may be as sure as it is right (`anchored`).
