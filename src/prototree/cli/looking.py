@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import os
 import webbrowser
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -67,16 +69,18 @@ def explain(
     data: DataOption = None,
 ) -> None:
     """Why the tree decides as it does about images (§5.3)."""
-    from prototree.explain.votes import explain_decision, local_paths, open_voters
-    from prototree.report import decision_json, write_decision
+    from prototree.explain.votes import class_of_folder, explain_decision, local_paths, open_voters
+    from prototree.report import decision_json, index_entry, write_decision, write_index
     from prototree.report.words import answer_words
 
     paths, voters = local_paths(images), open_voters([run, *(others or [])], data)
-    refused = 0
+    folder, names = out or _place(run, "explained"), voters[0].tree.class_names
+    refused, entries = 0, []
     with Display(error_console) as display:
         for number, path in enumerate(paths):
             try:
-                explanation = explain_decision(voters, path, attribution=attribution, occlusion=occlusion)
+                label = class_of_folder(path, names)
+                explanation = explain_decision(voters, path, label=label, attribution=attribution, occlusion=occlusion)
             except DataError as error:
                 say_error(str(error))
                 refused += 1
@@ -86,11 +90,13 @@ def explain(
             if as_json:
                 typer.echo(json.dumps(decision_json(explanation)))
                 continue
-            folder = out or _place(run, "explained")
-            folder /= f"{number:04d}-{path.stem}" if len(paths) > 1 else path.stem
+            own = f"{number:04d}-{path.stem}" if len(paths) > 1 else path.stem
             say(answer_words(explanation))
-            for written in write_decision(explanation, folder, strategy.value):
+            for written in write_decision(explanation, folder / own, strategy.value):
                 say(f"written: {written}")
+            entries.append(index_entry(explanation, f"{quote(os.fsencode(own))}/decision.html"))
+    if len(entries) > 1:
+        say(f"written: {write_index(entries, folder)}")
     if refused:
         if len(paths) > 1:
             say_error(f"{refused} of {len(paths)} images could not be used; the others are done")
