@@ -21,10 +21,12 @@ from prototree.explain.records import (
     QuestionKind,
     RunnerUp,
     SeenPatch,
+    Spread,
     Step,
     TreeExplanation,
     VoteExplanation,
 )
+from prototree.explain.spreads import LIMITS, LINES, N_RANGES
 from prototree.network.geometry import Box
 from prototree.report.words import Reading
 from prototree.tree.strategies import Strategy
@@ -103,6 +105,7 @@ def tree(
             right_share=tuple(rng.random() for _ in range(n_classes)),
             causes=tuple(Cause(name, rng.uniform(-0.6, 0.1)) for name in CAUSES),
             note='long "beak" <b>' if number == 1 else "",
+            spread=spread(seed + number % topology.n_nodes, question),
         )
         for number in range(topology.n_nodes * (2 if question == "choice" else 1))
     )
@@ -117,6 +120,15 @@ def tree(
         question=question,
         sharpness=6.0,
     )
+
+
+def spread(seed: int, question: QuestionKind = "presence") -> Spread:
+    """Photos of both sides about the line, most of them on their own."""
+    rng, (low, high), line = np.random.default_rng(seed), LIMITS[question], LINES[question]
+    towards = -1 if question == "presence" else 1
+    sides = [rng.normal(line + way * 0.35, 0.2, count) for way, count in ((towards, 40), (-towards, 90))]
+    right, left = (np.histogram(side.clip(low, high - 1e-6), N_RANGES, (low, high))[0].tolist() for side in sides)
+    return Spread(low, high, line, tuple(right), tuple(left))
 
 
 def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
@@ -141,6 +153,8 @@ def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
                 p_right=0.93 if present else 0.12,
                 right=seen(node, present),
                 left=seen(node + len(explained.left), not present) if is_choice else None,
+                at=(0.4 if present else -0.3) if is_choice else (0.6 if present else 1.4),
+                spread=explained.prototypes[node].spread,
             )
             for node, present in rule.turns
         )

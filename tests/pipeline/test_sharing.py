@@ -68,6 +68,7 @@ def test_it_needs_neither_the_run_nor_its_data(run: Run, tmp_path: Path) -> None
         assert now.source.crop.tolist() == then.source.crop.tolist()
         assert now.note == then.note
         assert now.right_share == pytest.approx(then.right_share, abs=1e-4)
+        assert now.spread == then.spread
         assert [(m.image, m.label, m.size) for m in now.nearest] == [(m.image, m.label, m.size) for m in then.nearest]
         assert [cause.name for cause in now.causes] == [cause.name for cause in then.causes]
         for kept, found in zip(now.source.where, then.source.where, strict=True):
@@ -76,7 +77,9 @@ def test_it_needs_neither_the_run_nor_its_data(run: Run, tmp_path: Path) -> None
             assert kept.heat.mean() == pytest.approx(found.heat.mean(), abs=0.02)
     assert explanation.prototypes[0].note == "a mark"
     decision = prototree.explain_image(opened, photo)
-    assert decision.paths["greedy"].steps[0].right.note == "a mark"
+    step = decision.paths["greedy"].steps[0]
+    assert step.right.note == "a mark"
+    assert step.spread == before.prototypes[step.node].spread is not None
     assert opened.data_if_here() is None
     with pytest.raises(DataError, match="does not say which data"):
         opened.data()
@@ -121,7 +124,9 @@ def test_without_pictures_and_data_packing_says_what_to_do(run: Run, tmp_path: P
     ).complete
 
 
-@pytest.mark.parametrize("damage", [{"right_share": [1.0]}, {"nearest": [{}]}, {"where": "x"}, {"causes": 5}])
+@pytest.mark.parametrize(
+    "damage", [{"right_share": [1.0]}, {"nearest": [{}]}, {"where": "x"}, {"causes": 5}, {"spread": [[1], [2]]}]
+)
 def test_pages_that_make_no_sense_are_left_out(
     run: Run, packed: Path, tmp_path: Path, damage: dict[str, object]
 ) -> None:

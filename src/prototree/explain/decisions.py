@@ -29,8 +29,18 @@ from prototree.explain.places import (
     tested,
 )
 from prototree.explain.prototype_pictures import PrototypePictures, open_photo, reduced
-from prototree.explain.records import DecisionExplanation, Doubt, Match, PathExplanation, RunnerUp, SeenPatch, Step
-from prototree.explain.whole_tree import pictures_of
+from prototree.explain.records import (
+    DecisionExplanation,
+    Doubt,
+    Match,
+    PathExplanation,
+    RunnerUp,
+    SeenPatch,
+    Spread,
+    Step,
+)
+from prototree.explain.spreads import decisive
+from prototree.explain.whole_tree import pictures_of, spreads_of
 from prototree.network.preprocessing import Preprocessing
 from prototree.run import Run
 from prototree.tree.model import Decisions, ProtoTree, Routed
@@ -52,18 +62,22 @@ def explain_image(
     occlusion: bool = False,
     attribution: bool = False,
     notes: Mapping[int, str] | None = None,
+    spreads: Mapping[int, Spread] | None = None,
 ) -> DecisionExplanation:
     """How a tree decides about one image, by both hard strategies, and what the runner-up would have needed.
 
-    A run brings the pictures of its prototypes and its notes along. By itself it costs one forward pass and the
-    pictures. `attribution` also asks what each similarity on the way depends on and tests every box by hiding it (some
-    15 passes for each prototype on the way); `occlusion` takes 49 more.
+    A run brings the pictures of its prototypes, its notes and, once it has a report, the spreads of its nodes along.
+    By itself it costs one forward pass and the pictures. `attribution` also asks what each similarity on the way
+    depends on and tests every box by hiding it (some 15 passes for each prototype on the way); `occlusion` takes 49
+    more.
 
     >>> explain_image(Run.open("runs/birds"), "bird.jpg").paths["greedy"].steps
     """
     if isinstance(run_or_tree, Run):
         notes = run_or_tree.notes if notes is None else notes
     tree = run_or_tree.tree() if isinstance(run_or_tree, Run) else run_or_tree.eval()
+    if spreads is None:
+        spreads = spreads_of(run_or_tree, tree) if isinstance(run_or_tree, Run) else {}
     if pictures is None:
         pictures = pictures_of(run_or_tree, tree) if isinstance(run_or_tree, Run) else PrototypePictures(tree)
     decided = _Decided.of(tree, *_open(image, tree.preprocessing, name, label))
@@ -77,7 +91,7 @@ def explain_image(
         soft=tuple(decided.decisions.soft[0].tolist()),
         sureness=float(decided.decisions.sureness[0]),
         doubt=doubts_of(tree, decided.decisions)[0],
-        paths={strategy: decided.path(strategy, matches, pictures, notes or {}) for strategy in _PATHS},
+        paths={strategy: decided.path(strategy, matches, pictures, notes or {}, spreads) for strategy in _PATHS},
         runner_up={strategy: decided.runner_up(strategy) for strategy in _PATHS},
         question=tree.question.kind,
         sureness_photos=tree.sureness.n_photos,
@@ -134,7 +148,12 @@ class _Decided:
         return {prototype: self.seen.match(self.tree, similarity[i], findings[i]) for i, prototype in enumerate(asked)}
 
     def path(
-        self, strategy: Strategy, matches: Mapping[int, Match], pictures: PrototypePictures, notes: Mapping[int, str]
+        self,
+        strategy: Strategy,
+        matches: Mapping[int, Match],
+        pictures: PrototypePictures,
+        notes: Mapping[int, str],
+        spreads: Mapping[int, Spread],
     ) -> PathExplanation:
         path, n_nodes = self.decisions.path(strategy), self.tree.topology.n_nodes
         is_choice = self.tree.question.kind == "choice"
@@ -146,13 +165,29 @@ class _Decided:
             return SeenPatch(prototype, distance, in_reach, match, picture, notes.get(prototype, ""))
 
         turns = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.p_right[0].tolist(), strict=True)
+        at = self.decisive()
         steps = tuple(
-            Step(node, right, p_right, seen(node, p_right), seen(node + n_nodes, p_right) if is_choice else None)
+            Step(
+                node=node,
+                goes_right=right,
+                p_right=p_right,
+                right=seen(node, p_right),
+                left=seen(node + n_nodes, p_right) if is_choice else None,
+                at=at[node],
+                spread=spreads.get(node),
+            )
             for node, right, p_right in turns
             if node >= 0
         )
         class_probs = tuple(self.decisions.class_probs(strategy)[0].tolist())
         return PathExplanation(strategy, steps, int(path.leaf[0]), class_probs)
+
+    def decisive(self) -> list[float]:
+        """What decided at each node, in the units of a `Spread`."""
+        n_nodes, distance = self.tree.topology.n_nodes, self.routed.distance
+        left = distance[:, n_nodes:] if self.tree.question.kind == "choice" else None
+        at: list[float] = decisive(self.tree, range(n_nodes), distance[:, :n_nodes], left)[0].tolist()
+        return at
 
     def runner_up(self, strategy: Strategy) -> RunnerUp | None:
         decisions, tree = self.decisions, self.tree

@@ -14,7 +14,18 @@ from prototree.data.images import read_image, webp
 from prototree.errors import CheckpointError, DataError
 from prototree.explain.prototype_pictures import THUMB_SIDE, SourcePictures
 from prototree.explain.prototypes import place_of
-from prototree.explain.records import Cause, Heat, Hiding, Location, Match, Method, Picture, PrototypeExplanation
+from prototree.explain.records import (
+    Cause,
+    Heat,
+    Hiding,
+    Location,
+    Match,
+    Method,
+    Picture,
+    PrototypeExplanation,
+    Spread,
+)
+from prototree.explain.spreads import LIMITS, LINES, N_RANGES
 from prototree.files import read_json, write_file, write_json
 from prototree.network.geometry import Box
 from prototree.tree import checkpoint
@@ -59,6 +70,19 @@ class KeptPages:
         names = [name for place in ranks for name in _names(*place)]
         return [self._folder / name for name in (*names, _LIST)] if self._kept else []
 
+    def spreads(self) -> dict[int, Spread]:
+        """How training photos lie at each node, by node; nothing where that was never counted."""
+        found = {}
+        for node, kept in enumerate(self._kept[: self._tree.topology.n_nodes]):  # the right ones have its number
+            try:
+                spread = _spread(self._tree, kept)
+            except (TypeError, ValueError, OverflowError) as error:
+                log.warning("what is kept of node %d cannot be used: %s", node, error)
+                continue
+            if spread is not None:
+                found[node] = spread
+        return found
+
     def of(self, number: int, pictures: SourcePictures, note: str) -> PrototypeExplanation | None:
         """One prototype; None where nothing usable is kept about it."""
         try:
@@ -94,7 +118,18 @@ def _explained(
         right_share=shares,
         causes=tuple(Cause(name, float(change)) for name, change in kept["causes"] if name in _CAUSES),
         note=note,
+        spread=_spread(tree, kept),
     )
+
+
+def _spread(tree: ProtoTree, kept: dict[str, Any]) -> Spread | None:
+    """What was counted at the prototype's node; pages of older versions have nothing."""
+    if kept.get("spread") is None:
+        return None
+    right, left = (tuple(map(int, side)) for side in kept["spread"])
+    if not len(right) == len(left) == N_RANGES or min(*right, *left) < 0:
+        raise ValueError("its photos are counted in other ranges")
+    return Spread(*LIMITS[tree.question.kind], LINES[tree.question.kind], right, left)
 
 
 _CAUSES = ("hue", "saturation", "contrast", "texture", "shape")
@@ -113,6 +148,7 @@ def _kept(one: PrototypeExplanation) -> dict[str, Any]:
     return {
         "right_share": [round(share, 4) for share in one.right_share],
         "causes": [[cause.name, round(cause.change, 4)] for cause in one.causes],
+        "spread": one.spread and [list(one.spread.right), list(one.spread.left)],
         "where": [
             {
                 "method": where.method,

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prototree.explain.attribution import patch_distances
+from prototree.explain.records import Spread
+from prototree.explain.spreads import SpreadCounts
 from prototree.training.maps import MapBatch
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
@@ -28,18 +30,27 @@ class Matches:
     patch: Int[Tensor, "n k"]
     maps: Float[Tensor, "n k rows columns"]  # of similarity
     share: Float[Tensor, "n K"]
+    spreads: tuple[Spread, ...] = ()  # n: of each prototype's node
 
 
 @torch.no_grad()
-def find_matches(tree: ProtoTree, maps: Iterable[MapBatch], prototypes: Sequence[int], k: int) -> Matches:
+def find_matches(
+    tree: ProtoTree,
+    maps: Iterable[MapBatch],
+    prototypes: Sequence[int],
+    k: int,
+    counted: Bool[Tensor, " photos"] | None = None,
+) -> Matches:
     """Memory does not grow with the data: only the best k of each prototype are kept, and their similarity maps.
 
     Photos go a prototype's way as the greedy strategy has it: within its reach, or nearer to it than to its rival.
+    `counted` says which places of the data spreads count, where a photo is in the data more than once.
     """
     rivals = [rival_of(tree, prototype) for prototype in prototypes]
     compared = list(dict.fromkeys([*prototypes, *rivals]))
     own, other = ([compared.index(p) for p in some] for some in (prototypes, rivals))
     vectors = tree.prototypes.detach()[compared]
+    counts = SpreadCounts(tree, [tree.node_of(p)[0] for p in prototypes])
     is_right = torch.tensor([tree.node_of(p)[1] for p in prototypes], dtype=torch.bool, device=vectors.device)
     best = _none(tree, prototypes, k)
     seen = torch.zeros(tree.n_classes, device=vectors.device)
@@ -48,12 +59,16 @@ def find_matches(tree: ProtoTree, maps: Iterable[MapBatch], prototypes: Sequence
         distance, rival = near.distance[:, own], near.distance[:, other]
         if tree.question.kind == "presence":
             comes = tree.similarity(distance, prototypes) > 0.5
+            right, left = distance, None
         else:
             comes = torch.where(is_right, distance < rival, distance <= rival)  # a tie goes left
+            right, left = torch.where(is_right, distance, rival), torch.where(is_right, rival, distance)
+        own_place = slice(None) if counted is None else counted[places.cpu()].to(labels.device)
+        counts.add(right[own_place], left[own_place] if left is not None else None, labels[own_place])
         best.share.index_add_(1, labels, comes.float().T)
         seen += torch.bincount(labels, minlength=tree.n_classes)
         best = _merge(tree, best, feature_map, distance.T, near.patch[:, own].T, places)
-    return replace(best, share=best.share / seen.clamp_min(1))
+    return replace(best, share=best.share / seen.clamp_min(1), spreads=tuple(counts.spreads()))
 
 
 def rival_of(tree: ProtoTree, prototype: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prototree.data import ImageData
@@ -75,11 +75,12 @@ def explain_prototypes(
     maps = maps_of(batches, network, tree.prototypes.device)
     views_each = -(-len(dataset) // max(len(data.train), 1))
     # One photo may be the prototype's own, and each may be near in all of its views.
-    found = find_matches(tree, progress.watch(maps), chosen, views_each * (nearest + 1))
+    first = first_views(dataset.entries)
+    found = find_matches(tree, progress.watch(maps), chosen, views_each * (nearest + 1), first)
     examination = _Examination(tree, network, data, dataset.entries, occlusion)
     matches, explained = examination.nearest(found, nearest), []
-    for first in range(0, len(chosen), _PROTOTYPES_AT_ONCE):
-        some = range(first, min(first + _PROTOTYPES_AT_ONCE, len(chosen)))
+    for start in range(0, len(chosen), _PROTOTYPES_AT_ONCE):
+        some = range(start, min(start + _PROTOTYPES_AT_ONCE, len(chosen)))
         subjects = [examination.subject(found, i) for i in some]
         for i, subject, (source, why) in zip(some, subjects, examination.examine(subjects), strict=True):
             explained.append(
@@ -91,10 +92,21 @@ def explain_prototypes(
                     right_share=tuple(found.share[i].tolist()),
                     causes=why,
                     note=(notes or {}).get(chosen[i], ""),
+                    spread=found.spreads[i],
                 )
             )
         progress.add(_TICKS * len(subjects))
     return tuple(explained)
+
+
+def first_views(entries: Sequence[Entry]) -> Bool[Tensor, " photos"]:
+    """Which places of the data are a photo's first view, as it is shown when the tree is asked."""
+    place_of_photo: dict[Path, int] = {}
+    for place, entry in enumerate(entries):
+        place_of_photo.setdefault(entry.sample.path, place)
+    is_first = torch.zeros(len(entries), dtype=torch.bool)
+    is_first[list(place_of_photo.values())] = True
+    return is_first
 
 
 class Place(TypedDict):

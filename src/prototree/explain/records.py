@@ -67,6 +67,27 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """How the training photos lie about the line that decides at a node, by the side that their class is on.
+
+    Counted in ranges of equal width from `low` to `high`; the outermost hold what lies beyond. Presence: the distance
+    of each photo's nearest patch in units of the reach, right below the line. Choice: how much nearer the right
+    prototype is than the left one, in units of the mean of their reaches, right above the line.
+    """
+
+    low: float
+    high: float
+    line: float
+    right: tuple[int, ...]  # photos of classes that stand on the right only
+    left: tuple[int, ...]
+
+    @property
+    def width(self) -> float:
+        """Of one range."""
+        return (self.high - self.low) / len(self.right)
+
+
+@dataclass(frozen=True)
 class PrototypeExplanation:
     """All that is known about one prototype."""
 
@@ -83,6 +104,7 @@ class PrototypeExplanation:
     causes: tuple[Cause, ...]
     note: str = ""  # the user's own words, such as "long beak"
     tests: tuple[str, ...] = ()  # whether it means what it shows, a sentence each; empty if never measured
+    spread: Spread | None = None  # of the node, so both prototypes of a choice have the same; None if never counted
 
 
 @dataclass(frozen=True)
@@ -126,6 +148,8 @@ class Step:
     p_right: float
     right: SeenPatch
     left: SeenPatch | None = None  # only of a choice
+    at: float | None = None  # what decided, in the units of a `Spread`
+    spread: Spread | None = None  # of the training photos at this node; None if never counted
 
     @property
     def note(self) -> str:

@@ -12,8 +12,8 @@ from prototree.data.images import SUFFIXES, is_image
 from prototree.errors import ConfigError, DataError
 from prototree.explain.decisions import explain_image
 from prototree.explain.prototype_pictures import PrototypePictures
-from prototree.explain.records import DecisionExplanation, VoteExplanation
-from prototree.explain.whole_tree import pictures_of
+from prototree.explain.records import DecisionExplanation, Spread, VoteExplanation
+from prototree.explain.whole_tree import pictures_of, spreads_of
 from prototree.run import Run
 from prototree.tree.ensemble import Ensemble
 from prototree.tree.model import ProtoTree
@@ -31,6 +31,7 @@ def explain_vote(
     occlusion: bool = False,
     attribution: bool = False,
     notes: Sequence[Mapping[int, str]] | None = None,
+    spreads: Sequence[Mapping[int, Spread]] | None = None,
 ) -> VoteExplanation:
     """One decision for each tree, and the mean of their class probabilities."""
     Ensemble(trees)  # refuses trees that do not fit together
@@ -46,6 +47,7 @@ def explain_vote(
             occlusion=occlusion,
             attribution=attribution,
             notes=notes[i] if notes is not None else None,
+            spreads=spreads[i] if spreads is not None else None,
         )
         for i, tree in enumerate(trees)
     )
@@ -55,11 +57,12 @@ def explain_vote(
 
 @dataclass(frozen=True)
 class Voter:
-    """A tree with the pictures of its prototypes and the user's words about them."""
+    """A tree with the pictures of its prototypes, the user's words about them, and the spreads of its nodes."""
 
     tree: ProtoTree
     pictures: PrototypePictures
     notes: Mapping[int, str] = field(default_factory=dict)
+    spreads: Mapping[int, Spread] = field(default_factory=dict)
 
 
 def open_voters(folders: Sequence[str | Path], data: str | Path | None = None) -> list[Voter]:
@@ -68,7 +71,7 @@ def open_voters(folders: Sequence[str | Path], data: str | Path | None = None) -
     for run in map(Run.open, folders):
         tree = run.tree()
         images = run.data(data) if data is not None else None
-        voters.append(Voter(tree, pictures_of(run, tree, images), run.notes))
+        voters.append(Voter(tree, pictures_of(run, tree, images), run.notes, spreads_of(run, tree)))
     Ensemble([voter.tree for voter in voters])
     return voters
 
@@ -92,10 +95,18 @@ def explain_decision(
             attribution=attribution,
             occlusion=occlusion,
             notes=only.notes,
+            spreads=only.spreads,
         )
-    trees, pictures = [voter.tree for voter in voters], [voter.pictures for voter in voters]
-    notes = [voter.notes for voter in voters]
-    return explain_vote(trees, image, pictures, label=label, attribution=attribution, occlusion=occlusion, notes=notes)
+    return explain_vote(
+        [voter.tree for voter in voters],
+        image,
+        [voter.pictures for voter in voters],
+        label=label,
+        attribution=attribution,
+        occlusion=occlusion,
+        notes=[voter.notes for voter in voters],
+        spreads=[voter.spreads for voter in voters],
+    )
 
 
 def class_of_folder(path: Path, class_names: Sequence[str]) -> int | None:

@@ -11,7 +11,7 @@ from prototree.evaluation.part_tables import part_words, prototype_words
 from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.prototypes import explain_prototypes, place_of
-from prototree.explain.records import Location, Match, PrototypeExplanation, TreeExplanation
+from prototree.explain.records import Location, Match, PrototypeExplanation, Spread, TreeExplanation
 from prototree.network.geometry import Box
 from prototree.run import PICTURES, Run
 from prototree.tree.leaves import class_log_probs
@@ -89,6 +89,11 @@ def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None 
     if data is not None or pictures.complete:
         return pictures
     return PrototypePictures(tree, run.data_if_here(), run.folder / PICTURES)
+
+
+def spreads_of(run: Run, tree: ProtoTree) -> dict[int, Spread]:
+    """By node, how the training photos lie there, as the run's last report counted them; nothing before a report."""
+    return KeptPages(tree, run.folder / PAGES).spreads()
 
 
 def _without_data(run: Run, tree: ProtoTree, notes: Mapping[int, str]) -> tuple[PrototypeExplanation, ...]:

@@ -1,14 +1,19 @@
 """The tree as it is between two edits, for the report's page: all from kept feature maps, so it takes moments."""
 
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from prototree.data.views import FULL, photo_size
 from prototree.explain.places import InputFrame
 from prototree.explain.prototypes import place_of
-from prototree.explain.records import Location, Match, Picture, PrototypeExplanation, TreeExplanation
+from prototree.explain.records import Location, Match, Picture, PrototypeExplanation, Spread, TreeExplanation
+from prototree.explain.spreads import SpreadCounts
 from prototree.mend.bench import Bench, Candidate
 from prototree.mend.states import TreeState
 from prototree.network.geometry import Box
@@ -34,8 +39,11 @@ class TreeView:
         """The explanation, and the data of its page."""
         bench, tree = self._bench, state.tree
         urls: dict[str, str] = {}
-        shares = self._shares(state)
-        prototypes = tuple(self._prototype(state, one, share, urls) for one, share in enumerate(shares))
+        spreads, n_nodes = self.spreads(state), tree.topology.n_nodes
+        prototypes = tuple(
+            replace(self._prototype(state, one, share, urls), spread=spreads[one % n_nodes])
+            for one, share in enumerate(self._shares(state))
+        )
         explanation = TreeExplanation(
             title=self._title,
             class_names=tree.class_names,
@@ -50,9 +58,22 @@ class TreeView:
         # The page fetches its pictures one by one when they come into view; here stand only their addresses.
         return explanation, tree_data(explanation, lambda name, picture: urls.get(name) or data_url(name, picture))
 
+    def spreads(self, state: TreeState) -> list[Spread]:
+        """How the training photos lie at each node."""
+        whole, n_nodes = self._whole, state.tree.topology.n_nodes
+        distance, counts = state.training.distance[whole], SpreadCounts(state.tree, range(n_nodes))
+        left = distance[:, n_nodes:] if state.tree.question.kind == "choice" else None
+        counts.add(distance[:, :n_nodes], left, self._bench.training.labels[whole])
+        return counts.spreads()
+
+    @cached_property
+    def _whole(self) -> Bool[Tensor, " B"]:
+        """Which of the training views show a whole photo."""
+        return torch.tensor([entry.view == FULL for entry in self._bench.training.entries])
+
     def _shares(self, state: TreeState) -> list[tuple[float, ...]]:
         """For each prototype the share of each class's training photos that its node sends to its side."""
-        whole = torch.tensor([entry.view == FULL for entry in self._bench.training.entries])
+        whole = self._whole
         distance = state.training.distance[whole]
         if state.tree.question.kind == "choice":
             right, left = distance.chunk(2, dim=1)

@@ -1,0 +1,75 @@
+"""What gives a distance a meaning: how the training photos of both sides of a node lie about the line that decides.
+
+Notation used for tensor shapes: B batch, P prototypes, n nodes, K classes.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+from torch import Tensor
+
+from prototree.explain.records import QuestionKind, Spread
+from prototree.tree.model import ProtoTree
+from prototree.tree.questions import LN2
+
+N_RANGES = 64
+LIMITS: dict[QuestionKind, tuple[float, float]] = {"presence": (0.0, 3.2), "choice": (-1.6, 1.6)}
+LINES: dict[QuestionKind, float] = {"presence": 1.0, "choice": 0.0}
+
+
+def decisive(
+    tree: ProtoTree, nodes: Sequence[int], right: Float[Tensor, "B n"], left: Float[Tensor, "B n"] | None = None
+) -> Float[Tensor, "B n"]:
+    """What decides at each node, from the distances to its prototypes.
+
+    Presence: the distance in units of the reach; below 1 goes right. Choice: how much nearer the right prototype is
+    than the left one, in units of the mean of their reaches; above 0 goes right.
+    """
+    own = list(nodes)
+    reach = LN2 * tree.reach[own]
+    if left is None:
+        return right / reach
+    other = LN2 * tree.reach[[node + tree.topology.n_nodes for node in own]]
+    return (left - right) / ((reach + other) / 2)
+
+
+def class_sides(tree: ProtoTree) -> tuple[Bool[ndarray, "N K"], Bool[ndarray, "N K"]]:
+    """For each node the classes of the leaves on its right, and of those on its left; a class of both is in neither."""
+    topology = tree.topology
+    sides = np.zeros((2, topology.n_nodes, tree.n_classes), dtype=bool)
+    labels = tree.leaf_logits.detach().argmax(dim=1).cpu().numpy()
+    for path, turns, label in zip(topology.paths, topology.goes_right, labels, strict=True):
+        on_way = path >= 0
+        sides[turns[on_way].astype(int), path[on_way], label] = True
+    left, right = sides
+    return right & ~left, left & ~right
+
+
+class SpreadCounts:
+    """Counts photos as they go by. Memory does not grow with the data."""
+
+    def __init__(self, tree: ProtoTree, nodes: Sequence[int]) -> None:
+        device = tree.prototypes.device
+        self._tree, self._nodes = tree, list(nodes)
+        self._sides = [torch.as_tensor(side[self._nodes], device=device) for side in class_sides(tree)]
+        self._counts = torch.zeros((2, len(self._nodes), N_RANGES), dtype=torch.long, device=device)
+
+    def add(self, right: Float[Tensor, "B n"], left: Float[Tensor, "B n"] | None, labels: Int[Tensor, " B"]) -> None:
+        """Photos of these classes, with their distances to each node's prototypes."""
+        low, high = LIMITS[self._tree.question.kind]
+        at = decisive(self._tree, self._nodes, right, left)
+        # What lies beyond is counted in the outermost ranges.
+        place = ((at - low) / (high - low) * N_RANGES).floor().clamp(0, N_RANGES - 1).long().T
+        for counts, side in zip(self._counts, self._sides, strict=True):
+            counts.scatter_add_(1, place, side[:, labels].long())
+
+    def spreads(self) -> list[Spread]:
+        """One a node."""
+        kind = self._tree.question.kind
+        right, left = self._counts.tolist()
+        return [
+            Spread(*LIMITS[kind], LINES[kind], tuple(own), tuple(other)) for own, other in zip(right, left, strict=True)
+        ]

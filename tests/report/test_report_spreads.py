@@ -1,0 +1,40 @@
+"""The small drawing of how training photos lie about the line that decides."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+import sample_explanations as sample
+from prototree.explain.records import QuestionKind, Spread
+from prototree.report.spreads import spread_svg, spread_words
+
+
+@pytest.mark.parametrize("question", ["presence", "choice"])
+@pytest.mark.parametrize("at", [None, -99.0, 0.3, 1.2, 99.0])
+def test_everything_stays_within_the_drawing(question: QuestionKind, at: float | None) -> None:
+    svg = ElementTree.fromstring(spread_svg(sample.spread(3, question), question, at))
+    _, _, width, height = map(float, svg.attrib["viewBox"].split())
+    for text in svg.iter("text"):
+        assert 0 <= float(text.attrib["x"]) <= width
+        assert 0 <= float(text.attrib["y"]) <= height
+    assert ("this photo" in "".join(svg.itertext())) is (at is not None)
+    assert svg.attrib["role"] == "img"
+    assert "On their side of the line" in svg.attrib["aria-label"]
+
+
+def test_the_words_count_what_is_on_its_side() -> None:
+    spread = Spread(0.0, 2.0, 1.0, (3, 0, 1, 0), (0, 2, 2, 4))
+    assert spread_words(spread, "presence") == (
+        "On their side of the line: 75 % of the 4 training photos of the “present” classes and 75 % of the 8 training "
+        "photos of the “absent” classes."
+    )
+    choice = Spread(-1.0, 1.0, 0.0, (0, 0, 1, 3), (0, 0, 0, 0))
+    assert spread_words(choice, "choice") == (
+        "On their side of the line: 100 % of the 4 training photos of the “right” classes."
+    )
+
+
+def test_nothing_counted_is_no_error() -> None:
+    empty = Spread(-1.0, 1.0, 0.0, (0,) * 4, (0,) * 4)
+    assert spread_words(empty, "choice") == ""
+    assert spread_svg(empty, "choice").startswith("<svg")
