@@ -31,6 +31,7 @@ from prototree.report.decision_words import (
     untested_words,
 )
 from prototree.report.encoding import CROP_SIDE, data_url, heat_url, reduced
+from prototree.report.spreads import spread_svg, spread_words
 from prototree.report.templating import asset, render
 from prototree.report.words import (
     METHOD_LONG,
@@ -49,6 +50,7 @@ PictureUrl = Callable[[str, Picture], str]
 
 _MOST_BARS = 6
 _SUBJECT_SIDE = 480
+SUREST = 0.9999  # nothing is known beyond doubt, whatever rounding says
 
 
 def decision_page(explanation: Decided) -> str:
@@ -79,7 +81,7 @@ def decision_body(
         photo=picture_url("photo", reduced(first.photo, _SUBJECT_SIDE)),
         size=first.size,
         winner=first.class_names[winner],
-        share=percent(share),
+        share=percent(share if several else min(share, SUREST)),
         share_words="of the trees’ mean vote" if several else sureness_words(share, first.sureness_photos),
         unknown=UNKNOWN,
         doubt=None if several or first.doubt is None else doubt_words(first.doubt),
@@ -126,7 +128,7 @@ class _Drawer:
         other = [path for path in decision.paths.values() if path.leaf != paths[0].leaf]
         return {
             "winner": names[decision.answer],
-            "share": percent(decision.sureness),
+            "share": percent(min(decision.sureness, SUREST)),
             "is_choice": decision.question == "choice",
             "paths": list(map(self._path, paths)),
             "bars": _bars(decision.soft, names),
@@ -174,6 +176,8 @@ class _Drawer:
             "other": sides[1 - taken] if step.left is not None else None,
             "turn": "right" if step.goes_right else "left",
             "sides": sides,
+            "spread": step.spread and spread_svg(step.spread, self.decision.question, at=step.at),
+            "spread_words": spread_words(step.spread, self.decision.question) if step.spread else "",
         }
 
     def _side(self, side: SeenPatch, distance: str) -> dict[str, Any]:

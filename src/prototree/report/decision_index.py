@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from prototree.evaluation.tables import percent
 from prototree.explain.records import UNKNOWN, VoteExplanation
-from prototree.report.decision_html import Decided
+from prototree.report.decision_html import SUREST, Decided
 from prototree.report.encoding import data_url, reduced
 from prototree.report.templating import asset, render
 from prototree.report.words import count, likeliest
@@ -65,7 +65,7 @@ def index_page(entries: Sequence[IndexEntry]) -> str:
         title=count(len(entries), "photo"),
         summary=_summary(entries),
         styles=[Markup(asset("base.css")), Markup(asset("decision.css"))],
-        entries=[(entry, percent(entry.sureness), f"{100 * entry.sureness:.1f}") for entry in ordered],
+        entries=[(entry, percent(min(entry.sureness, SUREST)), f"{100 * entry.sureness:.1f}") for entry in ordered],
         has_truth=any(entry.truth is not None for entry in entries),
         unknown=UNKNOWN,
     )

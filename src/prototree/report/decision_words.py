@@ -1,8 +1,7 @@
 """Sentences that only the page of a decision says."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from prototree.evaluation.tables import percent
 from prototree.explain.records import Hiding, Step
 from prototree.report.words import PRESENT, plain, step_words
 
@@ -49,8 +48,3 @@ def untested_words(hidings: Sequence[Hiding | None]) -> str:
         return ""
     which = "The boxes" if untested == len(hidings) else "Boxes without a figure"
     return f"{which} were not tested by hiding them ({HOW_TO_TEST})."
-
-
-def share_words(probs: Iterable[float]) -> str:
-    """The highest share."""
-    return percent(max(probs))
