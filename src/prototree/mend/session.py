@@ -18,7 +18,8 @@ import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from prototree.mend.edits import Ban, Edit, History, read_history
 from prototree.mend.figures import Comparison, Figures
 from prototree.mend.states import TreeState
 from prototree.run import METRICS_VERSION, NOTES, Run
-from prototree.training.maps import StoredMaps, Tick, cache_features
+from prototree.training.maps import MapCache, StoredMaps, Tick, cache_features, stored_borders
 from prototree.tree import checkpoint
 from prototree.tree.checkpoint import PROJECTED
 from prototree.tree.model import ProtoTree
@@ -62,18 +63,25 @@ class Session:
         run: Run,
         data: ImageData,
         bench: Bench,
-        held_back: StoredMaps | None,
+        held_back: Callable[[], StoredMaps | None],
+        n_held_back: int,
         work: Path,
         feedback_name: str,
         source: str,
     ) -> None:
-        self.run, self.data, self.bench, self.held_back = run, data, bench, held_back
+        self.run, self.data, self.bench = run, data, bench
+        self._held_back, self.n_held_back = held_back, n_held_back
         self.work, self.feedback_name, self.source = work, feedback_name, source  # source: what the data was opened by
         self._lock = threading.RLock()
         self._states: OrderedDict[tuple[Edit, ...], TreeState] = OrderedDict()
         history = read_history(work / HISTORY, checkpoint.fingerprint(bench.tree))
         state = self._state_of(history.done)
         self.moment = Moment(history, state, state)
+
+    @cached_property
+    def held_back(self) -> StoredMaps | None:
+        """Photos that no feedback comes from. They go through the network when they are first needed: on saving."""
+        return self._held_back()
 
     @property
     def revision(self) -> int:
@@ -100,6 +108,12 @@ class Session:
     def redo(self, revision: int | None = None) -> Moment:
         """Makes the edit again that was undone last."""
         return self._change(History.redo, revision)
+
+    def continue_from(self, revision: int) -> None:
+        """Counts revisions from here on, so that none of another run is taken for one of this."""
+        with self._lock:
+            history = replace(self.moment.history, revision=max(revision, self.revision))
+            self.moment = replace(self.moment, history=history)
 
     def compare(self) -> Comparison:
         """The tree that mending began with, and the tree as it is."""
@@ -233,8 +247,10 @@ def open_session(
         feedback, held_back = (*own.train, *own.test), images.test
         name = "photos given for validation"
 
-    def stored(dataset: ViewDataset) -> StoredMaps:
-        return cache_features(tree, dataset, folder / "maps", tick)
+    borders = _Borders(run, tree, images, config.recipe.continues_trees)
+
+    def stored(dataset: ViewDataset, tick: Tick | None = tick) -> StoredMaps:
+        return cache_features(tree, dataset, folder / "maps", tick, borders.of(dataset))
 
     # The views that the run's own prototypes come from.
     views = config.recipe.source_views(images)
@@ -249,8 +265,37 @@ def open_session(
         banned=tuple(ban for ban in map(edits.from_json, mended.get("banned", ())) if isinstance(ban, Ban)),
         notes={node: text for node, text in run.notes.items() if 0 <= node < tree.topology.n_nodes},
     )
-    unseen = stored(photo_set(held_back, tree)) if held_back else None
-    return Session(run, images, bench, unseen, folder, name, str(source))
+
+    def unseen() -> StoredMaps | None:
+        return stored(photo_set(held_back, tree), None) if held_back else None
+
+    return Session(run, images, bench, unseen, len(held_back), folder, name, str(source))
+
+
+@dataclass(frozen=True)
+class _Borders:
+    """What the run's training has kept of the network's work, so that it is not done again."""
+
+    run: Run
+    tree: ProtoTree
+    images: ImageData
+    unsplit: bool  # whether the recipe keeps what the whole backbone gives
+
+    def of(self, dataset: ViewDataset) -> MapCache | None:
+        """The borders of these views, alone or among those of all test photos; None where they are not kept."""
+        backbone = self.tree.features.backbone
+        if self.unsplit:
+            backbone.unsplit()
+        found = stored_borders(backbone, dataset, self.run.folder)
+        if found is not None or not self.images.test:
+            return found
+        whole = photo_set(self.images.test, self.tree)
+        place = {(entry.sample.path, entry.view): number for number, entry in enumerate(whole.entries)}
+        wanted = [place.get((entry.sample.path, entry.view)) for entry in dataset.entries]
+        if not all(number is not None for number in wanted):
+            return None
+        kept = stored_borders(backbone, whole, self.run.folder)
+        return None if kept is None else kept.only([number for number in wanted if number is not None])
 
 
 def _halves(samples: Sequence[Sample]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:

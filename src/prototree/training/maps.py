@@ -30,7 +30,7 @@ from prototree.files import make_folder, read_json, write_json
 from prototree.network.backbone import Backbone
 from prototree.network.folding import folded
 from prototree.training import distributed
-from prototree.training.shared_maps import OWN_CACHE, alone, note_use
+from prototree.training.shared_maps import OWN_CACHE, alone, note_use, shared_folder
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import NearestPatches, extract_patches, nearest_patches
 
@@ -103,6 +103,7 @@ class StoredMaps:
     """The feature map of each view that could be read, with the entry it belongs to."""
 
     cache: MapCache
+    is_rounded: bool = False  # made from borders, which have 11 bits: right but for the last digits
 
     @cached_property
     def _places(self) -> list[int]:
@@ -180,13 +181,50 @@ def cache_borders(
     return _opened(path, shape, dataset)
 
 
-def cache_features(tree: ProtoTree, dataset: ViewDataset, folder: Path, tick: Tick | None = None) -> StoredMaps:
-    """The feature map of every view under the tree's own network, from disk if it is there, else computed now."""
-    path = folder / f"{_feature_name(tree, dataset)}.f32"
+def stored_borders(backbone: Backbone, dataset: ViewDataset, run: Path) -> MapCache | None:
+    """The trunk's output for every entry, where a run or those beside it have it; nothing is computed."""
+    name, shape = f"{_border_name(backbone, dataset, 1)}.f16", (1, len(dataset), *_border_shape(backbone))
+    for folder in (run / OWN_CACHE, shared_folder(run)):
+        if _is_complete(folder / name, shape):
+            return _opened(folder / name, shape, dataset)
+    return None
+
+
+def cache_features(
+    tree: ProtoTree,
+    dataset: ViewDataset,
+    folder: Path,
+    tick: Tick | None = None,
+    borders: MapCache | None = None,
+) -> StoredMaps:
+    """The feature map of every view under the tree's own network, from disk if it is there, else computed now.
+
+    With the borders of the same entries only the rest of the network runs, and no photo is read.
+    """
     shape = (1, len(dataset), tree.features.depth, *tree.features.backbone.map_size)
+    path = folder / f"{_feature_name(tree, dataset)}.f32"
+    if borders is not None and not _is_complete(path, shape):
+        path = folder / f"{_feature_name(tree, dataset, 'features from borders')}.f32"
+        _fill_once(path, shape, lambda: _fill_from_borders(tree, borders, path, shape))
+        return StoredMaps(_opened(path, shape, dataset), is_rounded=True)
     job = _Job(dataset, path, shape, lambda images: tree.features.eval()(images).float(), 0, tick)
     _fill_once(path, shape, lambda: job.run(tree.prototypes.device))
     return StoredMaps(_opened(path, shape, dataset))
+
+
+@torch.inference_mode()
+def _fill_from_borders(tree: ProtoTree, borders: MapCache, path: Path, shape: tuple[int, ...]) -> None:
+    temporary = path.with_suffix(".partial")
+    make_folder(path.parent)
+    _reserve(temporary, 4 * int(np.prod(shape)))
+    features, rows = tree.features.eval(), np.memmap(temporary, dtype=np.float32, mode="r+", shape=shape)
+    for start in range(0, shape[1], _ROWS):
+        inputs = borders.read(range(start, min(start + _ROWS, shape[1])), 0)
+        if len(inputs.entries):
+            rows[0, inputs.entries.numpy()] = features.from_border(inputs.values.to(tree.prototypes.device)).cpu()
+    rows.flush()
+    os.replace(temporary, path)
+    write_json(_description(path), {"version": _VERSION, "unreadable": sorted(borders.unreadable)})
 
 
 def _fill_once(path: Path, shape: tuple[int, ...], fill: Callable[[], None]) -> None:
@@ -322,8 +360,8 @@ def _file_stamp(path: Path) -> tuple[Any, ...]:
     return str(path), stat.st_size, stat.st_mtime_ns
 
 
-def _feature_name(tree: ProtoTree, dataset: ViewDataset) -> str:
-    digest = hashlib.sha256(f"{_VERSION} features {tree.features.backbone.level} {dataset.preprocessing}".encode())
+def _feature_name(tree: ProtoTree, dataset: ViewDataset, kind: str = "features") -> str:
+    digest = hashlib.sha256(f"{_VERSION} {kind} {tree.features.backbone.level} {dataset.preprocessing}".encode())
     for name, tensor in tree.features.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
