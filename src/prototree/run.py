@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prototree.config import Config, read_config
-from prototree.data import ImageData, open_data
+from prototree.data import ImageData, is_here, open_data
 from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.files import expect_version, read_json, write_json
 from prototree.training import distributed
@@ -70,13 +70,27 @@ class Run:
     @property
     def metrics(self) -> dict[str, Any]:
         """The content of metrics.json; empty before the first evaluation."""
-        return expect_version(self._read(METRICS), METRICS_VERSION, self.folder / METRICS)
+        content = expect_version(self._read(METRICS), METRICS_VERSION, self.folder / METRICS)
+        for key in ("stages", "parts", "data"):
+            if not isinstance(found := content.get(key, {}), dict):
+                raise self.damaged_metrics(f"expected an object under '{key}', got {type(found).__name__}")
+        return content
+
+    def damaged_metrics(self, what: object) -> CheckpointError:
+        """The error for a metrics.json that says something else than it should."""
+        return CheckpointError(
+            f"{self.folder / METRICS} is damaged ({what}); restore it from a copy, or make it anew with `prototree "
+            "evaluate` in the run's own folder"
+        )
 
     @property
     def last_metrics(self) -> Mapping[str, Any]:
         """The metrics of the last stage that was evaluated; empty before."""
         stages = self.metrics.get("stages", {})
-        return next((stages[stage] for stage in checkpoint.STAGES if stage in stages), {})
+        found = next((stages[stage] for stage in checkpoint.STAGES if stage in stages), {})
+        if not isinstance(found, dict):
+            raise self.damaged_metrics(f"expected the figures of a stage, got {type(found).__name__}")
+        return found
 
     @property
     def source(self) -> str:
@@ -120,6 +134,11 @@ class Run:
             log.warning("going on without the training data: %s", error)
             return None
         return self._with_own_classes(data, self.source)
+
+    @property
+    def data_is_here(self) -> bool:
+        """Whether what the run was made with can be opened here; its photos are not looked at."""
+        return "source" in self.metrics and not self.is_packed and is_here(self.source)
 
     def _open_data(self, source: str | Path) -> ImageData:
         config = self.config

@@ -57,7 +57,7 @@ def test_one_way_and_one_kind_of_box_at_a_time(open_page: Open, explained: TreeE
     unfold(page)
     shown = page.locator(".step:visible")
     assert shown.count() == steps["greedy"]
-    page.get_by_label("Most likely path").check()
+    page.get_by_role("radio", name="Most likely path").check()
     assert shown.count() == steps["max_path"]
     page.get_by_label("Attribution").check()
     boxes = page.locator(".look .mark:visible")
@@ -121,7 +121,7 @@ def test_in_a_vote_each_tree_has_its_way(open_page: Open, explained: TreeExplana
     assert page.locator("details.tree").count() == 3
     second = page.locator("#tree-2")
     second.locator("summary").first.click()
-    second.get_by_label("Most likely path").check()
+    second.get_by_role("radio", name="Most likely path").check()
     assert second.locator(".way-max_path").is_visible()
     assert page.locator("#tree-1 .way-greedy").is_visible()
 

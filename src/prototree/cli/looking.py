@@ -7,7 +7,7 @@ import webbrowser
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -16,6 +16,9 @@ from prototree.cli.console import DataOption, RunArgument, app, console, error_c
 from prototree.errors import CheckpointError, DataError, MissingExtraError
 from prototree.files import read_json, write_json
 from prototree.progress import Display
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 
 class Strategy(StrEnum):
@@ -164,19 +167,12 @@ def serve(
     for package in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve")
-    from prototree.mend.session import open_session
     from prototree.web import server
 
     with server.listen(host, port) as listening:
         with Display(console) as display:
             token = server.token_for(host)
-            if run.is_file():
-                display.stage("opening a packed tree: it can be looked at and tried, not mended")
-                browser_app = server.open_viewer(run, host, token)
-            else:
-                display.stage("opening the run; the first time, its photos go through the network once")
-                session = open_session(run, data=data, validation=validation, work=work, tick=display.caching)
-                browser_app = server.open_app(session, host, token)
+            browser_app = _opened(run, display, host, token, data=data, validation=validation, work=work)
         where = server.address(listening) + (f"?token={token}" if token else "")
         if token:
             say(
@@ -188,3 +184,16 @@ def serve(
         if browser:
             webbrowser.open(where)
         server.serve(browser_app, listening)
+
+
+def _opened(run: Path, display: Display, host: str, token: str | None, **chosen: Any) -> "FastAPI":
+    """The app of a run; of one whose photos are not here, what can be done without them."""
+    from prototree.mend.session import open_session
+    from prototree.run import Run
+    from prototree.web import server
+
+    if run.is_dir() and (chosen["data"] is not None or Run.open(run).data_is_here):
+        display.stage("opening the run; what its training has kept is used, the rest goes through the network once")
+        return server.open_app(open_session(run, tick=display.caching, **chosen), host, token)
+    display.stage("opening a tree without its photos: it can be looked at and tried, not mended (see --data)")
+    return server.open_viewer(run, host, token)

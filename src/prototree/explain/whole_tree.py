@@ -1,7 +1,7 @@
 """The whole tree as plain data (§5.2): every prototype, the leaves, and the figures of the run."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,9 +54,8 @@ def explain_tree(
             tick=tick,
             workers=config.workers,
         )
-    parts = run.part_figures(tree)
-    said = {own["prototype"]: tuple(prototype_words(own)) for own in parts.get("prototypes", ())}
-    prototypes = tuple(replace(one, tests=said.get(one.prototype, ())) for one in prototypes)
+    figures = _figures(run, tree)
+    prototypes = tuple(replace(one, tests=figures.said.get(one.prototype, ())) for one in prototypes)
     return TreeExplanation(
         title=run.folder.resolve().name,
         class_names=tree.class_names,
@@ -64,11 +63,31 @@ def explain_tree(
         right=tuple(tree.topology.right.tolist()),
         prototypes=prototypes,
         leaf_probs=tuple(map(tuple, class_log_probs(tree.leaf_logits.detach()).exp().tolist())),
-        accuracy={str(strategy): float(value) for strategy, value in run.last_metrics.get("accuracy", {}).items()},
+        accuracy=figures.accuracy,
         question=tree.question.kind,
         sharpness=tree.question.sharpness,
-        tests=part_words(parts),
+        tests=figures.tests,
     )
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What metrics.json says of a tree."""
+
+    accuracy: dict[str, float]
+    tests: str
+    said: dict[int, tuple[str, ...]]  # by prototype
+
+
+def _figures(run: Run, tree: ProtoTree) -> _Figures:
+    """A file that came from elsewhere may say anything; what makes no sense is refused in words."""
+    try:
+        parts = run.part_figures(tree)
+        said = {int(own["prototype"]): tuple(prototype_words(own)) for own in parts.get("prototypes", ())}
+        accuracy = {str(name): float(value) for name, value in run.last_metrics.get("accuracy", {}).items()}
+        return _Figures(accuracy, part_words(parts), said)
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        raise run.damaged_metrics(error) from error
 
 
 def store_pages(run: Run, data: ImageData, explanation: TreeExplanation) -> None:

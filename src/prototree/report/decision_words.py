@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from prototree.explain.records import Hiding, Step
 from prototree.report.words import PRESENT, plain, step_words
 
-_NUMBERS = "no one two three four five six seven eight nine ten eleven twelve".split()
+_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 HOW_TO_TEST = "prototree explain … --attribution tests every box by hiding it"
 
 

@@ -276,7 +276,6 @@ def _add_pictures(app: FastAPI, service: Service, drawing: Queue) -> None:
         content = await _in_turn(drawing, partial(service.gallery.crop, index, view, row, column))
         return Response(content, media_type="image/webp", headers=_PICTURES)
 
-
     @app.get(
         "/photos/training/{index}/region/{left}/{top}/{right}/{bottom}",
         tags=["photos"],
