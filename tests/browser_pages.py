@@ -1,5 +1,6 @@
 """Pages from disk in a real browser: at the end there must have been no error and no request for anything else."""
 
+import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +53,20 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+def serious_findings(page: Any) -> list[str]:
+    """What axe-core finds on a page that keeps somebody out, each with its first place."""
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        pytest.skip("needs axe-playwright-python")
+    page.evaluate(Path(found.origin).with_name("axe.min.js").read_text(encoding="utf-8"))
+    violations = page.evaluate("axe.run().then((found) => found.violations)")
+    return [
+        f"{one['id']}: {one['nodes'][0]['target']} {one['nodes'][0]['failureSummary']}"
+        for one in violations
+        if one["impact"] in ("serious", "critical")
+    ]
 
 
 def _allowed(url: str, path: Path) -> bool:

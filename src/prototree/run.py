@@ -72,7 +72,8 @@ class Run:
         """The content of metrics.json; empty before the first evaluation."""
         content = expect_version(self._read(METRICS), METRICS_VERSION, self.folder / METRICS)
         for key in ("stages", "parts", "data"):
-            if not isinstance(found := content.get(key, {}), dict):
+            found: Any = content.get(key, {})
+            if not isinstance(found, dict):
                 raise self.damaged_metrics(f"expected an object under '{key}', got {type(found).__name__}")
         return content
 

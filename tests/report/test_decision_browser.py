@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from browser_pages import NARROW, WIDE, Open, browser, open_page  # noqa: F401
+from browser_pages import NARROW, WIDE, Open, serious_findings
 from prototree.explain.records import DecisionExplanation, QuestionKind, TreeExplanation
 from prototree.report import decision_page, index_entry, index_page
 from prototree.tree.topology import Topology
@@ -43,7 +43,7 @@ def test_a_usual_path_is_no_taller_than_this(
     open_page: Open, question: QuestionKind, viewport: dict[str, int], tallest: int
 ) -> None:
     decided = usual(question)
-    assert [len(path.steps) for path in decided.shown_paths][0] == 7
+    assert len(decided.shown_paths[0].steps) == 7
     page = open_page(decision_page(decided), viewport)
     page.wait_for_load_state("networkidle")
     assert page.evaluate(HEIGHT) <= tallest
@@ -134,3 +134,15 @@ def test_the_list_of_many_fits_and_leads_to_each(
     page = open_page(index_page(entries), viewport)
     assert page.locator(".photo-index a").count() == 5
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", [*QUESTIONS, "list"])
+def test_nothing_keeps_anybody_out(open_page: Open, explained: TreeExplanation, kind: str, scheme: str) -> None:
+    if kind == "list":
+        source = index_page([index_entry(decision(explained, seed), f"{seed}/decision.html") for seed in range(5)])
+    else:
+        source = decision_page(usual("choice" if kind == "choice" else "presence"))
+    page = open_page(source, color_scheme=scheme)
+    unfold(page)
+    assert serious_findings(page) == []

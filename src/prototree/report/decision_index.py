@@ -1,4 +1,4 @@
-"""Many decisions on one page: a thumbnail each, the answer, the truth where it is known, and how sure; doubtful first."""
+"""Many decisions on one page: thumbnail, answer, the truth where it is known, and how sure; doubtful ones first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -78,9 +78,8 @@ def create_app(
 
     With a token, only who brings it is answered.
     """
-    mends = isinstance(service, Service)
-    if isinstance(service, Service):
-        service = cast(Service, Switch(service))  # all routes ask the run that is open now
+    mendable = cast(Service, Switch(service)) if isinstance(service, Service) else None
+    service = mendable or service  # all routes ask the run that is open now
     asking = Queue(max_waiting, max_waiting_bytes)
     mending = Queue(32, 1 << 20, seconds_each=1.0)
     drawing = Queue(512, 1 << 20, seconds_each=0.02)
@@ -106,13 +105,13 @@ def create_app(
     _add_pages(app, service, mending)
     _add_health(app, service, asking)
     _add_trying(app, service, asking)
-    if mends:
-        _add_pages_of_photos(app, service, mending)
-        _add_pictures(app, service, drawing)
-        _add_reading(app, service, mending)
-        _add_trying_samples(app, service, asking)
-        _add_mending(app, service, mending)
-        _add_learning(app, service, mending)
+    if mendable is not None:
+        _add_pages_of_photos(app, mendable, mending)
+        _add_pictures(app, mendable, drawing)
+        _add_reading(app, mendable, mending)
+        _add_trying_samples(app, mendable, asking)
+        _add_mending(app, mendable, mending)
+        _add_learning(app, mendable, mending)
     return app
 
 

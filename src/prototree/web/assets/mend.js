@@ -23,7 +23,7 @@
   function render() {
     const columns = [["original", standing.original], ["before", standing.before], ["now", standing.now]];
     $("figures").replaceChildren(
-      make("thead", {}, make("tr", {}, make("th"), ...columns.map(([name]) => make("th", { scope: "col", text: name })))),
+      make("thead", {}, make("tr", {}, make("td"), ...columns.map(([name]) => make("th", { scope: "col", text: name })))),
       make("tbody", {}, ...ROWS.map(([name, value, words, sign]) => make("tr", {}, make("th", { scope: "row", text: name }),
         ...columns.map(([, figures], i) => {
           const change = i === 2 ? sign * Math.sign(value(figures) - value(standing.before)) : 0;
