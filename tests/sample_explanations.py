@@ -8,6 +8,7 @@ import numpy as np
 
 from prototree.explain.records import (
     Cause,
+    ClassExplanation,
     DecisionExplanation,
     Flip,
     Hiding,
@@ -77,6 +78,7 @@ def match(seed: int, n_classes: int, methods: tuple[Method, ...] = ("cell", "att
         photo=picture(seed, wide, high),
         crop=picture(seed + 1, 96, 80),
         where=tuple(found),
+        around=picture(seed + 2, 150, 130),
     )
 
 
@@ -119,7 +121,14 @@ def tree(
         accuracy={"soft": 0.75, "max_path": 0.74, "greedy": 0.34},
         question=question,
         sharpness=6.0,
+        classes=tuple(known_class(k, n_classes) for k in range(n_classes)),
     )
+
+
+def known_class(label: int, n_classes: int) -> ClassExplanation:
+    """A class of which one test photo of ten is taken for the next class."""
+    photos = tuple(picture(500 + 3 * label + i, 120, 90) for i in range(2))
+    return ClassExplanation(photos, 10, 0.9, (((label + 1) % n_classes, 1),))
 
 
 def spread(seed: int, question: QuestionKind = "presence") -> Spread:

@@ -32,7 +32,6 @@ from prototree.report import (
     write_report,
 )  # fmt: skip
 from prototree.report.encoding import HEAT_COLOURS, heat_values, heated, reduced
-from prototree.report.layout import arrange
 from prototree.tree.topology import Topology
 from sample_explanations import AWKWARD_NAMES, decision, match, picture, random_topology, tree, vote
 
@@ -112,7 +111,7 @@ def test_data_survives_the_script_element() -> None:
     assert json.loads(inside)["classes"][:9] == list(AWKWARD_NAMES)
 
 
-def test_data_has_the_layout_and_pictures_where_the_caller_wants_them() -> None:
+def test_data_has_the_pictures_where_the_caller_wants_them() -> None:
     explained = tree(random_topology(7), n_nearest=2)
     seen: dict[str, tuple[int, ...]] = {}
 
@@ -122,14 +121,12 @@ def test_data_has_the_layout_and_pictures_where_the_caller_wants_them() -> None:
         return f"/pictures/{name}"
 
     data = tree_data(explained, url)
-    places = arrange(explained.left, explained.right).places
-    assert [(node["x"], node["level"]) for node in data["nodes"]] == [(places[n].x, places[n].level) for n in range(7)]
-    assert [(leaf["x"], leaf["level"]) for leaf in data["leaves"]] == [
-        (places[~leaf].x, places[~leaf].level) for leaf in range(8)
-    ]
-    assert len(seen) == 7 * 6
+    assert len(seen) == 7 * 7 + 8 * 2
+    assert data["class_facts"][3]["photos"] == ["/pictures/class-3-0", "/pictures/class-3-1"]
+    assert data["class_facts"][7]["taken_for"] == [[0, 1]]
+    assert data["nodes"][2]["spread"].startswith("<svg")
     assert data["nodes"][3]["nearest"][1]["crop"] == "/pictures/nearest-3-1"
-    assert max(max(shape[:2]) for name, shape in seen.items() if "photo" not in name) <= 96
+    assert max(max(shape[:2]) for name, shape in seen.items() if "photo" not in name) <= 176
     assert max(max(shape[:2]) for shape in seen.values()) <= 288
 
 
@@ -291,7 +288,7 @@ def test_data_of_a_choice_has_both_prototypes() -> None:
     assert data["question"] == "choice"
     assert [(node["prototype"], node["other"]["prototype"]) for node in data["nodes"]] == [(n, n + 4) for n in range(4)]
     assert data["nodes"][2]["other"]["crop"] == "crop-6"
-    assert len(seen) == 8 * 4
+    assert len(seen) == 8 * 5 + 5 * 2
     assert tree_data(tree(random_topology(4)), lambda name, picture: name)["nodes"][0]["other"] is None
 
 

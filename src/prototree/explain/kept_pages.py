@@ -24,6 +24,7 @@ from prototree.explain.records import (
     Picture,
     PrototypeExplanation,
     Spread,
+    TreeExplanation,
 )
 from prototree.explain.spreads import LIMITS, LINES, N_RANGES
 from prototree.files import read_json, write_file, write_json
@@ -40,17 +41,27 @@ _QUALITY = 75
 _MOST_NEIGHBOURS = 50
 
 
-def keep_pages(tree: ProtoTree, prototypes: tuple[PrototypeExplanation, ...], folder: Path) -> None:
-    """Writes what was found out about a tree's prototypes. The list comes last, and says which tree it is of."""
+def keep_pages(tree: ProtoTree, explanation: TreeExplanation, folder: Path) -> None:
+    """Writes what was found out about a tree. The list comes last, and says which tree it is of."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _LIST).unlink(missing_ok=True)
-    for one in prototypes:
+    for one in explanation.prototypes:
+        if one.source.around is not None:
+            write_file(folder / _around(one.prototype), webp(one.source.around, quality=_QUALITY))
         for rank, match in enumerate(one.nearest):
             crop, photo = _names(one.prototype, rank)
             write_file(folder / crop, webp(match.crop, quality=_QUALITY))
             write_file(folder / photo, webp(_small(match.photo), quality=_QUALITY))
-    content = [_kept(one) for one in prototypes]
-    write_json(folder / _LIST, {"version": 1, "tree": checkpoint.fingerprint(tree), "prototypes": content})
+    for label, known in enumerate(explanation.classes):
+        for number, photo in enumerate(known.photos):
+            write_file(folder / _class_photo(label, number), webp(photo, quality=_QUALITY))
+    content = {
+        "version": 1,
+        "tree": checkpoint.fingerprint(tree),
+        "prototypes": [_kept(one) for one in explanation.prototypes],
+        "class_photos": [len(known.photos) for known in explanation.classes],
+    }
+    write_json(folder / _LIST, content)
 
 
 class KeptPages:
@@ -59,16 +70,31 @@ class KeptPages:
     def __init__(self, tree: ProtoTree, folder: Path) -> None:
         self._tree, self._folder = tree, folder
         self._kept: list[dict[str, Any]] = []
+        self._class_photos: list[int] = []
         try:
-            self._kept = _read(tree, folder)
-        except (CheckpointError, LookupError, TypeError) as error:
+            self._kept, self._class_photos = _read(tree, folder)
+        except (CheckpointError, LookupError, TypeError, ValueError) as error:
             log.warning("what is kept in %s cannot be used: %s", folder, error)
 
     def files(self) -> list[Path]:
         """The files that hold it."""
         ranks = [(number, rank) for number, one in enumerate(self._kept) for rank in range(len(one["nearest"]))]
         names = [name for place in ranks for name in _names(*place)]
+        names += [_around(number) for number, one in enumerate(self._kept) if one.get("around")]
+        names += [_class_photo(label, i) for label, count in enumerate(self._class_photos) for i in range(count)]
         return [self._folder / name for name in (*names, _LIST)] if self._kept else []
+
+    def class_photos(self) -> list[tuple[Picture, ...]]:
+        """Some photos of each class; none where none are kept."""
+        counts = self._class_photos if len(self._class_photos) == self._tree.n_classes else []
+        found: list[tuple[Picture, ...]] = [() for _ in range(self._tree.n_classes)]
+        for label, count in enumerate(counts):
+            names = [_class_photo(label, number) for number in range(min(count, _MOST_NEIGHBOURS))]
+            try:
+                found[label] = tuple(_picture(self._folder / name) for name in names)
+            except DataError as error:
+                log.warning("the photos kept of a class cannot be used: %s", error)
+        return found
 
     def spreads(self) -> dict[int, Spread]:
         """How training photos lie at each node, by node; nothing where that was never counted."""
@@ -108,6 +134,7 @@ def _explained(
         photo=pictures.photo,
         crop=pictures.crop,
         where=tuple(_location(one) for one in kept["where"]),
+        around=_picture(folder / _around(number)) if kept.get("around") else None,
     )
     nearest = tuple(_neighbour(tree, number, rank, one, folder) for rank, one in enumerate(kept["nearest"]))
     return PrototypeExplanation(
@@ -136,7 +163,7 @@ _CAUSES = ("hue", "saturation", "contrast", "texture", "shape")
 
 
 def _neighbour(tree: ProtoTree, number: int, rank: int, kept: dict[str, Any], folder: Path) -> Match:
-    crop, photo = (np.asarray(read_image(folder / name)).copy() for name in _names(number, rank))
+    crop, photo = (_picture(folder / name) for name in _names(number, rank))
     label, (width, height) = int(kept["label"]), kept["size"]
     if not 0 <= label < tree.n_classes:
         raise ValueError("it names a class that the tree does not have")
@@ -146,6 +173,7 @@ def _neighbour(tree: ProtoTree, number: int, rank: int, kept: dict[str, Any], fo
 
 def _kept(one: PrototypeExplanation) -> dict[str, Any]:
     return {
+        "around": one.source.around is not None,
         "right_share": [round(share, 4) for share in one.right_share],
         "causes": [[cause.name, round(cause.change, 4)] for cause in one.causes],
         "spread": one.spread and [list(one.spread.right), list(one.spread.left)],
@@ -190,16 +218,29 @@ def _from_text(text: str) -> Heat:
     return values.astype(np.float32) / 255
 
 
-def _read(tree: ProtoTree, folder: Path) -> list[dict[str, Any]]:
+def _read(tree: ProtoTree, folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """What is kept of each prototype, and how many photos of each class."""
     if not (folder / _LIST).exists():
-        return []
+        return [], []
     content = read_json(folder / _LIST)
     of_this = content.get("tree") == checkpoint.fingerprint(tree) and content.get("version") == 1
-    return list(content["prototypes"]) if of_this else []
+    return (list(content["prototypes"]), [int(n) for n in content.get("class_photos", ())]) if of_this else ([], [])
 
 
 def _names(prototype: int, rank: int) -> tuple[str, str]:
     return f"{prototype:03d}-{rank}.webp", f"{prototype:03d}-{rank}-photo.webp"
+
+
+def _around(prototype: int) -> str:
+    return f"{prototype:03d}-around.webp"
+
+
+def _class_photo(label: int, number: int) -> str:
+    return f"class-{label:04d}-{number}.webp"
+
+
+def _picture(path: Path) -> Picture:
+    return np.asarray(read_image(path)).copy()
 
 
 def _small(picture: Picture) -> Picture:

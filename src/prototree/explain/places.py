@@ -18,8 +18,8 @@ from torch import Tensor
 from prototree.data.images import Photo
 from prototree.data.views import View, to_photo
 from prototree.explain.attribution import Features, Probes, hide_boxes
-from prototree.explain.prototype_pictures import cut_out
-from prototree.explain.records import Heat, Hiding, Location, Match, Method, Picture
+from prototree.explain.prototype_pictures import AROUND_SIDE, cut_out
+from prototree.explain.records import AROUND, Heat, Hiding, Location, Match, Method, Picture
 from prototree.network.geometry import Box, Size
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree.model import ProtoTree
@@ -177,6 +177,7 @@ class SeenPhoto:
             photo=self.picture,
             crop=cut_out(self.photo, where[0].box),
             where=where,
+            around=cut_out(self.photo, where[0].box.surroundings(AROUND, self.photo.size), AROUND_SIDE),
         )
 
 

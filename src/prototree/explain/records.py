@@ -22,6 +22,8 @@ Method = Literal["peak", "cell", "attribution", "occlusion"]
 QuestionKind = Literal["presence", "choice"]
 """Whether a node asks for one patch, or which of two is nearer; as in `tree.questions`, which needs torch."""
 Side = Literal["right", "left"]
+AROUND = 3.0
+"""How many times as wide as a patch the picture is that shows it where it is."""
 UNKNOWN = "I don't know"
 """What is said where a tree gives no answer."""
 
@@ -56,6 +58,7 @@ class Match:
     photo: Picture  # the whole photo, reduced
     crop: Picture  # what lies in the first box
     where: tuple[Location, ...]  # what is shown first
+    around: Picture | None = None  # what lies about the first box, `AROUND` times as wide; None: cut it out of `photo`
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Spread:
 
     Counted in ranges of equal width from `low` to `high`; the outermost hold what lies beyond. Presence: the distance
     of each photo's nearest patch in units of the reach, right below the line. Choice: how much nearer the right
-    prototype is than the left one, in units of the mean of their reaches, right above the line.
+    prototype is than the left one, as a share of both distances (from −1 to 1), right above the line.
     """
 
     low: float
@@ -108,6 +111,16 @@ class PrototypeExplanation:
 
 
 @dataclass(frozen=True)
+class ClassExplanation:
+    """A class: some of its training photos, and how its test photos fared."""
+
+    photos: tuple[Picture, ...]
+    n_test: int = 0  # test photos; 0 if never evaluated
+    accuracy: float | None = None  # the share of them that all leaves together (soft) name rightly
+    taken_for: tuple[tuple[int, int], ...] = ()  # another class and how many were taken for it, most first
+
+
+@dataclass(frozen=True)
 class TreeExplanation:
     """The whole tree."""
 
@@ -121,6 +134,7 @@ class TreeExplanation:
     question: QuestionKind = "presence"
     sharpness: float = 1.0
     tests: str = ""  # whether patches mean what they show, in one line; empty if never measured
+    classes: tuple[ClassExplanation, ...] = ()  # K, or none where nothing is known of them
 
     def prototype_at(self, node: int, side: Side) -> PrototypeExplanation:
         """A node's prototype; presence has only right ones."""

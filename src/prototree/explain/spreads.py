@@ -16,7 +16,7 @@ from prototree.tree.model import ProtoTree
 from prototree.tree.questions import LN2
 
 N_RANGES = 64
-LIMITS: dict[QuestionKind, tuple[float, float]] = {"presence": (0.0, 3.2), "choice": (-1.6, 1.6)}
+LIMITS: dict[QuestionKind, tuple[float, float]] = {"presence": (0.0, 3.2), "choice": (-1.0, 1.0)}
 LINES: dict[QuestionKind, float] = {"presence": 1.0, "choice": 0.0}
 
 
@@ -26,14 +26,11 @@ def decisive(
     """What decides at each node, from the distances to its prototypes.
 
     Presence: the distance in units of the reach; below 1 goes right. Choice: how much nearer the right prototype is
-    than the left one, in units of the mean of their reaches; above 0 goes right.
+    than the left one, as a share of both distances; above 0 goes right, 1 is a patch that is the right prototype.
     """
-    own = list(nodes)
-    reach = LN2 * tree.reach[own]
     if left is None:
-        return right / reach
-    other = LN2 * tree.reach[[node + tree.topology.n_nodes for node in own]]
-    return (left - right) / ((reach + other) / 2)
+        return right / (LN2 * tree.reach[list(nodes)])
+    return (left - right) / (left + right).clamp_min(torch.finfo(right.dtype).tiny)
 
 
 def class_sides(tree: ProtoTree) -> tuple[Bool[ndarray, "N K"], Bool[ndarray, "N K"]]:

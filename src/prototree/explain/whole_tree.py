@@ -8,12 +8,15 @@ import numpy as np
 from prototree.data import ImageData
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.part_tables import part_words, prototype_words
+from prototree.evaluation.tables import confusion_pairs
+from prototree.explain.classes import class_photos, explain_classes
 from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.prototypes import explain_prototypes, place_of
 from prototree.explain.records import Location, Match, PrototypeExplanation, Spread, TreeExplanation
 from prototree.network.geometry import Box
 from prototree.run import PICTURES, Run
+from prototree.tree import checkpoint
 from prototree.tree.leaves import class_log_probs
 from prototree.tree.model import ProtoTree
 
@@ -41,7 +44,9 @@ def explain_tree(
     every = range(tree.n_prototypes)
     if data is None:
         prototypes = _without_data(run, tree, notes or {})
+        photos = KeptPages(tree, run.folder / PAGES).class_photos()
     else:
+        photos = class_photos(data)
         config = run.config
         prototypes = explain_prototypes(
             tree,
@@ -67,6 +72,7 @@ def explain_tree(
         question=tree.question.kind,
         sharpness=tree.question.sharpness,
         tests=figures.tests,
+        classes=explain_classes(photos, figures.confusion),
     )
 
 
@@ -77,6 +83,7 @@ class _Figures:
     accuracy: dict[str, float]
     tests: str
     said: dict[int, tuple[str, ...]]  # by prototype
+    confusion: list[tuple[int, int, int]]
 
 
 def _figures(run: Run, tree: ProtoTree) -> _Figures:
@@ -85,15 +92,22 @@ def _figures(run: Run, tree: ProtoTree) -> _Figures:
         parts = run.part_figures(tree)
         said = {int(own["prototype"]): tuple(prototype_words(own)) for own in parts.get("prototypes", ())}
         accuracy = {str(name): float(value) for name, value in run.last_metrics.get("accuracy", {}).items()}
-        return _Figures(accuracy, part_words(parts), said)
+        return _Figures(accuracy, part_words(parts), said, _confusion(run))
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise run.damaged_metrics(error) from error
+
+
+def _confusion(run: Run) -> list[tuple[int, int, int]]:
+    """The pairs of class and answer among the test photos of the last stage that was evaluated."""
+    stages = run.metrics.get("stages", {})
+    stage = next((stage for stage in checkpoint.STAGES if "confusion" in stages.get(stage, {})), None)
+    return confusion_pairs(run.metrics, stage) if stage is not None else []
 
 
 def store_pages(run: Run, data: ImageData, explanation: TreeExplanation) -> None:
     """Keeps with the run what its pages show, so that they are the same on machines without the data."""
     store_pictures(run, data)
-    keep_pages(run.tree(), explanation.prototypes, run.folder / PAGES)
+    keep_pages(run.tree(), explanation, run.folder / PAGES)
 
 
 def store_pictures(run: Run, data: ImageData) -> None:

@@ -56,6 +56,16 @@ class Box:
         across, down = share * self.width, share * self.height
         return Box(self.left - across, self.top - down, self.right + across, self.bottom + down)
 
+    def surroundings(self, times: float, size: Size) -> "Box":
+        """A box so many times as wide and high around this one, moved into a photo of this size, at most all of it."""
+        edges = []
+        for start, stop, whole in ((self.left, self.right, size[0]), (self.top, self.bottom, size[1])):
+            length = min(times * (stop - start), float(whole))
+            first = min(max((start + stop - length) / 2, 0.0), whole - length)
+            edges.append((first, first + length))
+        (left, right), (top, bottom) = edges
+        return Box(left, top, right, bottom)
+
     @property
     def middle(self) -> tuple[float, float]:
         """Its middle, across and down."""

@@ -81,7 +81,7 @@ def _pages(run: Run, tree: ProtoTree, temporary: Path, tick: Callable[[int, int]
     kept = KeptPages(tree, run.folder / PAGES).files()
     if kept or (data := run.data_if_here()) is None:
         return kept
-    keep_pages(tree, explain_tree(run, data=data, tick=tick).prototypes, temporary)
+    keep_pages(tree, explain_tree(run, data=data, tick=tick), temporary)
     return KeptPages(tree, temporary).files()
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from prototree.evaluation.tables import percent
-from prototree.explain.records import Location, Picture, PrototypeExplanation
-from prototree.report.encoding import CROP_SIDE, reduced
-from prototree.report.layout import Layout, arrange
+from prototree.explain.records import Location, Match, Picture
+from prototree.report.encoding import around_of, frame_in, reduced
+from prototree.report.layout import CardPlace, Size, Spacing, arrange
 from prototree.report.marks import (
     ABSENT_INK,
     BOX_INK,
@@ -22,18 +22,23 @@ from prototree.report.marks import (
     Mark,
     PhotoMark,
     Stroke,
-    moved,
+    hue_ink,
     paragraph,
     text_width,
+    wrapped,
 )
 from prototree.report.words import Reading, count
 
 # tree.css has the same sizes.
-SLOT, LEVEL = 116.0, 184.0
-NODE_WIDTH, NODE_HEIGHT = 208.0, 122.0
-LEAF_WIDTH, LEAF_HEIGHT = 106.0, 110.0
-_PICTURE, _PAD = 84.0, 8.0
-_PHOTO_SIDE = 168  # pixels
+NODE_SIZE, LEAF_SIZE = (208.0, 122.0), (112.0, 132.0)
+SPACING = Spacing()
+LETTERS = 11.5  # of the smallest text on a card
+_FACE = 74.0  # height of the photo on a leaf's card
+_PAD = 7.0
+_TURN = 27.0  # of the round picture at a line
+_PHOTO_SIDE, _AROUND_SIDE, _FACE_SIDE, _TURN_SIDE = 168, 160, 160, 48  # pixels
+_BOLD = 1.1  # as wide as other letters
+_LINE = 1.25  # from one line of text to the next
 
 
 @dataclass(frozen=True)
@@ -47,139 +52,180 @@ class Spot:
 
 
 def subtree(
-    reading: Reading, root: int, closed: Collection[int], goes_on: Callable[[int], str], *, small: bool = False
+    reading: Reading,
+    root: int,
+    closed: Collection[int],
+    goes_on: Callable[[int], str],
+    *,
+    small: bool = False,
+    aspect: float = 1.41,
 ) -> Drawing:
     """What lies below `root`, down to leaves and the `closed` nodes, which say where the tree `goes_on`.
 
-    A `small` one is for an overview: the patch alone, and class names as large as they can be.
+    Cards grow with the names on them: no name is cut. A `small` one is for an overview: pictures alone.
     """
     tree = reading.explanation
-    layout = arrange(tree.left, tree.right, root=root, closed=closed)
+
+    def size_of(id_: int) -> Size:
+        if id_ >= 0:
+            return (LEAF_SIZE[0], NODE_SIZE[1]) if id_ in closed else NODE_SIZE
+        return LEAF_SIZE[0], LEAF_SIZE[0] if small else _leaf_height(reading, ~id_)
+
+    layout = arrange(tree.left, tree.right, size_of, root=root, closed=closed, aspect=aspect, spacing=SPACING)
     lines: list[Mark] = []
     cards: list[Mark] = []
-    for id_ in layout.places:
-        spot = _spot(layout, id_)
-        if id_ in layout.ends:
-            if id_ >= 0:
-                cards += _stub_card(reading, id_, spot, goes_on(id_))
-            else:
-                cards += (_small_leaf_card if small else _leaf_card)(reading, ~id_, spot)
-            continue
-        cards += _node_card(reading, id_, spot, small=small)
-        for child, right in ((tree.left[id_], False), (tree.right[id_], True)):
-            word, strong = reading.side_word(id_, right), right or reading.is_choice
-            lines += _edge(spot, _spot(layout, child), word, strong)
-    # Half a node's card may stick out beyond the outermost slots.
-    overhang = max(0.0, (NODE_WIDTH - SLOT) / 2)
-    width = SLOT * len(layout.ends) + 2 * overhang
-    height = LEVEL * (layout.n_levels - 1) + max(NODE_HEIGHT, LEAF_HEIGHT)
-    return Drawing(width, height, tuple(moved(mark, overhang, 0.0) for mark in (*lines, *cards)))
+    for id_, place in layout.places.items():
+        spot = Spot(place.x, place.y, place.width, place.height)
+        if id_ < 0:
+            cards += (_small_leaf if small else _leaf_card)(reading, ~id_, spot)
+        elif id_ in closed:
+            cards += _stub_card(reading, id_, spot, goes_on(id_))
+        else:
+            cards += _node_card(reading, id_, spot, small=small)
+            for child, right in ((tree.left[id_], False), (tree.right[id_], True)):
+                lines += _edge(reading, id_, right, place, layout.places[child], child, small=small)
+    return Drawing(layout.width, layout.height, (*lines, *cards))
 
 
-def _spot(layout: Layout, id_: int) -> Spot:
-    place, is_end = layout.places[id_], id_ in layout.ends
-    width, height = (LEAF_WIDTH, LEAF_HEIGHT if id_ < 0 else NODE_HEIGHT) if is_end else (NODE_WIDTH, NODE_HEIGHT)
-    return Spot((place.x + 0.5) * SLOT - width / 2, place.level * LEVEL, width, height)
+def _edge(
+    reading: Reading, node: int, right: bool, parent: CardPlace, child: CardPlace, id_: int, *, small: bool
+) -> list[Mark]:
+    """The line to a child, and what stands at it: a word, or of a choice the picture that it leads on from."""
+    strong, ink = right or reading.is_choice, hue_ink(reading.hues[id_])
+    edge, bottom = parent.x + 15, parent.y + parent.height
+    points: tuple[tuple[float, float], ...]
+    if parent.shape == "stacked":
+        points = ((edge, bottom), (edge, child.y + 44), (child.x, child.y + 44))
+        mark = (child.x - 15, child.y + 44)
+    elif parent.shape == ("right aside" if right else "left aside"):
+        points = ((parent.x + parent.width, parent.y + 44), (child.x, child.y + 44))
+        mark = (child.x - 28, child.y + 44)
+    else:
+        beside = parent.shape != "below"
+        start = edge if beside else parent.x + parent.width * ((0.75 if right else 0.25) if reading.is_choice else 0.5)
+        end = edge if beside and child.x < edge else child.middle
+        turn = bottom + 0.3 * SPACING.below
+        points = ((start, bottom), (start, turn), (end, turn), (end, child.y))
+        mark = (end, child.y - 17)
+    line = Stroke(points, ink, 4.0 if small else 1.8, dashed=not strong)
+    if small and not reading.is_choice:
+        return [line]
+    return [line, *_turn(reading, node, right, mark, parent.shape == "stacked", ink)]
 
 
-def _edge(parent: Spot, child: Spot, word: str, strong: bool) -> list[Mark]:
-    start, end = parent.x + parent.width / 2, child.x + child.width / 2
-    bottom, middle = parent.y + parent.height, parent.y + parent.height + (LEVEL - NODE_HEIGHT) * 0.42
-    colour = PRESENT_INK if strong else ABSENT_INK
-    line = Stroke(((start, bottom), (start, middle), (end, middle), (end, child.y)), colour, 1.6, dashed=not strong)
-    width = text_width(word, 10.0) + 8
-    behind = Block(end - width / 2, child.y - 23, width, 14.0, fill=PAPER)
-    return [line, behind, Label(end, child.y - 12, word, 10.0, colour, bold=strong)]
+def _turn(reading: Reading, node: int, right: bool, at: tuple[float, float], stacked: bool, ink: str) -> list[Mark]:
+    x, y = at
+    if reading.is_choice:
+        crop = reduced(reading.rather(node, right)[0].source.crop, _TURN_SIDE)
+        spot = Spot(x - _TURN / 2, y - _TURN / 2, _TURN, _TURN)
+        picture = PhotoMark(spot.x, spot.y, spot.width, spot.height, crop)
+        return [picture, Block(spot.x, spot.y, spot.width, spot.height, stroke=ink, thickness=2.0)]
+    word = reading.side_word(node, right)
+    if stacked:
+        x, y = x + 15 + text_width(word, LETTERS) / 2, y - 53
+    width = text_width(word, LETTERS) + 6
+    behind = Block(x - width / 2, y - 8, width, 15.0, fill=PAPER)
+    return [behind, Label(x, y + 4, word, LETTERS, PRESENT_INK if right else ABSENT_INK, bold=right)]
 
 
 def _node_card(reading: Reading, node: int, spot: Spot, *, small: bool) -> list[Mark]:
     sides = reading.sides(node)
-    if small:
-        return _small_patches(sides, spot)
-    if len(sides) == 2:
-        return _choice_card(reading, *sides, spot)
-    (prototype,) = sides
-    source = prototype.source
-    crop = Spot(spot.x + _PAD, spot.y + _PAD, _PICTURE, _PICTURE)
-    photo = Spot(crop.x + _PICTURE + 6, crop.y, spot.width - 2 * _PAD - _PICTURE - 6, _PICTURE)
-    caption = f"{node} · {prototype.note}" if prototype.note else f"{node} · from {class_name(reading, source.label)}"
-    return [
-        Block(spot.x, spot.y, spot.width, spot.height, PAPER, RULE, 1.2, 8.0),
-        fitted(reduced(source.crop, CROP_SIDE), crop),
-        *photo_with_box(source.photo, source.size, source.where[:1], photo, _PHOTO_SIDE),
-        *paragraph(
-            caption, spot.x + spot.width / 2, crop.y + _PICTURE + 18, spot.width - 2 * _PAD, most_lines=1,
-            colour=INK if prototype.note else SOFT_INK, bold=bool(prototype.note),
-        ),
-    ]  # fmt: skip
-
-
-def _small_patches(sides: tuple[PrototypeExplanation, ...], spot: Spot) -> list[Mark]:
-    marks: list[Mark] = []
-    width = spot.width / len(sides)
-    for i, side in enumerate(sides):
-        patch = fitted(reduced(side.source.crop, 48), Spot(spot.x + i * width, spot.y, width, spot.height))
-        marks += [patch, Block(patch.x, patch.y, patch.width, patch.height, stroke=RULE)]
-    return marks
-
-
-def _choice_card(reading: Reading, left: PrototypeExplanation, right: PrototypeExplanation, spot: Spot) -> list[Mark]:
-    """Two patches, each on the side it leads to."""
-    marks: list[Mark] = [Block(spot.x, spot.y, spot.width, spot.height, PAPER, RULE, 1.2, 8.0)]
+    noted = any(side.note for side in sides) and not small
+    marks: list[Mark] = [] if small else [Block(spot.x, spot.y, spot.width, spot.height, PAPER, RULE, 1.2, 8.0)]
     half = (spot.width - 2 * _PAD - 10) / 2
-    for side, x in ((left, spot.x + _PAD), (right, spot.x + spot.width - _PAD - half)):
-        name = side.note or class_name(reading, side.source.label)
-        caption = f"{side.prototype} · {name}"
-        ink = INK if side.note else SOFT_INK
-        marks += [
-            fitted(reduced(side.source.crop, CROP_SIDE), Spot(x, spot.y + _PAD, half, _PICTURE)),
-            *paragraph(caption, x + half / 2, spot.y + _PAD + _PICTURE + 18, half, most_lines=1, colour=ink),
-        ]
-    middle = spot.x + spot.width / 2
-    marks.append(Stroke(((middle, spot.y + _PAD), (middle, spot.y + spot.height - _PAD)), RULE, 1.0))
+    high = spot.height - 2 * _PAD - (18 if noted else 0)
+    for i, side in enumerate(sides):
+        x = spot.x + _PAD + i * (half + 10)
+        marks += framed(side.source, Spot(x, spot.y + _PAD, half, high))
+        if noted and side.note:
+            middle = x + half / 2 if len(sides) == 2 else spot.x + spot.width / 2
+            width = half + 6 if len(sides) == 2 else spot.width - 2 * _PAD
+            y = spot.y + spot.height - 9
+            marks += paragraph(side.note, middle, y, width, size=LETTERS, most_lines=1, bold=True)
+    if len(sides) == 1:
+        beside = Spot(spot.x + _PAD + half + 10, spot.y + _PAD, half, high)
+        source = sides[0].source
+        marks += photo_with_box(source.photo, source.size, source.where[:1], beside, _PHOTO_SIDE)
     return marks
 
 
 def _stub_card(reading: Reading, node: int, spot: Spot, goes_on: str) -> list[Mark]:
     sides, middle = reading.sides(node), spot.x + spot.width / 2
-    wide = 64.0 if len(sides) == 1 else 44.0
-    start = middle - (wide * len(sides) + 4 * (len(sides) - 1)) / 2
-    crops = [
-        fitted(reduced(side.source.crop, CROP_SIDE), Spot(start + i * (wide + 4), spot.y + 6, wide, 64.0))
-        for i, side in enumerate(sides)
-    ]
-    heading = f"{node} → {goes_on}" if goes_on else f"{node} …"
+    wide = (spot.width - 2 * _PAD - 4 * (len(sides) - 1)) / len(sides)
+    marks: list[Mark] = [Block(spot.x, spot.y, spot.width, spot.height, FAINT, RULE, 1.2, 8.0)]
+    for i, side in enumerate(sides):
+        marks += framed(side.source, Spot(spot.x + _PAD + i * (wide + 4), spot.y + _PAD, wide, 70.0))
     size = count(len(reading.labels_below(node)), "class", "classes")
     return [
-        Block(spot.x, spot.y, spot.width, spot.height, FAINT, RULE, 1.2, 8.0),
-        *crops,
-        Label(middle, spot.y + 88, heading, 11.0, INK, bold=True),
-        Label(middle, spot.y + 104, f"{size} below", 10.0, SOFT_INK),
+        *marks,
+        Label(middle, spot.y + 95, f"→ {goes_on}" if goes_on else "…", LETTERS + 1, INK, bold=True),
+        Label(middle, spot.y + 112, size, LETTERS, SOFT_INK),
     ]
+
+
+def _leaf_words(reading: Reading, leaf: int) -> tuple[list[str], str]:
+    """The lines of a leaf's name, all of them, and what its test photos say."""
+    unsure, label = reading.is_unsure(leaf), reading.rules[leaf].label
+    name = "no clear class" if unsure else class_name(reading, label)
+    lines = wrapped(name, _BOLD * (LETTERS + 0.5), LEAF_SIZE[0] - 8, None)
+    accuracy = reading.known(label).accuracy
+    return lines, "" if unsure or accuracy is None else f"{percent(accuracy)} right"
+
+
+def _leaf_height(reading: Reading, leaf: int) -> float:
+    lines, right = _leaf_words(reading, leaf)
+    return _FACE + 8 + _LINE * (LETTERS + 0.5) * len(lines) + (17 if right else 4) + 5
 
 
 def _leaf_card(reading: Reading, leaf: int, spot: Spot) -> list[Mark]:
-    unsure, rule = reading.is_unsure(leaf), reading.rules[leaf]
-    probs, middle = reading.explanation.leaf_probs[leaf], spot.x + spot.width / 2
-    name = "no clear class" if unsure else class_name(reading, rule.label)
-    ink = SOFT_INK if unsure else INK
-    bars = Spot(spot.x + _PAD, spot.y + _PAD, spot.width - 2 * _PAD, 24.0)
-    return [
-        Block(spot.x, spot.y, spot.width, spot.height, FAINT if unsure else PAPER, RULE, 1.2, 8.0),
-        *distribution(probs, bars, ABSENT_INK if unsure else PRESENT_INK),
-        *paragraph(name, middle, spot.y + 48, spot.width - 10, most_lines=3, colour=ink, bold=not unsure),
-        Label(middle, spot.y + spot.height - 9, percent(rule.share), 10.0, SOFT_INK),
+    unsure, label = reading.is_unsure(leaf), reading.rules[leaf].label
+    (lines, right), middle, size = _leaf_words(reading, leaf), spot.x + spot.width / 2, LETTERS + 0.5
+    ink, colour = (SOFT_INK, RULE) if unsure else (INK, hue_ink(reading.hues[~leaf]))
+    marks: list[Mark] = [
+        Block(spot.x, spot.y, spot.width, spot.height, FAINT if unsure else PAPER, colour, 1.4),
+        Block(spot.x, spot.y + spot.height - 5, spot.width, 5.0, colour),
     ]
+    photos = reading.known(label).photos
+    if photos and not unsure:
+        marks.append(filling(photos[0], Spot(spot.x + 1, spot.y + 1, spot.width - 2, _FACE), _FACE_SIDE))
+    y = spot.y + _FACE + 4 + size
+    marks += [Label(middle, y + _LINE * size * i, line, size, ink, bold=not unsure) for i, line in enumerate(lines)]
+    if right:
+        marks.append(Label(middle, y + _LINE * size * len(lines), right, LETTERS, SOFT_INK))
+    return marks
 
 
-def _small_leaf_card(reading: Reading, leaf: int, spot: Spot) -> list[Mark]:
-    unsure, middle = reading.is_unsure(leaf), spot.x + spot.width / 2
-    name = "?" if unsure else class_name(reading, reading.rules[leaf].label)
-    fill, ink = (FAINT, SOFT_INK) if unsure else (PAPER, INK)
-    return [
-        Block(spot.x, spot.y, spot.width, spot.height, fill, RULE, 1.2, 8.0),
-        *paragraph(name, middle, spot.y + 30, spot.width - 8, size=19.0, most_lines=3, colour=ink),
-    ]
+def _small_leaf(reading: Reading, leaf: int, spot: Spot) -> list[Mark]:
+    unsure, photos = reading.is_unsure(leaf), reading.known(reading.rules[leaf].label).photos
+    colour = RULE if unsure else hue_ink(reading.hues[~leaf])
+    marks: list[Mark] = [Block(spot.x, spot.y, spot.width, spot.height, FAINT if unsure else colour)]
+    if photos and not unsure:
+        inner = Spot(spot.x + 6, spot.y + 6, spot.width - 12, spot.height - 12)
+        marks.append(filling(photos[0], inner, _FACE_SIDE))
+    return marks
+
+
+def framed(match: Match, spot: Spot) -> list[Mark]:
+    """A patch in what lies about it, with a frame about the patch itself."""
+    picture = fitted(reduced(around_of(match), _AROUND_SIDE), spot)
+    left, top, right, bottom = frame_in(match)
+    place = (
+        picture.x + left * picture.width,
+        picture.y + top * picture.height,
+        (right - left) * picture.width,
+        (bottom - top) * picture.height,
+    )
+    return [picture, Block(*place, stroke="#000000", thickness=3.0), Block(*place, stroke=BOX_INK, thickness=1.6)]
+
+
+def filling(picture: Picture, spot: Spot, longest: int) -> PhotoMark:
+    """The middle of a picture, cut so that it fills the spot."""
+    height, width, _ = picture.shape
+    wide = min(width, max(1, round(height * spot.width / spot.height)))
+    high = min(height, max(1, round(width * spot.height / spot.width)))
+    top, left = (height - high) // 2, (width - wide) // 2
+    middle = reduced(picture[top : top + high, left : left + wide], longest)
+    return PhotoMark(spot.x, spot.y, spot.width, spot.height, middle)
 
 
 def distribution(probs: tuple[float, ...], spot: Spot, colour: str) -> list[Mark]:

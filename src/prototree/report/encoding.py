@@ -9,10 +9,13 @@ from numpy import ndarray
 from PIL import Image
 
 from prototree.data.images import webp
-from prototree.explain.records import Heat, Picture
+from prototree.explain.records import AROUND, Heat, Match, Picture
+from prototree.network.geometry import Box
 
 PHOTO_SIDE = 288  # the longest side, in pixels, of what a page carries
 CROP_SIDE = 96
+AROUND_SIDE = 176  # of a patch with what lies about it
+CLASS_SIDE = 176  # of an example of a class
 SMALL_PHOTO_SIDE = 128  # of photos that stand beside others
 HEAT_SIDE = 28  # of a heat map that a page stretches itself
 QUALITY = 80
@@ -38,6 +41,38 @@ def reduced(picture: Picture, longest: int) -> Picture:
         return picture
     size = max(1, round(width * scale)), max(1, round(height * scale))
     return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.LANCZOS))
+
+
+def around_of(match: Match) -> Picture:
+    """The patch with what lies about it: as it was cut out of the photo itself, else out of its small picture."""
+    if match.around is not None or not match.where or not match.photo.size:
+        return match.around if match.around is not None else match.crop
+    box = surroundings_of(match)
+    (height, width, _), (across, down) = match.photo.shape, match.size
+    rows = slice(int(box.top / down * height), max(int(box.top / down * height) + 1, round(box.bottom / down * height)))
+    columns = slice(
+        int(box.left / across * width), max(int(box.left / across * width) + 1, round(box.right / across * width))
+    )
+    return match.photo[rows, columns]
+
+
+def surroundings_of(match: Match) -> Box:
+    """What lies about the patch, in pixels of the photo itself."""
+    return match.where[0].box.surroundings(AROUND, match.size) if match.where else Box.whole(match.size)
+
+
+def frame_in(match: Match) -> tuple[float, float, float, float]:
+    """Where the patch lies in what is `around_of` it: left, top, right and bottom as shares of its width and height."""
+    if not match.where or (match.around is None and not match.photo.size):
+        return 0.0, 0.0, 1.0, 1.0
+    own, whole = match.where[0].box.clip(match.size), surroundings_of(match)
+    across, down = max(whole.width, 1e-9), max(whole.height, 1e-9)
+    return (
+        (own.left - whole.left) / across,
+        (own.top - whole.top) / down,
+        (own.right - whole.left) / across,
+        (own.bottom - whole.top) / down,
+    )
 
 
 def faded(picture: Picture) -> Picture:

@@ -4,6 +4,7 @@ Lengths are in units of a CSS pixel; text is placed by its baseline.
 """
 
 import base64
+import math
 import unicodedata
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -123,30 +124,61 @@ def text_width(text: str, size: float) -> float:
     return ems * size
 
 
-def wrapped(text: str, size: float, width: float, most_lines: int) -> list[str]:
-    """The text in at most so many lines, the last one cut with an ellipsis if need be."""
+def hue_ink(hue: float) -> str:
+    """A colour of this hue, in degrees, as dark as the others: oklch(0.56 0.12 hue), which is what the page has."""
+    a, b = 0.12 * math.cos(math.radians(hue)), 0.12 * math.sin(math.radians(hue))
+    long, middle, short = (
+        (0.56 + x * a + y * b) ** 3
+        for x, y in ((0.3963377774, 0.2158037573), (-0.1055613458, -0.0638541728), (-0.0894841775, -1.2914855480))
+    )
+    linear = (
+        4.0767416621 * long - 3.3077115913 * middle + 0.2309699292 * short,
+        -1.2684380046 * long + 2.6097574011 * middle - 0.3413193965 * short,
+        -0.0041960863 * long - 0.7034186147 * middle + 1.7076147010 * short,
+    )
+    bent = (12.92 * x if x <= 0.0031308 else 1.055 * x ** (1 / 2.4) - 0.055 for x in (max(x, 0.0) for x in linear))
+    return "#" + "".join(f"{round(255 * min(x, 1.0)):02x}" for x in bent)
+
+
+def wrapped(text: str, size: float, width: float, most_lines: int | None) -> list[str]:
+    """The text in at most so many lines, the last one cut with an ellipsis if need be; None: as many as it takes, and
+    words that are too long for a line are broken."""
     lines: list[str] = []
-    for word in plain(text).split(" "):
+    words = plain(text).split(" ")
+    if most_lines is None:
+        words = [piece for word in words for piece in _broken(word, size, width)]
+    for word in words:
         longer = f"{lines[-1]} {word}" if lines else word
         if lines and text_width(longer, size) <= width:
             lines[-1] = longer
         else:
             lines.append(word)
-    if len(lines) > most_lines:
+    if most_lines is not None and len(lines) > most_lines:
         lines = [*lines[: most_lines - 1], " ".join(lines[most_lines - 1 :])]
     return [_cut(line, size, width) for line in lines]
 
 
 def paragraph(
-    text: str, x: float, y: float, width: float, *, size: float = 11.0, most_lines: int = 2, anchor: Anchor = "middle",
-    colour: str = INK, bold: bool = False,
+    text: str, x: float, y: float, width: float, *, size: float = 11.0, most_lines: int | None = 2,
+    anchor: Anchor = "middle", colour: str = INK, bold: bool = False,
 ) -> list[Label]:  # fmt: skip
     """Lines of text under each other, the first with its baseline at `y`."""
     lines = wrapped(text, size, width, most_lines)
     return [Label(x, y + 1.25 * size * i, line, size, colour, anchor, bold) for i, line in enumerate(lines)]
 
 
-_FONTS = "'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+_FONTS = "'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', 'Noto Sans', 'Noto Sans CJK SC', sans-serif"
+
+
+def _broken(word: str, size: float, width: float) -> list[str]:
+    """The word in pieces that fit, a letter together with the marks upon it."""
+    pieces = [""]
+    for character in word:
+        joins = unicodedata.category(character).startswith("M") or character in "\u200d\ufe0f"
+        if pieces[-1] and not joins and text_width(pieces[-1] + character, size) > width:
+            pieces.append("")
+        pieces[-1] += character
+    return pieces
 
 
 def _cut(line: str, size: float, width: float) -> str:

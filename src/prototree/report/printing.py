@@ -1,4 +1,5 @@
-"""Drawings as PDF pages and as PNG, through matplotlib: it brings its own font with most of the world's letters.
+"""Drawings as PDF pages and as PNG, through matplotlib: it brings a font with most of the world's letters, and
+`lettering` finds others.
 
 Marks are handed to matplotlib's renderers directly. Its artists would take ten times as long for a large tree, and
 would store a picture anew each time it is shown.
@@ -7,7 +8,7 @@ would store a picture anew each time it is shown.
 import io
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from PIL import Image
 
 from prototree.errors import MissingExtraError
 from prototree.explain.records import Picture
+from prototree.report.lettering import families_for
 from prototree.report.marks import Block, Drawing, Label, Mark, PhotoMark, Stroke
 from prototree.report.words import plain
 
@@ -27,13 +29,11 @@ if TYPE_CHECKING:
 UNITS_PER_INCH = 96.0
 _POINTS = 72 / UNITS_PER_INCH  # matplotlib measures text and lines in these
 
-# For letters that the font at hand lacks, where the reader's machine has one of these.
-_OTHER_FONTS = ("Noto Sans", "Noto Sans CJK SC", "Noto Sans Arabic", "Noto Sans Hebrew", "Noto Emoji", "Symbola")
-
 
 def pdf(drawings: Iterable[Drawing], title: str) -> bytes:
     """One page a drawing."""
-    with _matplotlib():
+    drawings = list(drawings)
+    with _matplotlib(drawings):
         from matplotlib.backends.backend_pdf import PdfPages
 
         file, pictures = io.BytesIO(), PdfPictures()
@@ -46,7 +46,7 @@ def pdf(drawings: Iterable[Drawing], title: str) -> bytes:
 
 def image(drawing: Drawing, scale: float = 2.0) -> Image.Image:
     """As pixels, `scale` of them a unit."""
-    with _matplotlib():
+    with _matplotlib([drawing]):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
         canvas: Any = FigureCanvasAgg(_figure(drawing, scale * UNITS_PER_INCH, PdfPictures()))
@@ -70,15 +70,12 @@ class PdfPictures:
 
 
 @contextmanager
-def _matplotlib() -> Iterator[None]:
+def _matplotlib(drawings: Sequence[Drawing]) -> Iterator[None]:
     try:
         import matplotlib
     except ImportError as error:
         raise MissingExtraError("matplotlib", "plot") from error
-    from matplotlib import font_manager
-
-    have = set(font_manager.get_font_names())
-    fonts = ["DejaVu Sans", *(font for font in _OTHER_FONTS if font in have)]
+    fonts = families_for(mark.text for drawing in drawings for mark in drawing.marks if isinstance(mark, Label))
     settings: Any = {"font.family": fonts, "pdf.fonttype": 42, "text.usetex": False}
     quiet = logging.getLogger("fontTools")
     level = quiet.level

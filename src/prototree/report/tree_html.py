@@ -6,23 +6,29 @@ styles or handlers, so the app may serve it under a strict content security poli
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from markupsafe import Markup
 
 from prototree.evaluation.tables import percent
-from prototree.explain.records import Location, Match, Picture, PrototypeExplanation, TreeExplanation
-from prototree.report.cards import LEAF_HEIGHT, LEAF_WIDTH, LEVEL, NODE_HEIGHT, NODE_WIDTH, SLOT
+from prototree.explain.records import ClassExplanation, Location, Match, Picture, PrototypeExplanation, TreeExplanation
+from prototree.report.cards import LEAF_SIZE, NODE_SIZE, SPACING
 from prototree.report.encoding import (
+    AROUND_SIDE,
+    CLASS_SIDE,
     CROP_SIDE,
     HEAT_COLOURS,
     PHOTO_SIDE,
     SMALL_PHOTO_SIDE,
     data_url,
+    frame_in,
     heat_values,
     reduced,
+    surroundings_of,
 )
-from prototree.report.layout import arrange
+from prototree.report.layout import most_ways
+from prototree.report.spreads import spread_svg, spread_words
 from prototree.report.templating import asset, render, script_json
 from prototree.report.words import (
     METHOD_LONG,
@@ -80,20 +86,18 @@ def tree_body(explanation: TreeExplanation) -> str:
 def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str, Any]:
     """Everything that `tree.js` shows, ready for JSON. `picture_url` says where each (reduced) picture is found."""
     reading = Reading(explanation)
-    places = arrange(explanation.left, explanation.right).places
     return {
         "title": explanation.title,
         "question": explanation.question,
         "classes": list(explanation.class_names),
         "sizes": {
-            "slot": SLOT, "level": LEVEL, "node": [NODE_WIDTH, NODE_HEIGHT], "leaf": [LEAF_WIDTH, LEAF_HEIGHT],
+            "node": list(NODE_SIZE), "leaf": list(LEAF_SIZE), **asdict(SPACING),
+            "ways": most_ways(len(explanation.left)),
         },
         "heat_colours": [list(colour) for colour in HEAT_COLOURS],
         "nodes": [
             {
                 "id": node,
-                "x": places[node].x,
-                "level": places[node].level,
                 "left": explanation.left[node],
                 "right": explanation.right[node],
                 "below": list(reading.labels_below(node)),
@@ -101,14 +105,14 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
                 "other": _prototype_data(explanation.prototype_at(node, "left"), picture_url)
                 if reading.is_choice
                 else None,
+                **_spread_data(explanation, node),
             }
             for node in range(len(explanation.left))
         ],
+        "class_facts": [_class_data(label, known, picture_url) for label, known in enumerate(explanation.classes)],
         "leaves": [
             {
                 "id": rule.leaf,
-                "x": places[~rule.leaf].x,
-                "level": places[~rule.leaf].level,
                 "label": rule.label,
                 "share": _number(rule.share),
                 "unsure": reading.is_unsure(rule.leaf),
@@ -123,6 +127,24 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
     }  # fmt: skip
 
 
+def _spread_data(explanation: TreeExplanation, node: int) -> dict[str, str]:
+    spread, question = explanation.prototype_at(node, "right").spread, explanation.question
+    if spread is None:
+        return {"spread": "", "spread_words": ""}
+    return {"spread": str(spread_svg(spread, question)), "spread_words": spread_words(spread, question)}
+
+
+def _class_data(label: int, known: ClassExplanation, picture_url: PictureUrl) -> dict[str, Any]:
+    return {
+        "photos": [
+            picture_url(f"class-{label}-{i}", reduced(photo, CLASS_SIDE)) for i, photo in enumerate(known.photos)
+        ],
+        "accuracy": _number(known.accuracy) if known.accuracy is not None else None,
+        "n_test": known.n_test,
+        "taken_for": [list(pair) for pair in known.taken_for],
+    }
+
+
 def _prototype_data(prototype: PrototypeExplanation, picture_url: PictureUrl) -> dict[str, Any]:
     number, source = prototype.prototype, prototype.source
     return {
@@ -135,6 +157,12 @@ def _prototype_data(prototype: PrototypeExplanation, picture_url: PictureUrl) ->
         "photo": picture_url(f"photo-{number}", reduced(source.photo, PHOTO_SIDE)),
         "size": list(source.size),
         **_match_data(source, f"crop-{number}", picture_url),
+        # Where there is no picture of what lies about the patch, the page cuts it out of the photo.
+        "around": picture_url(f"around-{number}", reduced(source.around, AROUND_SIDE))
+        if source.around is not None
+        else None,
+        "surroundings": [round(edge, 1) for edge in surroundings_of(source).edges],
+        "frame": [_number(edge) for edge in frame_in(source)],
         "where": [_where_data(where) for where in source.where],
         "nearest": [
             {

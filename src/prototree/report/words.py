@@ -8,6 +8,7 @@ from functools import cached_property
 from prototree.evaluation.tables import percent
 from prototree.explain.records import (
     UNKNOWN,
+    ClassExplanation,
     DecisionExplanation,
     Doubt,
     Flip,
@@ -236,6 +237,23 @@ class Reading:
         for id_, _ in reversed(reading_order(tree.left, tree.right)):
             below[id_] = (~id_,) if id_ < 0 else (*below[tree.left[id_]], *below[tree.right[id_]])
         return below
+
+    @cached_property
+    def hues(self) -> dict[int, float]:
+        """A colour for each id, in degrees: neighbours in the tree have neighbouring ones. As in tree.js."""
+        tree = self.explanation
+        order = [id_ for id_, _ in reading_order(tree.left, tree.right)]
+        ends = [id_ for id_ in order if id_ < 0]
+        spans = {end: (place, place) for place, end in enumerate(ends)}
+        for id_ in reversed(order):
+            if id_ >= 0:
+                spans[id_] = (spans[tree.left[id_]][0], spans[tree.right[id_]][1])
+        return {id_: (25 + 330 * (first + last + 1) / 2 / len(ends)) % 360 for id_, (first, last) in spans.items()}
+
+    def known(self, label: int) -> ClassExplanation:
+        """What is known of a class; nothing where the explanation does not say."""
+        classes = self.explanation.classes
+        return classes[label] if label < len(classes) else ClassExplanation(())
 
     def labels_below(self, id_: int) -> tuple[int, ...]:
         """The classes that the leaves below are for, each once, in reading order; unsure leaves are for none."""

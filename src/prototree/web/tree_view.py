@@ -12,7 +12,15 @@ from torch import Tensor
 from prototree.data.views import FULL, photo_size
 from prototree.explain.places import InputFrame
 from prototree.explain.prototypes import place_of
-from prototree.explain.records import Location, Match, Picture, PrototypeExplanation, Spread, TreeExplanation
+from prototree.explain.records import (
+    ClassExplanation,
+    Location,
+    Match,
+    Picture,
+    PrototypeExplanation,
+    Spread,
+    TreeExplanation,
+)
 from prototree.explain.spreads import SpreadCounts
 from prototree.mend.bench import Bench, Candidate
 from prototree.mend.edits import Region
@@ -25,6 +33,7 @@ from prototree.tree.patches import distance_map
 from prototree.web.gallery import Gallery
 
 _NEAREST = 6
+_CLASS_PHOTOS = 4
 _HEAT = (16, 16)
 _NO_HEAT = np.zeros((1, 1), dtype=np.float32)
 _NO_PICTURE: Picture = np.zeros((1, 1, 3), dtype=np.uint8)
@@ -55,9 +64,19 @@ class TreeView:
             accuracy=bench.figures(state).accuracy,
             question=tree.question.kind,
             sharpness=tree.question.sharpness,
+            classes=self._classes(urls),
         )
         # The page fetches its pictures one by one when they come into view; here stand only their addresses.
         return explanation, tree_data(explanation, lambda name, picture: urls.get(name) or data_url(name, picture))
+
+    def _classes(self, urls: dict[str, str]) -> tuple[ClassExplanation, ...]:
+        """Some training photos of each class."""
+        found = []
+        for label in range(self._bench.tree.n_classes):
+            photos = self._gallery.photos("training", label, 0, _CLASS_PHOTOS)
+            urls.update({f"class-{label}-{i}": photo.thumb for i, photo in enumerate(photos)})
+            found.append(ClassExplanation((_NO_PICTURE,) * len(photos)))
+        return tuple(found)
 
     def spreads(self, state: TreeState) -> list[Spread]:
         """How the training photos lie at each node."""

@@ -7,7 +7,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("tree-data").textContent);
-  const { slot, level: pitch, node: nodeSize, leaf: leafSize } = data.sizes;
+  const { node: nodeSize, leaf: leafSize, across, below, under, indent, aside, ways: mostWays } = data.sizes;
   const root = data.nodes.length ? 0 : ~0;
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   const narrow = matchMedia("(max-width: 760px)");
@@ -43,18 +43,23 @@
   const fixed = (value) => (value === null ? "?" : value.toFixed(2));
   const choosing = data.question === "choice";
   const sidesOf = (id) => (choosing ? [nodeOf(id).other, nodeOf(id)] : [nodeOf(id)]); // left to right
-  const short = (side) => (side.note ? `“${side.note}”` : `${side.prototype}`);
-  const called = (id) => (choosing ? `${sidesOf(id).map(short).join(" or ")}?` : nodeOf(id).note || `Prototype ${id}`);
+  // People call a prototype by their own words; without those its picture stands for it, and here, in words, its number.
+  const short = (side) => (side.note ? `“${side.note}”` : `prototype ${side.prototype}`);
+  const hasNote = (id) => sidesOf(id).some((side) => side.note);
+  function called(id) {
+    if (!choosing) return nodeOf(id).note || "Is this there?";
+    return hasNote(id) ? `${sidesOf(id).map((side, i) => side.note || `the ${i ? "right" : "left"} one`).join(" or ")}?` : "Which is it more like?";
+  }
   const rather = (id, right) => { const [left, own] = sidesOf(id); return right ? [own, left] : [left, own]; };
 
   // What is said of a turn to the right or left at a node: at a line, and in a sentence.
   function turnWord(id, right) {
-    if (choosing) return `more like ${rather(id, right)[0].prototype}`;
+    if (choosing) return rather(id, right)[0].note || `more like the ${right ? "right" : "left"}`;
     return right ? "present" : "absent";
   }
   function turnWords(id, right) {
     if (choosing) return `rather ${rather(id, right).map(short).join(" than ")}`;
-    return `${right ? "has" : "lacks"} ${called(id)}`;
+    return `${right ? "has" : "lacks"} ${short(nodeOf(id))}`;
   }
   const turnClass = (right) => (right || choosing ? "present" : "absent"); // a choice is no absence
 
@@ -93,17 +98,63 @@
   const closed = new Set();
   let places = new Map();
 
-  function arrange() { // the same arithmetic as report/layout.py, for what is not folded away
-    const order = [], waiting = [[root, 0]];
+  // The same arithmetic as report/layout.py, for what is not folded away and for the shape of this window.
+  function joined(left, right, [width, height]) {
+    const second = left.width + across;
+    const card = Math.min(Math.max((left.card + second + right.card) / 2, 0), Math.max(second + right.width - width, 0));
+    const besides = (beside, hangs, shape) => ({
+      width: Math.max(width + aside, hangs.width + across) + beside.width, height: Math.max(height + below + hangs.height, beside.height), card: 0, shape, left, right,
+    });
+    return [
+      { width: Math.max(second + right.width, card + width), height: height + below + Math.max(left.height, right.height), card, shape: "below", left, right },
+      { width: Math.max(width, indent + Math.max(left.width, right.width)), height: height + left.height + right.height + 2 * under, card: 0, shape: "stacked", left, right },
+      besides(right, left, "right aside"),
+      besides(left, right, "left aside"),
+    ];
+  }
+
+  function best(ways, aspect) {
+    const kept = [];
+    for (const way of ways.sort((a, b) => a.width - b.width || a.height - b.height)) if (!kept.length || way.height < kept[kept.length - 1].height) kept.push(way);
+    const off = (way) => Math.abs(Math.log(way.width / (aspect * way.height)));
+    return kept.sort((a, b) => off(a) - off(b)).slice(0, mostWays);
+  }
+
+  let aspect = 1.7; // of the window when the page was opened; a tree that jumped about with the window would be lost
+  function arrange() {
+    const order = [], waiting = [[root, 0]], ways = new Map();
     while (waiting.length) {
       const [id, level] = waiting.pop();
       order.push([id, level]);
       if (!isLeaf(id) && !closed.has(id)) waiting.push([nodeOf(id).right, level + 1], [nodeOf(id).left, level + 1]);
     }
-    const x = new Map();
-    for (const [id] of order) if (isLeaf(id) || closed.has(id)) x.set(id, x.size);
-    for (const [id] of [...order].reverse()) if (!x.has(id)) x.set(id, (x.get(nodeOf(id).left) + x.get(nodeOf(id).right)) / 2);
-    places = new Map(order.map(([id, level]) => [id, { x: x.get(id), level }]));
+    for (const [id] of [...order].reverse()) {
+      const size = sizeOf(id);
+      if (isLeaf(id) || closed.has(id)) { ways.set(id, [{ width: size[0], height: size[1], card: 0 }]); continue; }
+      const lefts = ways.get(nodeOf(id).left), rights = ways.get(nodeOf(id).right);
+      ways.set(id, best(lefts.flatMap((left) => rights.flatMap((right) => joined(left, right, size))), aspect));
+    }
+    const cost = (way) => Math.max(way.width, aspect * way.height);
+    const chosen = ways.get(root).reduce((a, b) => (cost(b) < cost(a) || (cost(b) === cost(a) && b.height < a.height) ? b : a));
+    const corners = new Map([[root, [chosen, 0, 0]]]);
+    places = new Map();
+    for (const [id, level] of order) {
+      const [way, x, y] = corners.get(id), [width, height] = sizeOf(id);
+      places.set(id, { x: x + way.card, y, width, height, middle: x + way.card + width / 2, level, shape: way.shape });
+      if (!way.left) continue;
+      const { left, right } = nodeOf(id), start = y + height + (way.shape === "stacked" ? under : below);
+      if (way.shape === "stacked") {
+        corners.set(left, [way.left, x + indent, start]);
+        corners.set(right, [way.right, x + indent, start + way.left.height + under]);
+      } else if (way.shape === "below") {
+        corners.set(left, [way.left, x, start]);
+        corners.set(right, [way.right, x + way.left.width + across, start]);
+      } else {
+        const first = way.shape === "left aside", [beside, hangs] = first ? [way.left, way.right] : [way.right, way.left];
+        corners.set(first ? left : right, [beside, x + Math.max(width + aside, hangs.width + across), y]);
+        corners.set(first ? right : left, [hangs, x, start]);
+      }
+    }
     drawn = null; // edges are drawn with the next view
     for (const [id, card] of mounted) if (!places.has(id)) unmount(id, card);
     for (const [id, card] of built) if (places.has(id)) dress(id, card);
@@ -111,11 +162,33 @@
   }
 
   const sizeOf = (id) => (isLeaf(id) ? leafSize : closed.has(id) ? [leafSize[0], nodeSize[1]] : nodeSize);
-
-  function spotOf(id) {
-    const place = places.get(id), [width, height] = sizeOf(id);
-    return { x: (place.x + 0.5) * slot - width / 2, y: place.level * pitch, width, height, middle: (place.x + 0.5) * slot };
+  const spotOf = (id) => places.get(id);
+  // Where the child of a node stands to it: on the right, on the left, below it, or below its left edge.
+  function sideOf(id) {
+    const parent = parents.get(id);
+    if (parent === null) return null;
+    const shape = places.get(parent).shape, right = nodeOf(parent).right === id;
+    if (shape === "below" || shape === "stacked") return shape;
+    if ((shape === "right aside") === right) return "aside";
+    return places.get(id).x < places.get(parent).x + 15 ? "hanging" : "bent";
   }
+
+  // Neighbours in the tree have neighbouring colours: a leaf by its place in reading order, a node that of its middle.
+  const hues = new Map();
+  {
+    const order = [], open = [root], spans = new Map();
+    while (open.length) {
+      const id = open.pop();
+      order.push(id);
+      if (!isLeaf(id)) open.push(nodeOf(id).right, nodeOf(id).left);
+    }
+    let count = 0;
+    for (const id of order) if (isLeaf(id)) spans.set(id, [count, count++]);
+    for (const id of order.reverse()) if (!isLeaf(id)) spans.set(id, [spans.get(nodeOf(id).left)[0], spans.get(nodeOf(id).right)[1]]);
+    for (const [id, [first, last]] of spans) hues.set(id, (25 + (330 * (first + last + 1)) / 2 / count) % 360);
+  }
+  const HUES = 24; // different colours of lines
+  const band = (id) => Math.floor((hues.get(id) / 360) * HUES);
 
   let extent = { left: 0, top: 0, right: 1, bottom: 1 };
   function measure(ids = places.keys()) {
@@ -132,28 +205,41 @@
 
   // ---- edges ----------------------------------------------------------------------------------------------------
 
-  const lines = {};
-  for (const kind of ["absent", "present", "absent on", "present on"]) lines[kind] = $("edges").appendChild(draw("path", { class: kind }));
+  const lines = new Map(); // one path for all edges of a colour and kind
   let trail = new Set();
 
   let drawn = null; // the part of the world whose edges are drawn: the view and as much again on each side
 
+  function edge(id) {
+    const parent = parents.get(id), from = spotOf(parent), to = spotOf(id), side = sideOf(id), right = nodeOf(parent).right === id;
+    if (side === "aside") return `M${from.x + from.width} ${from.y + 44}H${to.x}`;
+    const edge = from.x + 15;
+    if (side === "hanging") return `M${edge} ${from.y + from.height}V${to.y}`;
+    if (side === "stacked") return `M${edge} ${from.y + from.height}V${to.y + 34}Q${edge} ${to.y + 44} ${edge + 10} ${to.y + 44}H${to.x}`;
+    // A choice's lines begin under the pictures they belong to.
+    const start = side === "bent" ? edge : choosing ? from.x + from.width * (right ? 0.75 : 0.25) : from.middle;
+    const bottom = from.y + from.height, middle = bottom + 0.3 * below, turn = Math.sign(to.middle - start) * Math.min(8, Math.abs(to.middle - start) / 2);
+    return `M${start} ${bottom}V${middle - 8}Q${start} ${middle} ${start + turn} ${middle}H${to.middle - turn}Q${to.middle} ${middle} ${to.middle} ${middle + 8}V${to.y}`;
+  }
+
   function drawEdges() {
     const wide = Math.max(1000, map.clientWidth) / view.k, high = Math.max(700, map.clientHeight) / view.k, left = -view.x / view.k, top = -view.y / view.k;
     drawn = { left: left - wide, right: left + 2 * wide, top: top - high, bottom: top + 2 * high };
-    const paths = { absent: "", present: "", "absent on": "", "present on": "" };
+    const paths = new Map();
     for (const id of places.keys()) {
       const parent = parents.get(id);
       if (parent === null) continue;
       const from = spotOf(parent), to = spotOf(id);
-      if (Math.min(from.middle, to.middle) > drawn.right || Math.max(from.middle, to.middle) < drawn.left || from.y > drawn.bottom || to.y < drawn.top) continue;
-      const bottom = from.y + from.height, middle = bottom + 0.42 * (pitch - nodeSize[1]);
-      const turn = Math.sign(to.middle - from.middle) * Math.min(10, Math.abs(to.middle - from.middle) / 2);
-      const d = `M${from.middle} ${bottom}V${middle - 10}Q${from.middle} ${middle} ${from.middle + turn} ${middle}` +
-        `H${to.middle - turn}Q${to.middle} ${middle} ${to.middle} ${middle + 10}V${to.y}`;
-      paths[turnClass(isPresent(id)) + (trail.has(id) ? " on" : "")] += d;
+      if (Math.min(from.x, to.x) > drawn.right || Math.max(from.x + from.width, to.middle) < drawn.left || from.y > drawn.bottom || to.y + to.height < drawn.top) continue;
+      const kind = `${turnClass(isPresent(id))}${trail.has(id) ? " on" : ""} ${band(id)}`;
+      paths.set(kind, (paths.get(kind) || "") + edge(id));
     }
-    for (const kind in lines) lines[kind].setAttribute("d", paths[kind]);
+    for (const kind of paths.keys()) if (!lines.has(kind)) {
+      const line = draw("path", { class: kind.replace(/ \d+$/, "") });
+      line.style.setProperty("--hue", (360 * (Number(kind.match(/\d+$/)[0]) + 0.5)) / HUES);
+      lines.set(kind, $("edges").appendChild(line));
+    }
+    for (const [kind, line] of lines) line.setAttribute("d", paths.get(kind) || "");
   }
 
   function highlight(ids) {
@@ -185,44 +271,50 @@
     return svg;
   }
 
-  function bars(leaf) {
-    const svg = draw("svg", { class: "bars", viewBox: "0 0 90 24", "aria-hidden": "true" });
-    const step = 90 / data.classes.length, width = Math.max(2, 0.8 * step);
-    const d = leaf.shares.map(([label, share]) => {
-      const height = Math.max(1, 24 * share), x = (label + 0.5) * step - width / 2;
-      return `M${x.toFixed(1)} 24v${-height.toFixed(1)}h${width.toFixed(1)}V24z`;
-    });
-    svg.append(draw("path", { class: "base", d: "M0 24H90" }), draw("path", { d: d.join("") }));
-    return svg;
+  const classOf = (label) => (label === null ? null : data.class_facts[label]) || { photos: [], accuracy: null, n_test: 0, taken_for: [] };
+  const rightWords = (facts) => (facts.accuracy === null ? "" : `${percent(facts.accuracy)} right`);
+  const rightTitle = (facts) => (facts.accuracy === null ? "" : `${percent(facts.accuracy)} of ${facts.n_test} test photos of this class are named rightly`);
+
+  // A patch where it is: what lies about it, and a frame about the patch itself.
+  function around(side, alt = "", lazy = false) {
+    const [left, top, right, bottom] = side.frame;
+    const svg = draw("svg", { class: "box", viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
+    for (const part of ["under", "over"]) svg.append(draw("rect", { class: part, x: 100 * left, y: 100 * top, width: 100 * (right - left), height: 100 * (bottom - top) }));
+    if (side.around) return make("span", { class: "around" }, make("img", { src: side.around, alt, draggable: "false", decoding: "async", loading: lazy ? "lazy" : null }), svg);
+    const [x, y, end, foot] = side.surroundings, [width, height] = side.size;
+    const piece = draw("svg", { class: "piece-of", viewBox: `${x} ${y} ${Math.max(1, end - x)} ${Math.max(1, foot - y)}`, preserveAspectRatio: "none", ...(alt ? { role: "img", "aria-label": alt } : { "aria-hidden": "true" }) });
+    piece.append(draw("image", { href: side.photo, width, height, preserveAspectRatio: "none" }));
+    return make("span", { class: "around" }, piece, svg);
   }
 
   const cropOf = (side) => make("img", { class: "crop", src: side.crop, alt: "", draggable: "false", decoding: "async" });
 
   function duel(id) { // the two prototypes of a choice, each on the side it leads to
-    return make("span", { class: "duel" }, ...sidesOf(id).map((side, right) => make("span", { class: "rival" }, cropOf(side),
-      make("span", { class: "caption" }, right ? null : "←", make("b", { text: side.prototype }), make("bdi", { class: side.note ? "note" : "", text: side.note || name(side.label) }), right ? "→" : null))));
+    return make("span", { class: "duel" }, ...sidesOf(id).map((side) => make("span", { class: "rival" }, around(side), side.note ? make("bdi", { class: "caption note", text: side.note }) : null)));
+  }
+
+  function turnMark(id) { // what stands at the line to a card
+    const parent = parents.get(id), right = isPresent(id);
+    if (!choosing) return make("span", { class: `turn word ${turnClass(right)}`, text: turnWord(parent, right) });
+    return make("span", { class: "turn" }, make("img", { src: rather(parent, right)[0].crop, alt: "", draggable: "false", decoding: "async" }));
   }
 
   function build(id) {
     const card = make("div", { role: "treeitem", tabindex: id === current ? 0 : -1, "data-id": id, class: `card ${isLeaf(id) ? "leaf" : "node"}` });
-    if (parents.get(id) !== null) {
-      const right = isPresent(id);
-      card.append(make("span", { class: `turn word ${turnClass(right)}`, text: turnWord(parents.get(id), right) }));
-    }
+    card.style.setProperty("--hue", hues.get(id));
+    card.append(parents.get(id) === null ? make("span", { class: "turn start", text: "start here" }) : turnMark(id));
     if (isLeaf(id)) {
-      const leaf = leafOf(id);
+      const leaf = leafOf(id), facts = classOf(leaf.label), title = leaf.unsure ? "no clear class" : name(leaf.label);
       card.classList.toggle("unsure", leaf.unsure);
-      card.append(bars(leaf), make("bdi", { class: "name", text: leaf.unsure ? "no clear class" : name(leaf.label) }), make("span", { class: "share", text: percent(leaf.share) }));
-      card.setAttribute("aria-label", `${leaf.unsure ? "no clear class" : name(leaf.label)}, ${percent(leaf.share)}`);
+      card.append(leaf.unsure || !facts.photos.length ? make("span", { class: "nophoto" }) : make("img", { class: "face", src: facts.photos[0], alt: "", draggable: "false", decoding: "async" }),
+        make("bdi", { class: "name", text: title }), make("span", { class: "share", text: leaf.unsure ? "" : rightWords(facts) }));
+      card.title = title;
+      card.setAttribute("aria-label", [title, leaf.unsure ? "" : rightTitle(facts)].filter(Boolean).join(", "));
     } else {
+      const node = nodeOf(id);
       if (choosing) card.append(duel(id));
-      else {
-        const node = nodeOf(id);
-        card.append(
-          make("span", { class: "pictures" }, cropOf(node), photoWithBox(node)),
-          make("span", { class: "caption" }, make("b", { text: id }), " ", node.note ? "" : "from ", make("bdi", { class: node.note ? "note" : "", text: node.note || name(node.label) })),
-        );
-      }
+      else card.append(make("span", { class: "pictures" }, around(node), photoWithBox(node)), node.note ? make("bdi", { class: "caption note", text: node.note }) : "");
+      card.classList.toggle("noted", hasNote(id));
       card.append(make("button", { type: "button", class: "fold", tabindex: -1 }));
     }
     dress(id, card);
@@ -233,6 +325,7 @@
   function dress(id, card) { // what changes: place, fold, selection
     const spot = spotOf(id);
     card.style.transform = `translate(${spot.x}px, ${spot.y}px)`;
+    card.dataset.side = sideOf(id) || "";
     card.classList.toggle("on", trail.has(id));
     card.classList.toggle("selected", id === selected);
     card.setAttribute("aria-selected", id === selected);
@@ -242,8 +335,8 @@
     const folded = closed.has(id), number = nodeOf(id).below.length, button = card.querySelector(".fold");
     card.classList.toggle("folded", folded);
     card.setAttribute("aria-expanded", !folded);
-    const told = sidesOf(id).map((side) => `prototype ${side.prototype}${side.note ? `, ${side.note}` : ""}, from a photo of ${name(side.label)}`).join("; or more like ");
-    card.setAttribute("aria-label", `${choosing ? "More like " : ""}${told}; below: ${belowWords(id)}`.replace(/^p/, "P"));
+    const told = sidesOf(id).map((side) => side.note || `a piece of a photo of ${name(side.label)}`).join(" or more like ");
+    card.setAttribute("aria-label", `Node ${id}: ${choosing ? "more like " : ""}${told}; below: ${belowWords(id)}`);
     button.textContent = folded ? `+ ${number}` : "–";
     const action = `${folded ? "Unfold" : "Fold"} ${number} ${number === 1 ? "class" : "classes"} below`;
     button.setAttribute("aria-label", action);
@@ -258,7 +351,7 @@
   // ---- view: what part of the world is seen ---------------------------------------------------------------------
 
   const view = { x: 0, y: 0, k: 1 };
-  let frame = 0, flight = 0;
+  let frame = 0, flight = 0, zoomed = 0;
 
   // The part of the map that no panel covers.
   function opening() {
@@ -276,8 +369,13 @@
 
   function showNow(all = false) {
     world.style.transform = `translate(${view.x}px, ${view.y}px) scale(${view.k})`;
-    map.dataset.detail = view.k < 0.34 ? "far" : "near";
-    world.style.setProperty("--edge", `${1.2 / view.k}px`); // lines that are seen from any distance
+    const detail = view.k < 0.45 ? "far" : view.k < 0.8 ? "middle" : "near";
+    if (map.dataset.detail !== detail) map.dataset.detail = detail;
+    if (zoomed !== view.k) { // what is seen from any distance: lines, and names as far as they fit
+      zoomed = view.k;
+      world.style.setProperty("--edge", `${Math.max(1.8, 1.3 / view.k)}px`);
+      world.style.setProperty("--letters", `${Math.min(18, Math.max(12.5, 9.5 / view.k))}px`);
+    }
     const margin = 200, width = map.clientWidth, height = map.clientHeight;
     const left = (-margin - view.x) / view.k, right = (width + margin - view.x) / view.k;
     const top = (-margin - view.y) / view.k, bottom = (height + margin - view.y) / view.k;
@@ -308,8 +406,7 @@
   }
 
   function fitFor(box, largest = 1) {
-    const open = opening(), pad = narrow.matches ? 16 : 40;
-    if (!narrow.matches) open.left += 36; // the zoom buttons
+    const open = opening(), pad = narrow.matches ? 14 : 24;
     const wide = open.right - open.left - 2 * pad, high = open.bottom - open.top - 2 * pad;
     const k = Math.max(0.02, Math.min(largest, wide / (box.right - box.left), high / (box.bottom - box.top)));
     return {
@@ -340,29 +437,27 @@
     flight = requestAnimationFrame(step);
   }
 
-  function bringIntoView(id) {
-    const spot = spotOf(id), open = opening(), k = Math.max(view.k, 0.7);
-    const x = view.x + view.k * spot.x, y = view.y + view.k * spot.y;
-    const seen = x > open.left + 8 && y > open.top + 24 && x + view.k * spot.width < open.right - 8 && y + view.k * spot.height < open.bottom - 24;
-    if (seen && view.k >= 0.5) return;
-    fly({ k, x: (open.left + open.right) / 2 - k * spot.middle, y: (open.top + open.bottom) / 2 - k * (spot.y + spot.height / 2) });
+  function bringIntoView(id) { // the tree stays where it is, unless the card could not be seen
+    const spot = spotOf(id), open = opening(), x = view.x + view.k * spot.x, y = view.y + view.k * spot.y, margin = 10;
+    const shift = (start, length, low, high) => (start < low + margin ? low + margin - start : Math.min(0, Math.max(high - margin - start - length, low + margin - start)));
+    const dx = shift(x, view.k * spot.width, open.left, open.right), dy = shift(y, view.k * spot.height, open.top, open.bottom);
+    if (dx || dy) fly({ k: view.k, x: view.x + dx, y: view.y + dy });
+    else show();
   }
 
   const fitAll = (quick) => fly(fitFor(extent), quick);
 
-  function start() { // the whole tree where that is legible, else its top
+  function start() { // the whole tree where photos can be told apart, else its top
     const fit = fitFor(extent);
-    if (fit.k >= 0.34) return fitAll(true);
-    const open = opening(), k = narrow.matches ? 0.5 : 0.62, spot = spotOf(root);
-    const ends = measure([...places.keys()].filter((id) => places.get(id).level <= 2));
-    const middle = (open.left + open.right) / 2;
-    return fly({ k, x: middle - k * ((ends.left + ends.right) / 2 + spot.middle) / 2, y: 36 - k * spot.y }, true);
+    if (fit.k >= 0.16) return fitAll(true);
+    const open = opening(), k = narrow.matches ? 0.3 : 0.35, spot = spotOf(root);
+    return fly({ k, x: Math.min((open.left + open.right) / 2 - k * spot.middle, 24), y: 36 - k * spot.y }, true);
   }
 
   const pointers = new Map();
   let dragged = false;
   map.addEventListener("pointerdown", (event) => {
-    if (event.target.closest(".zoom, .overview") || event.button > 0) return;
+    if (event.button > 0) return;
     pointers.set(event.pointerId, { x: event.clientX, y: event.clientY });
     if (pointers.size === 1) dragged = false;
     cancelAnimationFrame(flight);
@@ -405,33 +500,28 @@
   function drawOverview() {
     const open = opening();
     const all = view.x + view.k * extent.left >= 0 && view.x + view.k * extent.right <= open.right && view.y + view.k * extent.bottom <= open.bottom;
-    overview.hidden = all || narrow.matches;
-    if (overview.hidden) return;
-    const width = 220, high = Math.min(130, Math.max(50, (width * (extent.bottom - extent.top)) / (extent.right - extent.left)));
+    overview.classList.toggle("idle", all);
+    if (all || narrow.matches) return;
+    const high = 52, width = Math.min(260, Math.max(70, (high * (extent.right - extent.left)) / (extent.bottom - extent.top)));
     const ratio = devicePixelRatio || 1, context = overview.getContext("2d");
-    overview.width = width * ratio;
-    overview.height = high * ratio;
-    overview.style.width = `${width}px`;
-    overview.style.height = `${high}px`;
-    const k = Math.min((width - 12) / (extent.right - extent.left), (high - 12) / (extent.bottom - extent.top));
+    if (overview.width !== Math.round(width * ratio)) {
+      overview.width = Math.round(width * ratio);
+      overview.height = high * ratio;
+      overview.style.width = `${width}px`;
+      overview.style.height = `${high}px`;
+    }
+    const k = Math.min((width - 6) / (extent.right - extent.left), (high - 6) / (extent.bottom - extent.top));
     const x0 = width / 2 - (k * (extent.left + extent.right)) / 2, y0 = high / 2 - (k * (extent.top + extent.bottom)) / 2;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     const style = getComputedStyle(overview);
-    context.strokeStyle = style.getPropertyValue("--line");
-    context.fillStyle = style.getPropertyValue("--accent");
-    context.lineWidth = 0.8;
-    context.beginPath();
-    for (const id of places.keys()) {
-      const parent = parents.get(id);
-      if (parent === null) continue;
-      const from = spotOf(parent), to = spotOf(id), middle = y0 + k * (from.y + pitch / 2);
-      context.moveTo(x0 + k * from.middle, y0 + k * from.y);
-      context.lineTo(x0 + k * from.middle, middle);
-      context.lineTo(x0 + k * to.middle, middle);
-      context.lineTo(x0 + k * to.middle, y0 + k * to.y);
+    const light = style.getPropertyValue("--hue-light"), strength = style.getPropertyValue("--hue-strength");
+    context.clearRect(0, 0, width, high);
+    for (const [id, spot] of places) {
+      context.fillStyle = isLeaf(id) ? `oklch(${light} ${strength} ${hues.get(id)})` : style.getPropertyValue("--line");
+      context.fillRect(x0 + k * spot.x, y0 + k * spot.y, Math.max(1, k * spot.width), Math.max(1, k * spot.height));
     }
-    context.stroke();
-    for (const id of trail) if (places.has(id)) context.fillRect(x0 + k * spotOf(id).middle - 1.5, y0 + k * spotOf(id).y - 1.5, 3, 3);
+    context.fillStyle = style.getPropertyValue("--ink");
+    for (const id of trail) if (places.has(id)) context.fillRect(x0 + k * spotOf(id).middle - 1.5, y0 + k * (spotOf(id).y + spotOf(id).height / 2) - 1.5, 3, 3);
     context.strokeStyle = style.getPropertyValue("--ink");
     context.lineWidth = 1.4;
     context.strokeRect(x0 - (k * view.x) / view.k, y0 - (k * view.y) / view.k, (k * open.right) / view.k, (k * open.bottom) / view.k);
@@ -458,6 +548,7 @@
     arrange();
     const after = spotOf(id); // the card stays under the pointer
     view.x += view.k * (before.middle - after.middle);
+    view.y += view.k * (before.y - after.y);
     $("fold-all").textContent = closed.size ? "Unfold" : "Fold";
     showNow();
   }
@@ -542,7 +633,7 @@
   });
   map.addEventListener("dblclick", (event) => {
     const box = map.getBoundingClientRect();
-    if (!event.target.closest(".card, .zoom, .overview")) zoomAt(1.8, event.clientX - box.left, event.clientY - box.top);
+    if (!event.target.closest(".card")) zoomAt(1.8, event.clientX - box.left, event.clientY - box.top);
   });
   $("panel-close").addEventListener("click", closePanel);
   document.addEventListener("prototree:show", (event) => select(event.detail.node));
@@ -593,7 +684,7 @@
     heat.addEventListener("change", () => { choice.heat = heat.checked; update(); });
     update();
     const switches = make("div", { class: "switches" }, node.where.length > 1 ? buttons : null, make("label", {}, heat, " heat map"));
-    return make("section", { class: "where" }, make("div", { class: "pair" }, make("figure", { class: "piece" }, make("img", { src: node.crop, alt: "The prototype" }), make("figcaption", { text: "the prototype" })), frame), switches, meaning, words);
+    return make("section", { class: "where" }, make("div", { class: "pair" }, make("figure", { class: "piece" }, around(node, "The prototype, framed, in what lies about it"), make("figcaption", { text: "the prototype, framed" })), frame), switches, meaning, words);
   }
 
   function rows(entries, { max = 1, tone = "" } = {}) { // [label element, value, text]
@@ -612,7 +703,7 @@
 
   function leadsTo(id) {
     const go = (child, right) => make("button", { type: "button", class: `lead ${turnClass(right)}`, click: () => select(child) },
-      choosing ? cropOf(rather(id, right)[0]) : null,
+      choosing ? around(rather(id, right)[0]) : null,
       make("span", { class: `word ${turnClass(right)}`, text: turnWord(id, right) }), make("bdi", { text: belowWords(child) }));
     const ways = [go(nodeOf(id).right, true), go(nodeOf(id).left, false)];
     return section("Where it leads", "", make("div", { class: "leads" }, ...(choosing ? ways.reverse() : ways)));
@@ -643,6 +734,17 @@
     return section("What makes it match", "How the similarity changes when one property of the photo is altered. A large fall: the property matters.", rows(entries, { max, tone: "warm" }));
   }
 
+  function spreadView(id) {
+    const { spread, spread_words: words } = nodeOf(id);
+    if (!spread) return null;
+    const drawing = make("div", { class: "spread-frame" });
+    drawing.innerHTML = spread; // drawn by report/spreads.py out of numbers and fixed words alone
+    const hint = choosing
+      ? "Each training photo by how much nearer one piece is than the other: above the line the classes on the right, below it those on the left."
+      : "Each training photo by its distance, where 1 is the reach: above the line the classes behind “present”, below it those behind “absent”.";
+    return section("How far the two sides are apart", hint, drawing, make("p", { class: "words", text: words }));
+  }
+
   function meansIt(side) {
     if (!side.tests.length) return null;
     return section("Does it mean what it shows?", "", ...side.tests.map((text) => make("p", { class: "words", text })));
@@ -657,20 +759,20 @@
   }
 
   function nodePanel(id) {
-    const node = nodeOf(id), way = section("The way here", "", wayView(id));
-    if (!choosing) return [called(id), fromPhoto(node), lookAt(node), leadsTo(id), meansIt(node), nearestTo(node), whyItMatches(node), whoHasIt(node, node), way, origin(node)];
+    const node = nodeOf(id), way = section("The way here", "", wayView(id)), number = `Node ${id}.`;
+    if (!choosing) return [called(id), fromPhoto(node, number), lookAt(node), leadsTo(id), spreadView(id), meansIt(node), nearestTo(node), whyItMatches(node), whoHasIt(node, node), way, origin(node)];
     const [left, right] = sidesOf(id).map((side, i) => make("section", { class: "of-two" },
-      make("h2", {}, i ? "" : "← ", make("bdi", { text: side.note || `Prototype ${side.prototype}` }), i ? " →" : ""),
-      ...[fromPhoto(side), lookAt(side), meansIt(side), nearestTo(side), whyItMatches(side), whoHasIt(node, side), origin(side)].filter((part) => part !== null)));
+      make("h2", {}, i ? "" : "← ", make("bdi", { text: side.note || `The ${i ? "right" : "left"} one` }), i ? " →" : ""),
+      ...[fromPhoto(side, `Prototype ${side.prototype}.`), lookAt(side), meansIt(side), nearestTo(side), whyItMatches(side), whoHasIt(node, side), origin(side)].filter((part) => part !== null)));
     return [
       called(id),
-      make("p", { class: "quiet", text: `Node ${id} compares a photo with two prototypes and sends it to the side of the nearer one.` }),
-      leadsTo(id), left, right, way,
+      make("p", { class: "quiet", text: `${number} It compares a photo with two pieces and sends it to the side of the nearer one.` }),
+      leadsTo(id), spreadView(id), left, right, way,
     ];
   }
 
-  function fromPhoto(side) {
-    return make("p", { class: "quiet" }, side.note ? `Prototype ${side.prototype}. ` : "", side.projected ? "A piece of a training photo of " : "Nearest to it: a piece of a training photo of ", make("strong", {}, named(side.label)), ".");
+  function fromPhoto(side, number) {
+    return make("p", { class: "quiet" }, `${number} `, side.projected ? "The piece was cut from a training photo of " : "Nearest to it: a piece of a training photo of ", named(side.label), ".");
   }
 
   function origin(side) {
@@ -694,8 +796,8 @@
       const [own, other] = choosing ? rather(node, right) : [nodeOf(node), null];
       list.append(make("li", { class: turnClass(right) },
         make("button", { type: "button", title: words, "aria-label": words, click: () => select(node) },
-          make("img", { src: own.crop, alt: "", loading: "lazy" }), other ? make("img", { class: "than", src: other.crop, alt: "", loading: "lazy" }) : null,
-          make("span", { class: "word", text: choosing ? `like ${own.prototype}` : `${right ? "has" : "lacks"} ${node}` }))));
+          around(own, "", true), other ? make("img", { class: "than", src: other.crop, alt: "", loading: "lazy" }) : null,
+          own.note ? make("bdi", { class: "word", text: own.note }) : choosing ? null : make("span", { class: "word", text: right ? "has" : "lacks" }))));
     }
     return list;
   }
@@ -703,20 +805,34 @@
   function ruleView(id, label) {
     const leaf = leafOf(id), share = (leaf.shares.find(([k]) => k === label) || [0, 0])[1];
     const way = wayTo(id).slice(0, -1), turns = way.map((node, i) => [node, nodeOf(node).right === (way[i + 1] ?? id)]);
-    const say = (list, word) => (list.length ? `${word} ${list.map(([node]) => (nodeOf(node).note ? `“${nodeOf(node).note}”` : node)).join(", ")}` : "");
-    const text = choosing ? turns.map(([node, right]) => turnWords(node, right)).join(", ") : [say(turns.filter((t) => t[1]), "has"), say(turns.filter((t) => !t[1]), "lacks")].filter(Boolean).join("; ");
-    return make("div", { class: "rule" }, wayView(id), make("p", {}, `${text || "always"} → `, make("button", { type: "button", class: "link", click: () => select(id) }, named(label, "strong")), ` ${percent(share)}`));
+    const noted = turns.filter(([node]) => hasNote(node)).map(([node, right]) => turnWords(node, right)).join(", ");
+    const sure = leaf.label === label && !leaf.unsure ? `The training photos that arrive here: ${percent(share)} ` : `Here, among others: ${percent(share)} `;
+    return make("div", { class: "rule" }, wayView(id), noted ? make("p", {}, noted) : null, make("p", { class: "quiet" }, sure, make("button", { type: "button", class: "link", click: () => select(id) }, named(label)), "."));
   }
 
   function leafPanel(id) {
     const leaf = leafOf(id), shares = [...leaf.shares].sort((a, b) => b[1] - a[1]).slice(0, 8);
+    const mixed = leaf.unsure || leaf.share < 0.99 ? section("Whose training photos arrive here", "", rows(shares.map(([label, share]) => [named(label), share, percent(share)]))) : null;
+    if (leaf.unsure) return ["No clear class", make("p", { class: "quiet", text: "The training photos that arrive here are of many classes: this end says little." }), mixed, section("The rule that leads here", "", ruleView(id, leaf.label))];
+    const others = endsOf(leaf.label).filter((other) => other !== id);
+    return [name(leaf.label), ...classFacts(leaf.label), section("The rule that leads here", "", ruleView(id, leaf.label)), mixed,
+      others.length ? section("Other ends for this class", "", ...others.map((other) => ruleView(other, leaf.label))) : null];
+  }
+
+  // What a class looks like, how its test photos fare, and what it is confused with.
+  function classFacts(label) {
+    const facts = classOf(label), wrongly = data.class_facts.flatMap((other, k) => (other?.taken_for || []).filter(([said]) => said === label).map(([, count]) => [k, count])).sort((a, b) => b[1] - a[1]);
+    const pair = ([other, count]) => make("li", {}, classOf(other).photos.length ? make("img", { src: classOf(other).photos[0], alt: "", loading: "lazy" }) : null,
+      make("button", { type: "button", class: "link", click: () => showClass(other) }, named(other)), make("span", { class: "value", text: `${count} photo${count === 1 ? "" : "s"}` }));
     return [
-      leaf.unsure ? "No clear class" : name(leaf.label),
-      leaf.unsure ? make("p", { class: "quiet", text: "The training photos that arrive here are of many classes: this end says little." }) : null,
-      section("How sure the tree is here", "", rows(shares.map(([label, share]) => [named(label), share, percent(share)]))),
-      section("The rule that leads here", "", ruleView(id, leaf.label)),
+      facts.photos.length ? make("ul", { class: "faces", "aria-label": "Training photos of this class" }, ...facts.photos.map((photo) => make("li", {}, make("img", { src: photo, alt: `Training photo of ${name(label)}`, loading: "lazy" })))) : null,
+      facts.accuracy !== null ? make("p", { class: "score" }, make("strong", { text: percent(facts.accuracy) }), ` of its ${facts.n_test} test photos are named rightly.`) : null,
+      facts.taken_for.length ? section("Taken for", "Test photos of this class that were called something else.", make("ul", { class: "confused" }, ...facts.taken_for.slice(0, 6).map(pair))) : null,
+      wrongly.length ? section("Wrongly called so", "Test photos of other classes that were called this.", make("ul", { class: "confused" }, ...wrongly.slice(0, 6).map(pair))) : null,
     ];
   }
+
+  const endsOf = (label) => data.leaves.filter((leaf) => leaf.label === label && !leaf.unsure).sort((a, b) => b.share - a.share).map((leaf) => ~leaf.id);
 
   function showClass(label) {
     const order = [...data.leaves].map((leaf) => [~leaf.id, leaf, (leaf.shares.find(([k]) => k === label) || [0, 0])[1]]);
@@ -725,15 +841,17 @@
     const before = selected;
     selected = null;
     if (before !== null && built.has(before) && places.has(before)) dress(before, built.get(before));
-    const hint = own.length ? (own.length === 1 ? "One rule leads to this class." : `${own.length} rules lead to this class.`) : "No end of the tree is for this class. It is most likely here:";
-    openPanel([name(label), make("p", { class: "quiet", text: hint }), ...some.map(([id]) => make("section", {}, ruleView(id, label)))]);
+    const hint = own.length ? (own.length === 1 ? "One way leads to this class." : `${own.length} ways lead to this class.`) : "No end of the tree is for this class. It is most likely here:";
+    openPanel([name(label), ...classFacts(label), section(own.length === 1 ? "The rule in pictures" : "The rules in pictures", hint, ...some.map(([id]) => ruleView(id, label)))]);
     some.forEach(([id]) => reveal(id));
     highlight(some.map(([id]) => id));
     if (!map.hidden && some.length) {
       if (some.length === 1) {
         current = some[0][0];
-        const way = measure(wayTo(current)), fit = fitFor(way, 0.9);
-        if (fit.k >= 0.4) fly(fit);
+        const way = measure(wayTo(current)), fit = fitFor(way, 0.9), open = opening();
+        const seen = view.k >= 0.45 && view.x + view.k * way.left >= open.left && view.y + view.k * way.top >= open.top && view.x + view.k * way.right <= open.right && view.y + view.k * way.bottom <= open.bottom;
+        if (seen) show();
+        else if (fit.k >= 0.4) fly(fit);
         else goTo(current, false);
         showNow();
       } else fly(fitFor(measure(some.flatMap(([id]) => wayTo(id))), 0.9));
@@ -829,19 +947,19 @@
       const target = (child) => (isLeaf(child)
         ? make("button", { type: "button", class: "link", click: () => select(child) }, make("bdi", { class: leafOf(child).unsure ? "quiet" : "end", text: belowWords(child) }))
         : make("a", { href: `#key-${child}`, class: "link" }, make("b", { text: `→ ${child}` }), " ", make("bdi", { class: "quiet", text: belowWords(child, 2) })));
+      const title = node.note ? make("bdi", { class: "note", text: node.note }) : make("span", { class: "quiet", text: "Is this there?" });
       const line = (child, right) => make("p", { class: "turn-line" }, make("span", { class: `word ${turnClass(right)}`, text: turnWord(id, right) }), target(child));
       if (choosing) {
         const half = (side, right) => make("div", { class: "half" },
-          make("button", { type: "button", class: "pictures", "aria-label": `Details of prototype ${side.prototype}`, click: () => select(id) }, make("img", { class: "crop", src: side.crop, alt: "", loading: "lazy" }), photoWithBox(side, true)),
-          make("p", { class: "turn-line" }, make("span", { class: "word present", text: turnWord(id, right) }), side.note ? make("bdi", { class: "note", text: side.note }) : make("bdi", { class: "quiet", text: `from ${name(side.label)}` })),
+          make("button", { type: "button", class: "pictures", "aria-label": `Details of ${short(side)}`, click: () => select(id) }, around(side, "", true), photoWithBox(side)),
+          make("p", { class: "turn-line" }, side.note ? make("bdi", { class: "note", text: side.note }) : make("span", { class: "word present", text: turnWord(id, right) })),
           make("p", { class: "turn-line" }, target(right ? node.right : node.left)));
         list.append(make("li", { id: `key-${id}`, class: "couplet pair-of" }, make("h3", {}, make("b", { text: id })), ...sidesOf(id).map((side, i) => half(side, i === 1))));
         continue;
       }
       list.append(make("li", { id: `key-${id}`, class: "couplet" },
-        make("button", { type: "button", class: "pictures", "aria-label": `Details of prototype ${id}`, click: () => select(id) },
-          make("img", { class: "crop", src: node.crop, alt: "", loading: "lazy" }), photoWithBox(node, true)),
-        make("div", {}, make("h3", {}, make("b", { text: id }), " ", node.note ? "" : make("span", { class: "quiet", text: "from " }), make("bdi", { class: node.note ? "note" : "quiet", text: node.note || name(node.label) })), line(node.right, true), line(node.left, false))));
+        make("button", { type: "button", class: "pictures", "aria-label": `Details of ${short(node)}`, click: () => select(id) }, around(node, "", true), photoWithBox(node)),
+        make("div", {}, make("h3", {}, make("b", { text: id }), " ", title), line(node.right, true), line(node.left, false))));
     }
     key.append(list);
     if (!order.length) key.append(make("p", { text: `Every photo is taken for ${belowWords(root)}.` }));
@@ -854,6 +972,7 @@
     $("show-key").setAttribute("aria-pressed", asList);
     $("show-map").setAttribute("aria-pressed", !asList);
     document.body.classList.toggle("as-list", asList);
+    $("dock").hidden = asList;
     if (!asList) { show(); if (selected !== null) bringIntoView(selected); }
   }
   $("show-key").addEventListener("click", () => present(true));
@@ -952,6 +1071,8 @@
     if (waiting.length) (window.requestIdleCallback || setTimeout)(() => buildAhead(waiting));
   }
   addEventListener("resize", () => { if (!map.hidden) show(); });
+  aspect = Math.min(3, Math.max(0.5, (map.clientWidth - 48) / Math.max(1, map.clientHeight - 48))) || aspect;
+  map.dataset.aspect = aspect;
   arrange();
   if (location.hash.startsWith("#key") || narrow.matches) present(true);
   else begin();
