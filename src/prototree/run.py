@@ -88,7 +88,7 @@ class Run:
     def last_metrics(self) -> Mapping[str, Any]:
         """The metrics of the last stage that was evaluated; empty before."""
         stages = self.metrics.get("stages", {})
-        found = next((stages[stage] for stage in checkpoint.STAGES if stage in stages), {})
+        found: Any = next((stages[stage] for stage in checkpoint.STAGES if stage in stages), {})
         if not isinstance(found, dict):
             raise self.damaged_metrics(f"expected the figures of a stage, got {type(found).__name__}")
         return found

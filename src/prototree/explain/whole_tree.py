@@ -92,7 +92,10 @@ def _figures(run: Run, tree: ProtoTree) -> _Figures:
         parts = run.part_figures(tree)
         said = {int(own["prototype"]): tuple(prototype_words(own)) for own in parts.get("prototypes", ())}
         accuracy = {str(name): float(value) for name, value in run.last_metrics.get("accuracy", {}).items()}
-        return _Figures(accuracy, part_words(parts), said, _confusion(run))
+        confusion = _confusion(run)
+        if not all(0 <= label < tree.n_classes for pair in confusion for label in pair[:2]):
+            raise ValueError("it confuses classes that the tree does not have")
+        return _Figures(accuracy, part_words(parts), said, confusion)
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise run.damaged_metrics(error) from error
 
