@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -78,7 +78,7 @@ def create_app(
 
     With a token, only who brings it is answered.
     """
-    mendable = cast(Service, Switch(service)) if isinstance(service, Service) else None
+    mendable = Switch(service) if isinstance(service, Service) else None
     service = mendable or service  # all routes ask the run that is open now
     asking = Queue(max_waiting, max_waiting_bytes)
     mending = Queue(32, 1 << 20, seconds_each=1.0)
@@ -239,7 +239,7 @@ def _add_mending(app: FastAPI, service: Service, mending: Queue) -> None:
         return await _in_turn(mending, partial(service.save, question.revision))  # type: ignore[no-any-return]
 
 
-def _add_learning(app: FastAPI, service: Service, mending: Queue) -> None:
+def _add_learning(app: FastAPI, service: Switch, mending: Queue) -> None:
     @app.post("/api/mending/learning", tags=["mend"], responses=_refusals(409, 503))
     async def learn(question: shapes.RevisionQuestion) -> shapes.LearningShape:
         """Saves the tree, and lets the network learn on with it, in a new run; takes minutes."""
@@ -248,7 +248,7 @@ def _add_learning(app: FastAPI, service: Service, mending: Queue) -> None:
     @app.post("/api/mending/learning/open", tags=["mend"], responses=_refusals(409, 503))
     async def open_learned() -> shapes.LearningShape:
         """Opens the run that came of it, in the place of the one that is open."""
-        return await _in_turn(mending, service.open_learned)  # type: ignore[attr-defined, no-any-return]
+        return await _in_turn(mending, service.open_learned)  # type: ignore[no-any-return]
 
     @app.get("/api/mending/learning", tags=["mend"], responses=_refusals(503))
     async def learning() -> shapes.LearningShape:

@@ -8,7 +8,10 @@ from prototree.web.service import Service
 from prototree.web.shapes import LearningShape
 
 
-class Switch:
+_OWN = ("_now", "open_learned", "__class__")
+
+
+class Switch(Service):
     """Stands where a service stands and passes everything on to the one of the run that is open now.
 
     A request takes its method from one service and stays with it, so that none sees half of a change.
@@ -17,8 +20,8 @@ class Switch:
     def __init__(self, service: Service) -> None:
         self._now = service
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._now, name)
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name) if name in _OWN else getattr(self._now, name)
 
     def open_learned(self) -> LearningShape:
         """Opens the run that the network has learned in; whoever has a page of the old one is told by its revision."""
