@@ -7,7 +7,6 @@ from prototree.mend.session import open_session
 from prototree.web.service import Service
 from prototree.web.shapes import LearningShape
 
-
 _OWN = ("_now", "open_learned", "__class__")
 
 
