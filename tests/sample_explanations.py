@@ -1,6 +1,7 @@
 """Explanations of any size made of generated pictures, for tests of what is drawn from them."""
 
 import random
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -144,9 +145,10 @@ def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
     rules, n_classes = Reading(explained).rules, len(explained.class_names)
     strategies: tuple[Strategy, ...] = ("greedy", "max_path")
     is_choice = explained.question == "choice"
+    photo = match(1000 + seed, n_classes)
 
     def seen(number: int, near: bool) -> SeenPatch:
-        prototype, found = explained.prototypes[number], match(1000 + seed + number % 3, n_classes)
+        prototype, found = explained.prototypes[number], _in_photo(match(1000 + seed + number % 3, n_classes), photo)
         crop, distance = prototype.source.crop, 0.4 if near else 1.1 + 0.01 * number
         return SeenPatch(number, distance, near, found, crop, prototype.note)
 
@@ -166,7 +168,6 @@ def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
             for node, present in rule.turns
         )
         paths[strategy] = PathExplanation(strategy, steps, rule.leaf, explained.leaf_probs[rule.leaf])
-    photo = match(1000 + seed, n_classes)
     return DecisionExplanation(
         image=photo.image,
         photo=photo.photo,
@@ -181,6 +182,12 @@ def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
         },
         question=explained.question,
     )
+
+
+def _in_photo(found: Match, photo: Match) -> Match:
+    """The same match, in another photo."""
+    where = tuple(replace(place, box=place.box.clip(photo.size)) for place in found.where)
+    return replace(found, size=photo.size, photo=photo.photo, where=where)
 
 
 def vote(explained: TreeExplanation, n_trees: int = 3) -> VoteExplanation:

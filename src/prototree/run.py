@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prototree.config import Config, read_config
-from prototree.data import ImageData, open_data
+from prototree.data import ImageData, is_here, open_data
 from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.evaluation.stored import METRICS, METRICS_VERSION, read_metrics
 from prototree.files import read_json, write_json
@@ -80,7 +80,8 @@ class Run:
     def last_metrics(self) -> Mapping[str, Any]:
         """The metrics of the last stage that was evaluated; empty before."""
         stages = self.metrics.get("stages", {})
-        return next((stages[stage] for stage in checkpoint.STAGES if stage in stages), {})
+        found: Mapping[str, Any] = next((stages[stage] for stage in checkpoint.STAGES if stage in stages), {})
+        return found
 
     @property
     def source(self) -> str:
@@ -124,6 +125,11 @@ class Run:
             log.warning("going on without the training data: %s", error)
             return None
         return self._with_own_classes(data, self.source)
+
+    @property
+    def data_is_here(self) -> bool:
+        """Whether what the run was made with can be opened here; its photos are not looked at."""
+        return "source" in self.metrics and not self.is_packed and is_here(self.source)
 
     def _open_data(self, source: str | Path) -> ImageData:
         config = self.config

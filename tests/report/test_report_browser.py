@@ -376,33 +376,6 @@ def test_print_is_on_white_paper_in_the_dark_too(open_page: Open, explained: Tre
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
-def test_a_decision_shows_one_answer_and_one_way_at_a_time(open_page: Open, explained: TreeExplanation) -> None:
-    decided = decision(explained)
-    page = open_page(decision_page(decided))
-    steps = {strategy: len(path.steps) for strategy, path in decided.paths.items()}
-    shown = page.locator(".step:visible")
-    assert shown.count() == steps["greedy"]
-    page.get_by_label("Most likely path").check()
-    assert shown.count() == steps["max_path"]
-    boxes = page.locator(".box:visible")
-    page.get_by_label("Attribution").check()
-    assert set(boxes.evaluate_all("list => list.map((b) => b.classList[1])")) == {"by-attribution"}
-    assert page.locator(".heat:visible").count() == steps["max_path"]
-    page.get_by_label("heat map").uncheck()
-    assert page.locator(".heat:visible").count() == 0
-    assert AWKWARD_NAMES[0] in page.locator("h1").text_content()
-
-
-def test_in_a_vote_each_tree_has_its_way(open_page: Open, explained: TreeExplanation) -> None:
-    page = open_page(decision_page(vote(explained, 3)))
-    assert page.locator("details.tree").count() == 3
-    second = page.locator("#tree-2")
-    second.locator("summary").click()
-    second.get_by_label("Most likely path").check()
-    assert second.locator(".way-max_path").is_visible()
-    assert page.locator("#tree-1 .way-greedy").is_visible()
-
-
 @pytest.fixture(scope="module")
 def choosing() -> TreeExplanation:
     return tree(random_topology(6, seed=2), names=AWKWARD_NAMES, question="choice")
@@ -447,18 +420,3 @@ def test_a_choice_is_found_read_and_folded_like_any_tree(open_page: Open, choosi
     page.locator("#key-0 .half .pictures").first.click()
     assert page.locator("#panel .of-two").count() == 2
     assert page.pdf().startswith(b"%PDF-")
-
-
-def test_a_decision_of_a_choice_shows_both_sides_and_marks_the_nearer(
-    open_page: Open, choosing: TreeExplanation
-) -> None:
-    decided = decision(choosing)
-    page = open_page(decision_page(decided))
-    n_steps = len(decided.paths["greedy"].steps)
-    assert page.locator(".choice:visible").count() == n_steps
-    assert page.locator(".side:visible").count() == 2 * n_steps
-    assert page.locator(".side.nearer:visible").count() == n_steps
-    first = page.locator(".choice:visible").first
-    assert first.locator(".compared img").count() == 4
-    assert "0.40" in first.locator(".side.nearer .distance").text_content()
-    assert first.locator(".said").text_content().startswith("nearer to")

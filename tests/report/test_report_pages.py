@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prototree.explain.records import UNKNOWN, Doubt, Method, QuestionKind
+from prototree.explain.records import UNKNOWN, Doubt, Method, PathExplanation, QuestionKind
 from prototree.report import (
     asset,
     decision_body,
     decision_json,
     decision_page,
+    index_entry,
+    index_page,
     script_json,
     show,
     tree_body,
@@ -197,6 +199,78 @@ def test_the_most_likely_path_is_on_the_page_only_where_it_ends_elsewhere() -> N
     assert set(decision_json(agreed)["paths"]) == {"greedy", "max_path"}
 
 
+def test_another_way_to_the_same_answer_is_one_sentence() -> None:
+    decided = decision(tree(Topology.full(2)))
+    elsewhere = dataclasses.replace(decided.paths["max_path"], class_probs=decided.paths["greedy"].class_probs)
+    agreed = dataclasses.replace(decided, paths={**decided.paths, "max_path": elsewhere})
+    page = decision_page(agreed)
+    assert "takes another way to the same answer" in page
+    assert "Which way through the tree" not in page
+
+
+def test_sureness_is_said_once_and_promises_only_what_was_measured() -> None:
+    decided = decision(tree(Topology.full(2)))
+    sure = dataclasses.replace(decided, sureness=0.824, sureness_photos=100)
+    page = decision_page(sure)
+    assert page.count("82 %") == 1
+    assert "right in about 82 of 100 such cases" in page
+    assert "right in more than 99 of 100" in decision_page(dataclasses.replace(sure, sureness=1.0))
+    unmeasured = decision_page(dataclasses.replace(sure, sureness_photos=0))
+    assert "of 100 such cases" not in unmeasured
+    assert "was never measured" in unmeasured
+
+
+def test_what_was_not_tested_is_said_once_and_a_choice_of_one_is_none() -> None:
+    decided = decision(tree(Topology.full(2)))
+    page = decision_page(decided)
+    assert page.count("not tested") == 1
+    assert 'name="method"' in page
+    only = dataclasses.replace(decided, paths={name: _with_one_box(path) for name, path in decided.paths.items()})
+    tested = decision_page(only)
+    assert "not tested" not in tested
+    assert 'name="method"' not in tested
+    assert 'id="with-heat"' in tested
+
+
+def _with_one_box(path: PathExplanation) -> PathExplanation:
+    steps = []
+    for step in path.steps:
+        found = dataclasses.replace(step.right.match, where=step.right.match.where[:1])
+        steps.append(dataclasses.replace(step, right=dataclasses.replace(step.right, match=found)))
+    return dataclasses.replace(path, steps=tuple(steps))
+
+
+def test_a_body_names_its_pictures_for_whoever_keeps_them() -> None:
+    seen: dict[str, tuple[int, ...]] = {}
+
+    def url(name: str, picture: np.ndarray) -> str:
+        seen[name] = picture.shape
+        return f"/pictures/{name}"
+
+    body = decision_body(decision(tree(Topology.full(2))), url, node_url=lambda node: f"/mend/{node}")
+    assert {"photo", "prototype-0", "patch-0"} <= seen.keys()
+    assert 'src="/pictures/patch-0"' in body
+    assert 'href="/mend/1"' in body
+    decision_body(vote(tree(Topology.full(2)), 2), url)
+    assert {"1-patch-0", "2-patch-0"} <= seen.keys()
+
+
+def test_the_list_of_many_begins_with_the_doubtful_ones() -> None:
+    explained = tree(Topology.full(2), names=AWKWARD_NAMES)
+    sure = [dataclasses.replace(decision(explained, i), sureness=0.9 - 0.2 * i, image=f"{i}.jpg") for i in range(3)]
+    unknown = dataclasses.replace(sure[0], doubt=Doubt(0.9, 0.95), image="who.jpg")
+    page = index_page([index_entry(one, f"{n}/decision.html") for n, one in enumerate([*sure, unknown])])
+    order = [page.index(f"<bdi>{name}.jpg</bdi>") for name in ("who", "2", "1", "0")]
+    assert order == sorted(order)
+    assert UNKNOWN in html.unescape(page)
+    assert "3 of 4 answered" in page
+    assert AWKWARD_NAMES[0] in html.unescape(page)
+    assert "<script" not in page
+    voted = vote(explained)
+    entry = index_entry(voted, "0/decision.html")
+    assert (entry.sureness, entry.is_known) == (max(voted.class_probs), True)
+
+
 def test_nothing_is_taken_nevertheless_on_a_greedy_path() -> None:
     for question in QUESTIONS:
         decided = decision(tree(Topology.full(2), question=question))
@@ -301,7 +375,7 @@ def test_a_tree_that_does_not_know_says_so_and_why() -> None:
     assert decision_json(decided)["is_known"]
     far = dataclasses.replace(decided, doubt=Doubt(0.9, 0.3, node=2, times_usual=1.84))
     page, told = decision_page(far), decision_json(far)
-    assert f"<h1>{UNKNOWN}</h1>" in html.unescape(page)
+    assert f'<h1 id="answer">{UNKNOWN}</h1>' in html.unescape(page)
     assert "At node 2" in page
     assert "1.8 times as far as usual" in page
     assert f"The best guess is <b><bdi>{AWKWARD_NAMES[0]}</bdi></b>" in html.unescape(page)

@@ -154,7 +154,7 @@ def test_from_exploring_to_a_saved_run(page: "sync_api.Page", run: Run) -> None:
     page.locator("button.thumb").first.click()
     page.wait_for_url(re.compile("/try/[^/]+$"))
     told = page.request.get(f"/api/decisions/{page.url.rsplit('/', 1)[1]}").json()
-    assert page.locator(".way-column").count() == 1 + told["ways"][1]["differs"]
+    assert page.locator(".way").count() == 1 + told["ways"][1]["differs"]
     assert page.locator(".step").count() >= 2
     # Save.
     page.goto("/mend")
@@ -268,8 +268,11 @@ def test_the_network_learns_on_at_a_click(browser: "sync_api.Browser", tmp_path:
         page.locator("#learning[data-state=learning]").wait_for()
         assert learn.is_disabled()
         page.reload()  # whoever comes back finds it going on, or done
-        page.locator("#learning[data-state=done]").wait_for(timeout=3_600_000)
+        page.locator("#learning[data-state=opened]").wait_for(timeout=3_600_000)  # and it goes on with the new run
         assert "run-relearned-1" in told.inner_text()
         assert re.search(r"[\d.]+ % after learning", told.inner_text())
+        assert page.request.get("/api/run").json()["title"] == "run-relearned-1"
+        assert revision(page) > 1, "no revision of the old run is one of the new"
+        assert "square" in page.locator("h1").inner_text()
         page.close()
     assert Run(tmp_path / "run-relearned-1").notes == {0: "square"}

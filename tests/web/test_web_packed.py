@@ -1,6 +1,7 @@
 """A packed tree in the browser: it can be looked at and tried; there is nothing to mend."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,12 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra 'serve'")
 httpx = pytest.importorskip("httpx", reason="needs httpx")
 
+from prototree.errors import CheckpointError  # noqa: E402
 from prototree.explain.answers import ask  # noqa: E402
+from prototree.explain.whole_tree import explain_tree  # noqa: E402
+from prototree.files import write_json  # noqa: E402
 from prototree.pipeline.sharing import pack  # noqa: E402
+from prototree.run import Run  # noqa: E402
 from prototree.tree.questions import Question  # noqa: E402
 from tiny_mending import tiny_run  # noqa: E402
 from web_server import Running, serving  # noqa: E402
@@ -73,3 +78,26 @@ def test_the_api_page_names_its_own_address(client: "httpx.Client", server: Runn
     text = client.get("/api").text
     assert f"{server.address}api/decisions" in text
     assert ":8000" not in text
+
+
+def test_a_run_whose_photos_are_gone_can_be_looked_at_and_tried(photo: Path, tmp_path: Path) -> None:
+    run = photo.with_name("run")
+    with serving(run, cache=tmp_path) as server, httpx.Client(base_url=server.address, timeout=60) as client:
+        assert client.get("/").status_code == 200
+        found = client.post("/api/decisions", content=photo.read_bytes(), headers={"Content-Type": "image/png"})
+        assert found.json()["answer"] == ask(run, photo).label
+        assert client.get("/mend").status_code == 404
+
+
+ODD: list[dict[str, object]] = [
+    {"stages": []}, {"stages": {"projected": 3}}, {"stages": {"projected": {"accuracy": {"soft": "much"}}}},
+    {"stages": {"projected": {"accuracy": [1]}}}, {"parts": "none"}, {"data": 7},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_odd_figures_are_refused_in_words(photo: Path, tmp_path: Path, odd: dict[str, object]) -> None:
+    shutil.copytree(photo.with_name("run"), tmp_path / "run")
+    write_json(tmp_path / "run" / "metrics.json", odd)
+    with pytest.raises(CheckpointError, match=r"metrics.json is damaged .* evaluate"):
+        explain_tree(Run(tmp_path / "run"))

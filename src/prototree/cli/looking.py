@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import os
 import webbrowser
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -14,6 +16,9 @@ from prototree.cli.console import DataOption, RunArgument, app, console, error_c
 from prototree.errors import CheckpointError, DataError, MissingExtraError
 from prototree.files import write_json
 from prototree.progress import Display
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 
 class Strategy(StrEnum):
@@ -62,21 +67,23 @@ def explain(
     out: Annotated[Path | None, typer.Option(help="Where to write; 'explained' in the run if not given.")] = None,
     attribution: Annotated[bool, typer.Option(help="Also what each similarity depends on; takes longer.")] = False,
     occlusion: Annotated[bool, typer.Option(help="Also hide windows all over the image; takes longer.")] = False,
-    others: Annotated[list[Path] | None, typer.Option("--with", help="Further runs that vote; can be repeated.")] = None,
+    others: Annotated[list[Path] | None, typer.Option("--with", help="More runs that vote; can be repeated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the explanations as JSON and write no files.")] = False,
     data: DataOption = None,
 ) -> None:
     """Explain the tree's answers for images (§5.3)."""
-    from prototree.explain.votes import explain_decision, local_paths, open_voters
-    from prototree.report import decision_json, write_decision
+    from prototree.explain.votes import class_of_folder, explain_decision, local_paths, open_voters
+    from prototree.report import decision_json, index_entry, write_decision, write_index
     from prototree.report.words import answer_words
 
     paths, voters = local_paths(images), open_voters([run, *(others or [])], data)
-    refused = 0
+    folder, names = out or _place(run, "explained"), voters[0].tree.class_names
+    refused, entries = 0, []
     with Display(error_console) as display:
         for number, path in enumerate(paths):
             try:
-                explanation = explain_decision(voters, path, attribution=attribution, occlusion=occlusion)
+                label = class_of_folder(path, names)
+                explanation = explain_decision(voters, path, label=label, attribution=attribution, occlusion=occlusion)
             except DataError as error:
                 say_error(str(error))
                 refused += 1
@@ -86,11 +93,13 @@ def explain(
             if as_json:
                 typer.echo(json.dumps(decision_json(explanation)))
                 continue
-            folder = out or _place(run, "explained")
-            folder /= f"{number:04d}-{path.stem}" if len(paths) > 1 else path.stem
+            own = f"{number:04d}-{path.stem}" if len(paths) > 1 else path.stem
             say(answer_words(explanation))
-            for written in write_decision(explanation, folder, strategy.value):
+            for written in write_decision(explanation, folder / own, strategy.value):
                 say(f"written: {written}")
+            entries.append(index_entry(explanation, f"{quote(os.fsencode(own))}/decision.html"))
+    if len(entries) > 1:
+        say(f"written: {write_index(entries, folder)}")
     if refused:
         if len(paths) > 1:
             say_error(f"{refused} of {len(paths)} images could not be used; the others are done")
@@ -165,19 +174,12 @@ def serve(
     for package in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve")
-    from prototree.mend.session import open_session
     from prototree.web import server
 
     with server.listen(host, port) as listening:
         with Display(console) as display:
             token = server.token_for(host)
-            if run.is_file():
-                display.stage("opening a packed tree: it can be looked at and tried, not mended")
-                browser_app = server.open_viewer(run, host, token)
-            else:
-                display.stage("opening the run; the first time, its photos go through the network once")
-                session = open_session(run, data=data, validation=validation, work=work, tick=display.caching)
-                browser_app = server.open_app(session, host, token)
+            browser_app = _opened(run, display, host, token, data=data, validation=validation, work=work)
         where = server.address(listening) + (f"?token={token}" if token else "")
         if token:
             say(
@@ -189,3 +191,16 @@ def serve(
         if browser:
             webbrowser.open(where)
         server.serve(browser_app, listening)
+
+
+def _opened(run: Path, display: Display, host: str, token: str | None, **chosen: Any) -> "FastAPI":
+    """The app of a run; of one whose photos are not here, what can be done without them."""
+    from prototree.mend.session import open_session
+    from prototree.run import Run
+    from prototree.web import server
+
+    if run.is_dir() and (chosen["data"] is not None or Run.open(run).data_is_here):
+        display.stage("opening the run; what its training has kept is used, the rest goes through the network once")
+        return server.open_app(open_session(run, tick=display.caching, **chosen), host, token)
+    display.stage("opening a tree without its photos: it can be looked at and tried, not mended (see --data)")
+    return server.open_viewer(run, host, token)

@@ -62,6 +62,11 @@ def open_data(
     return data
 
 
+def is_here(source: str | Path) -> bool:
+    """Whether there is anything to open on this machine."""
+    return str(source) == BIRDS or Path(source).expanduser().exists()
+
+
 def _generated_birds() -> Path:
     """The generated birds, drawn into the cache on first use."""
     from prototree.data.birds.dataset import write_birds

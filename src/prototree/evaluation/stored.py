@@ -45,7 +45,7 @@ def read_metrics(folder: Path) -> dict[str, Any]:
         for stage, figures in content.get("stages", {}).items():
             _check_classes(figures, content, ("stages", stage))
     except CheckpointError as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     return content
 
 
@@ -55,11 +55,12 @@ def read_mistakes(path: Path, n_classes: int) -> dict[str, Any]:
     try:
         _mistakes(n_classes)(found, ())
     except CheckpointError as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     return found
 
 
-def _damaged(path: Path, error: CheckpointError) -> CheckpointError:
+def damaged(path: Path, error: Exception) -> CheckpointError:
+    """The error for a file of figures that says something else than it should."""
     return CheckpointError(
         f"{path} is damaged ({error}); restore it from a copy, or remove it and run "
         "prototree evaluate with --data PHOTOS"

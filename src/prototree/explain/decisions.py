@@ -97,6 +97,7 @@ def explain_image(
         paths={strategy: decided.path(strategy, matches, pictures, notes or {}, spreads) for strategy in _PATHS},
         runner_up={strategy: decided.runner_up(strategy) for strategy in _PATHS},
         question=tree.question.kind,
+        sureness_photos=tree.sureness.n_photos,
     )
 
 

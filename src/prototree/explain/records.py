@@ -201,6 +201,11 @@ class PathExplanation:
     leaf: int
     class_probs: tuple[float, ...]  # of the leaf
 
+    @property
+    def answer(self) -> int:
+        """The leaf's likeliest class."""
+        return max(range(len(self.class_probs)), key=self.class_probs.__getitem__)
+
 
 @dataclass(frozen=True)
 class Nearer:
@@ -260,18 +265,18 @@ class DecisionExplanation:
     question: QuestionKind = "presence"
     sureness: float = 1.0  # that the greedy answer is right: of the answers called 70 % sure, 70 of 100 are
     doubt: Doubt | None = None  # why the tree does not know; None: it knows
+    sureness_photos: int = 0  # that the sureness was fitted on; 0: never measured
 
     @property
     def answer(self) -> int:
         """The class that the greedy path ends in; the best guess where there is a doubt."""
-        probs = self.paths["greedy"].class_probs
-        return max(range(len(probs)), key=probs.__getitem__)
+        return self.paths["greedy"].answer
 
     @property
     def shown_paths(self) -> tuple[PathExplanation, ...]:
-        """The greedy path first; another only where it ends elsewhere."""
+        """The greedy path first; another only where it leads to another class."""
         first, *others = sorted(self.paths.values(), key=lambda path: path.strategy != "greedy")
-        return (first, *(path for path in others if path.leaf != first.leaf))
+        return (first, *(path for path in others if path.answer != first.answer))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from prototree.data.cub import readable_names
 from prototree.data.images import SUFFIXES, is_image
 from prototree.errors import ConfigError, DataError
 from prototree.explain.decisions import explain_image
@@ -76,15 +77,21 @@ def open_voters(folders: Sequence[str | Path], data: str | Path | None = None) -
 
 
 def explain_decision(
-    voters: Sequence[Voter], image: str | Path | Image.Image, *, attribution: bool = False, occlusion: bool = False
+    voters: Sequence[Voter],
+    image: str | Path | Image.Image,
+    *,
+    label: int | None = None,
+    attribution: bool = False,
+    occlusion: bool = False,
 ) -> DecisionExplanation | VoteExplanation:
-    """The decision of the one tree, or the vote of several."""
+    """The decision of the one tree, or the vote of several; `label` is the true class where it is known."""
     if len(voters) == 1:
         only = voters[0]
         return explain_image(
             only.tree,
             image,
             only.pictures,
+            label=label,
             attribution=attribution,
             occlusion=occlusion,
             notes=only.notes,
@@ -94,11 +101,19 @@ def explain_decision(
         [voter.tree for voter in voters],
         image,
         [voter.pictures for voter in voters],
+        label=label,
         attribution=attribution,
         occlusion=occlusion,
         notes=[voter.notes for voter in voters],
         spreads=[voter.spreads for voter in voters],
     )
+
+
+def class_of_folder(path: Path, class_names: Sequence[str]) -> int | None:
+    """The true class of a photo that lies in a folder named after one, as training data does; else None."""
+    folder = path.resolve().parent.name
+    names = [folder, *readable_names([folder])]
+    return next((class_names.index(name) for name in names if name in class_names), None)
 
 
 def local_paths(places: Sequence[str | Path], limit: int = MAX_IMAGES) -> list[Path]:

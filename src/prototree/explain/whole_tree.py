@@ -1,13 +1,14 @@
 """The whole tree as plain data (§5.2): every prototype, the leaves, and the figures of the run."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from prototree.data import ImageData
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.part_tables import part_words, prototype_words
+from prototree.evaluation.stored import METRICS, damaged
 from prototree.evaluation.tables import confusion_pairs
 from prototree.explain.classes import class_photos, explain_classes
 from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
@@ -63,9 +64,8 @@ def explain_tree(
             workers=config.workers,
             run=run.folder,
         )
-    parts = run.part_figures(tree)
-    said = {own["prototype"]: tuple(prototype_words(own)) for own in parts.get("prototypes", ())}
-    prototypes = tuple(replace(one, tests=said.get(one.prototype, ())) for one in prototypes)
+    figures = _figures(run, tree)
+    prototypes = tuple(replace(one, tests=figures.said.get(one.prototype, ())) for one in prototypes)
     return TreeExplanation(
         title=run.folder.resolve().name,
         class_names=tree.class_names,
@@ -73,12 +73,36 @@ def explain_tree(
         right=tuple(tree.topology.right.tolist()),
         prototypes=prototypes,
         leaf_probs=tuple(map(tuple, class_log_probs(tree.leaf_logits.detach()).exp().tolist())),
-        accuracy={str(strategy): float(value) for strategy, value in run.last_metrics.get("accuracy", {}).items()},
+        accuracy=figures.accuracy,
         question=tree.question.kind,
         sharpness=tree.question.sharpness,
-        tests=part_words(parts),
-        classes=explain_classes(photos, _confusion(run)),
+        tests=figures.tests,
+        classes=explain_classes(photos, figures.confusion),
     )
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What metrics.json says of a tree."""
+
+    accuracy: dict[str, float]
+    tests: str
+    said: dict[int, tuple[str, ...]]  # by prototype
+    confusion: list[tuple[int, int, int]]
+
+
+def _figures(run: Run, tree: ProtoTree) -> _Figures:
+    """A file that came from elsewhere may say anything; what makes no sense is refused in words."""
+    try:
+        parts = run.part_figures(tree)
+        said = {int(own["prototype"]): tuple(prototype_words(own)) for own in parts.get("prototypes", ())}
+        accuracy = {str(name): float(value) for name, value in run.last_metrics.get("accuracy", {}).items()}
+        confusion = _confusion(run)
+        if not all(0 <= label < tree.n_classes for pair in confusion for label in pair[:2]):
+            raise ValueError("it confuses classes that the tree does not have")
+        return _Figures(accuracy, part_words(parts), said, confusion)
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        raise damaged(run.folder / METRICS, error) from error
 
 
 def _confusion(run: Run) -> list[tuple[int, int, int]]:

@@ -23,6 +23,7 @@ from prototree.errors import MendError
 from prototree.mend.edits import Ban, Edit, Note, Region, Remove, Replace, Side
 from prototree.mend.figures import Comparison, Figures, changed_answers, figures_of
 from prototree.mend.reaches import fitted_reach, has_reaches
+from prototree.mend.shown_boxes import shown_box
 from prototree.mend.states import TreeState, copied, routed, with_prototype, with_reach, without_node
 from prototree.network.geometry import Box
 from prototree.training import leaf_training
@@ -46,6 +47,11 @@ class Cell:
     view: str
     patch: tuple[int, int]
     box: Region  # in pixels of the photo
+
+    @property
+    def place(self) -> tuple[str, str, tuple[int, int]]:
+        """Which it is."""
+        return self.image, self.view, self.patch
 
     def replaces(self, node: int, side: Side = "right") -> Replace:
         """The edit that puts this patch at a node, on one side where it compares two."""
@@ -172,6 +178,17 @@ class Bench:
         """The feature map that a patch is in."""
         return self.training.maps([self._row[cell.image, cell.view]])
 
+    def shown(self, state: TreeState, prototype: int, cell: Cell) -> Region:
+        """What people are shown of a patch that was found for a prototype."""
+        source = state.tree.sources[prototype]
+        if source is not None and source.shown and (source.image, source.view, source.patch) == cell.place:
+            return source.shown
+        return self._shown(state.tree, prototype, state.tree.prototypes.detach()[prototype], cell)
+
+    def _shown(self, tree: ProtoTree, prototype: int, vector: Float[Tensor, "D H1 W1"], cell: Cell) -> Region:
+        entry, reach = self.entry(cell.image, cell.view), float(tree.reach[prototype])
+        return shown_box(tree, entry, self.map_of(cell), vector, reach, cell.patch)
+
     def is_banned(self, state: TreeState, cell: Cell) -> bool:
         """Whether a patch may not be a prototype."""
         return any(ban.image == cell.image and _overlaps(ban.region, cell.box) for ban in state.banned)
@@ -242,7 +259,7 @@ class Bench:
     def _with_prototype(self, state: TreeState, prototype: int, cell: Cell) -> TreeState:
         row = self._row[cell.image, cell.view]
         old, entry = state.tree.prototypes.detach()[prototype], self.training.entries[row]
-        patches = extract_patches(self.training.maps([row]), (old.shape[1], old.shape[2]))[0]
+        patches = extract_patches(self._exact_map(row), (old.shape[1], old.shape[2]))[0]
         # Patches are flattened as prototypes are: depth, then height, then width.
         vector = patches[self.tree.grid.number(*cell.patch)].view_as(old)
         region = entry.view.region
@@ -255,9 +272,21 @@ class Bench:
             distance=float(torch.linalg.vector_norm(vector - old)),
             region=region.edges if region is not None else None,
             flip=entry.view.flip,
+            shown=self._shown(state.tree, prototype, vector, cell),
         )
         training, feedback = (maps.nearest(vector[None]) for maps in (self.training, self.feedback))
+        if self.training.is_rounded:
+            training.distance[row], training.patch[row] = 0.0, self.tree.grid.number(*cell.patch)
         return self._with_fitted_reach(with_prototype(state, prototype, vector, source, training, feedback), prototype)
+
+    @torch.no_grad()
+    def _exact_map(self, row: int) -> Float[Tensor, "1 D H W"]:
+        """The feature map that a prototype is cut from: the network's own, so that it finds itself at distance 0."""
+        if not self.training.is_rounded:
+            return self.training.maps([row])
+        entry = self.training.entries[row]
+        image = ViewDataset([entry.sample], lambda _: (entry.view,), self.tree.preprocessing)[0].image
+        return self.tree.features(image[None].to(self.tree.prototypes.device)).cpu()  # type: ignore[no-any-return]
 
     def _with_fitted_reach(self, state: TreeState, prototype: int) -> TreeState:
         """Of one that stands alone. The leaves still say which classes are on which side; they are fitted later."""

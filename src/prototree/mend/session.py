@@ -18,7 +18,8 @@ import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +72,25 @@ class Session:
         run: Run,
         data: ImageData,
         bench: Bench,
-        held_back: StoredMaps | None,
+        held_back: Callable[[], StoredMaps | None],
+        n_held_back: int,
         work: Path,
         feedback_name: str,
         source: str,
     ) -> None:
-        self.run, self.data, self.bench, self.held_back = run, data, bench, held_back
+        self.run, self.data, self.bench = run, data, bench
+        self._held_back, self.n_held_back = held_back, n_held_back
         self.work, self.feedback_name, self.source = work, feedback_name, source  # source: what the data was opened by
         self._lock = threading.RLock()
         self._states: OrderedDict[tuple[Edit, ...], TreeState] = OrderedDict()
         history = read_history(work / HISTORY, checkpoint.fingerprint(bench.tree))
         state = self._state_of(history.done)
         self.moment = Moment(history, state, state)
+
+    @cached_property
+    def held_back(self) -> StoredMaps | None:
+        """Photos that no feedback comes from. They go through the network when they are first needed: on saving."""
+        return self._held_back()
 
     @property
     def revision(self) -> int:
@@ -109,6 +117,12 @@ class Session:
     def redo(self, revision: int | None = None) -> Moment:
         """Makes the edit again that was undone last."""
         return self._change(History.redo, revision)
+
+    def continue_from(self, revision: int) -> None:
+        """Counts revisions from here on, so that none of another run is taken for one of this."""
+        with self._lock:
+            history = replace(self.moment.history, revision=max(revision, self.revision))
+            self.moment = replace(self.moment, history=history)
 
     def compare(self) -> Comparison:
         """The tree that mending began with, and the tree as it is."""
@@ -251,23 +265,26 @@ def open_session(
     views = config.recipe.source_views(images)
     sets = kept_sets(images, views, tree.preprocessing)
 
-    def stored(dataset: ViewDataset, *, exact: bool = False) -> StoredMaps:
-        kept = None if exact else kept_borders(tree.features.backbone, dataset, run.folder, sets)
+    def stored(dataset: ViewDataset, tick: Tick | None = tick) -> StoredMaps:
+        kept = kept_borders(tree.features.backbone, dataset, run.folder, sets)
         return cache_features(tree, dataset, folder / "maps", tick, kept)
 
     mended = read_json(run.folder / MENDING) if (run.folder / MENDING).exists() else {}
     bench = Bench(
         tree,
         images.folder,
-        stored(training_set(images, tree, views), exact=True),  # prototypes are taken from these; kept ones are rounded
+        stored(training_set(images, tree, views)),
         stored(photo_set(feedback, tree)),
         views,
         constrain_classes=config.constrain_classes,
         banned=tuple(ban for ban in map(edits.from_json, mended.get("banned", ())) if isinstance(ban, Ban)),
         notes={node: text for node, text in run.notes.items() if 0 <= node < tree.topology.n_nodes},
     )
-    unseen = stored(photo_set(held_back, tree)) if held_back else None
-    return Session(run, images, bench, unseen, folder, name, str(source))
+
+    def unseen() -> StoredMaps | None:
+        return stored(photo_set(held_back, tree), None) if held_back else None
+
+    return Session(run, images, bench, unseen, len(held_back), folder, name, str(source))
 
 
 def _halves(samples: Sequence[Sample]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:

@@ -4,14 +4,16 @@ The records of `explain` are the plain data that all of this is drawn from. A tr
 once (`words`), and drawn as marks (`cards`, `marks`) for print or by `assets/tree.js` on a page.
 """
 
-from prototree.report.decision_html import decision_body, decision_json, decision_page
+from prototree.report.decision_html import decision_body, decision_page
+from prototree.report.decision_index import index_entry, index_page
+from prototree.report.decision_json import decision_json
 from prototree.report.decision_print import decision_drawing, decision_png
 from prototree.report.notebook import NotebookPage, show
 from prototree.report.rules import rules_json, rules_text
 from prototree.report.templating import asset, script_json
 from prototree.report.tree_html import tree_body, tree_data, tree_page
 from prototree.report.tree_print import subtree_svg, tree_pdf, tree_svg
-from prototree.report.writing import write_decision, write_report
+from prototree.report.writing import write_decision, write_index, write_report
 
 __all__ = [
     "NotebookPage",
@@ -21,6 +23,8 @@ __all__ = [
     "decision_json",
     "decision_page",
     "decision_png",
+    "index_entry",
+    "index_page",
     "rules_json",
     "rules_text",
     "script_json",
@@ -32,5 +36,6 @@ __all__ = [
     "tree_pdf",
     "tree_svg",
     "write_decision",
+    "write_index",
     "write_report",
 ]

@@ -2,13 +2,16 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from prototree.errors import MissingExtraError
 from prototree.explain.records import DecisionExplanation, TreeExplanation
 from prototree.files import make_folder, write_file
-from prototree.report.decision_html import Decided, decision_json, decision_page
+from prototree.report.decision_html import Decided, decision_page
+from prototree.report.decision_index import IndexEntry, index_page
+from prototree.report.decision_json import decision_json
 from prototree.report.decision_print import decision_png
 from prototree.report.encoding import png
 from prototree.report.rules import rules_json, rules_text
@@ -69,6 +72,12 @@ def write_decision(explanation: Decided, folder: Path, strategy: Strategy = "gre
     except MissingExtraError as error:
         log.warning("no decision.png: %s", error)
     return written
+
+
+def write_index(entries: Sequence[IndexEntry], folder: Path) -> Path:
+    """The list of many decisions as index.html, beside their folders."""
+    make_folder(folder)
+    return _text(folder / "index.html", index_page(entries))
 
 
 def _text(path: Path, text: str) -> Path:

@@ -106,6 +106,7 @@ class StoredMaps:
     """The feature map of each view that could be read, with the entry it belongs to."""
 
     cache: MapCache
+    is_rounded: bool = False  # made from borders, which have 11 bits: right but for the last digits
 
     @cached_property
     def _places(self) -> list[int]:
@@ -260,7 +261,7 @@ def cache_features(
         return from_photos([dataset], frozen_features(tree.features), variants=1, workers=0, device=device)
 
     fill_missing([file], lambda _: Job([file], make, tick).run())
-    return StoredMaps(_opened(file, dataset))
+    return StoredMaps(_opened(file, dataset), is_rounded=kept is not None)
 
 
 def _from_borders(tree: ProtoTree, kept: MapCache) -> Made:

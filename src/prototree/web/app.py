@@ -19,6 +19,7 @@ from prototree.web import pages, shapes
 from prototree.web.guard import Guard
 from prototree.web.results import NotFoundError
 from prototree.web.service import Service
+from prototree.web.switching import Switch
 from prototree.web.viewer import Viewer
 from prototree.web.waiting import BusyError, Memory, Queue
 
@@ -28,7 +29,7 @@ MAX_UPLOAD = 20 << 20
 MAX_WAITING = 96  # requests that wait for the network, whatever their size
 MAX_WAITING_BYTES = 384 << 20
 _UPLOAD = "/api/decisions"
-_REPORT_ASSETS = ("base.css", "tree.css", "tree.js")
+_REPORT_ASSETS = ("base.css", "tree.css", "tree.js", "decision.css")
 _OWN_ASSETS = ("app.css", "pages.css", "app.js", "explore.js", "try.js", "mend.js")
 _KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 _PICTURES = {"Cache-Control": "private, max-age=3600"}
@@ -77,6 +78,8 @@ def create_app(
 
     With a token, only who brings it is answered.
     """
+    mendable = Switch(service) if isinstance(service, Service) else None
+    service = mendable or service  # all routes ask the run that is open now
     asking = Queue(max_waiting, max_waiting_bytes)
     mending = Queue(32, 1 << 20, seconds_each=1.0)
     drawing = Queue(512, 1 << 20, seconds_each=0.02)
@@ -102,12 +105,13 @@ def create_app(
     _add_pages(app, service, mending)
     _add_health(app, service, asking)
     _add_trying(app, service, asking)
-    if isinstance(service, Service):
-        _add_pages_of_photos(app, service, mending)
-        _add_pictures(app, service, drawing)
-        _add_reading(app, service, mending)
-        _add_trying_samples(app, service, asking)
-        _add_mending(app, service, mending)
+    if mendable is not None:
+        _add_pages_of_photos(app, mendable, mending)
+        _add_pictures(app, mendable, drawing)
+        _add_reading(app, mendable, mending)
+        _add_trying_samples(app, mendable, asking)
+        _add_mending(app, mendable, mending)
+        _add_learning(app, mendable, mending)
     return app
 
 
@@ -234,10 +238,17 @@ def _add_mending(app: FastAPI, service: Service, mending: Queue) -> None:
         """Makes a new run beside the original, which stays as it is."""
         return await _in_turn(mending, partial(service.save, question.revision))  # type: ignore[no-any-return]
 
+
+def _add_learning(app: FastAPI, service: Switch, mending: Queue) -> None:
     @app.post("/api/mending/learning", tags=["mend"], responses=_refusals(409, 503))
     async def learn(question: shapes.RevisionQuestion) -> shapes.LearningShape:
         """Saves the tree, and trains the network further with it, in a new run; takes minutes."""
         return await _in_turn(mending, partial(service.learner.start, question.revision))  # type: ignore[no-any-return]
+
+    @app.post("/api/mending/learning/open", tags=["mend"], responses=_refusals(409, 503))
+    async def open_learned() -> shapes.LearningShape:
+        """Opens the run that came of it, in the place of the one that is open."""
+        return await _in_turn(mending, service.open_learned)  # type: ignore[no-any-return]
 
     @app.get("/api/mending/learning", tags=["mend"], responses=_refusals(503))
     async def learning() -> shapes.LearningShape:
@@ -264,6 +275,19 @@ def _add_pictures(app: FastAPI, service: Service, drawing: Queue) -> None:
         content = await _in_turn(drawing, partial(service.gallery.crop, index, view, row, column))
         return Response(content, media_type="image/webp", headers=_PICTURES)
 
+    @app.get(
+        "/photos/training/{index}/region/{left}/{top}/{right}/{bottom}",
+        tags=["photos"],
+        responses=_refusals(404, 503) | _WEBP,
+    )
+    async def region(
+        index: PathIndex, left: PathIndex, top: PathIndex, right: PathIndex, bottom: PathIndex
+    ) -> Response:
+        """What lies in a box of a training photo as WebP."""
+        box = (left, top, right, bottom)
+        content = await _in_turn(drawing, partial(service.gallery.region, index, box))
+        return Response(content, media_type="image/webp", headers=_PICTURES)
+
 
 def _add_page(app: FastAPI, path: str, make: Callable[..., Awaitable[str]]) -> None:
     app.add_api_route(path, make, response_class=HTMLResponse, include_in_schema=False)
@@ -275,7 +299,7 @@ def _add_pages(app: FastAPI, service: Service | Viewer, mending: Queue) -> None:
         return pages.explore(service, explanation, data)
 
     async def try_result(id: Annotated[str, Path(max_length=40)]) -> str:  # noqa: A002
-        return pages.try_page(service, service.results.get(id).decision)
+        return pages.try_page(service, service.results.get(id))
 
     async def try_plain() -> str:
         return pages.try_page(service, None)

@@ -9,6 +9,7 @@ from prototree.data.views import photo_size
 from prototree.errors import DataError, MendError
 from prototree.explain.prototype_pictures import cut_out, open_photo, reduced
 from prototree.mend.bench import Bench, Cell
+from prototree.mend.edits import Region
 from prototree.mend.states import TreeState
 from prototree.network.geometry import Box
 from prototree.web import shapes
@@ -87,6 +88,12 @@ class Gallery:
             raise NotFoundError(str(error)) from error
         return self._drawn("training", index, _CROP_SIDE, cell.box)
 
+    def region(self, index: int, box: tuple[int, int, int, int]) -> bytes:
+        """What lies in a box of a training photo as WebP."""
+        self.sample("training", index)
+        left, top, right, bottom = map(float, box)
+        return self._drawn("training", index, _CROP_SIDE, (left, top, right, bottom))
+
     def sample(self, split: str, index: int) -> Sample:
         """A photo by its number."""
         samples = self._photos[split]
@@ -112,15 +119,16 @@ class Gallery:
             return None
         return Cell(source.image, source.view, source.patch, source.box)
 
-    def patch(self, cell: Cell, similarity: float) -> shapes.PatchShape:
-        """What there is to say of a patch."""
-        index = self._number[cell.image]
+    def patch(self, state: TreeState, prototype: int, cell: Cell, similarity: float) -> shapes.PatchShape:
+        """What there is to say of a patch that was found for a prototype."""
+        index, shown = self._number[cell.image], self._bench.shown(state, prototype, cell)
         return shapes.PatchShape(
             photo=self.photo("training", index),
             view=cell.view,
             patch=list(cell.patch),
             box=list(cell.box),
-            crop=self.crop_url(cell),
+            shown=list(shown),
+            crop=self.crop_url(cell, shown),
             similarity=similarity,
         )
 
@@ -128,9 +136,10 @@ class Gallery:
         """Where the photo of a patch is."""
         return f"/photos/training/{self._number[cell.image]}/{kind}"
 
-    def crop_url(self, cell: Cell) -> str:
-        """Where the picture of a patch is."""
-        return f"/photos/training/{self._number[cell.image]}/crop/{cell.view}/{cell.patch[0]}/{cell.patch[1]}"
+    def crop_url(self, cell: Cell, shown: Region) -> str:
+        """Where the picture of what is shown of a patch is."""
+        edges = "/".join(str(max(round(edge), 0)) for edge in shown)
+        return f"/photos/training/{self._number[cell.image]}/region/{edges}"
 
     def _draw(self, split: str, index: int, side: int, box: tuple[float, float, float, float] | None) -> bytes:
         photo = self.open(split, index)

@@ -31,10 +31,16 @@ class _Job:
 class Learner:
     """At most one process that learns; it ends with the server."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, ended: LearningShape | None = None) -> None:
         self._session, self._lock = session, threading.Lock()
         self._job: _Job | None = None
-        self._ended: LearningShape | None = None
+        self._ended = ended  # how the learning ended that made this run, if the app has seen it
+
+    @property
+    def out(self) -> Path:
+        """The run that is made or was made."""
+        assert self._job is not None, "nothing was started"
+        return self._job.out
 
     def start(self, revision: int) -> LearningShape:
         """Saves the tree as it is, and lets the network learn with it."""

@@ -7,11 +7,11 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from prototree.evaluation.tables import percent
-from prototree.explain.records import UNKNOWN, TreeExplanation
+from prototree.explain.records import TreeExplanation
 from prototree.report.templating import script_json, templates
 from prototree.report.tree_html import tree_body
-from prototree.report.words import STRATEGY_NAMES
 from prototree.web import shapes
+from prototree.web.results import Result
 from prototree.web.service import Service
 from prototree.web.viewer import Viewer
 
@@ -25,11 +25,11 @@ def explore(service: Service | Viewer, explanation: TreeExplanation, data: dict[
     )
 
 
-def try_page(service: Service | Viewer, decision: shapes.DecisionShape | None) -> str:
-    """A place to drop an image, and what the tree says of it."""
+def try_page(service: Service | Viewer, result: Result | None) -> str:
+    """A place to drop an image, and what the tree says of it: the page that `explain` writes."""
     samples = service.samples()[:24]
-    said = {"strategy_names": STRATEGY_NAMES, "unknown": UNKNOWN}
-    return _render("try.html", service, "try", decision=decision, samples=samples, **said)
+    decision, body = (result.decision, Markup(result.body)) if result is not None else (None, "")
+    return _render("try.html", service, "try", decision=decision, body=body, samples=samples)
 
 
 def review(service: Service, mistakes: shapes.MistakesShape) -> str:

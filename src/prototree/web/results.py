@@ -1,7 +1,7 @@
 """Decisions about images that were tried, as the API tells them, kept for a while with their pictures."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from prototree.data.images import webp
 from prototree.explain.records import DecisionExplanation, PathExplanation, Picture, SeenPatch, Step
+from prototree.report.decision_html import decision_body
 from prototree.report.words import doubt_words, flip_words, step_words
 from prototree.web import shapes
 
@@ -21,14 +22,15 @@ class NotFoundError(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """A decision and the pictures it shows."""
+    """A decision, its page (the report's own), and the pictures that both show."""
 
     decision: shapes.DecisionShape
     pictures: dict[str, bytes]
+    body: str = ""
 
     @property
     def size(self) -> int:
-        return sum(map(len, self.pictures.values()))
+        return len(self.body) + sum(map(len, self.pictures.values()))
 
 
 class Results:
@@ -52,8 +54,10 @@ class Results:
             return self._kept[id_]
 
 
-def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result:
-    """A decision for the API, with its pictures as WebP."""
+def result_of(
+    explained: DecisionExplanation, id_: str, revision: int, node_url: Callable[[int], str] | None = None
+) -> Result:
+    """A decision for the API and as a page, with pictures as WebP; `node_url` is where a node can be mended."""
     teller = _Teller(explained, id_)
     names, order = explained.class_names, np.argsort(explained.soft)[::-1][:_TOP]
     paths = sorted(explained.paths.values(), key=lambda path: path.strategy != "greedy")
@@ -74,7 +78,7 @@ def result_of(explained: DecisionExplanation, id_: str, revision: int) -> Result
         soft=[teller.share(int(label), explained.soft) for label in order],
         ways=[teller.way(path) for path in paths],
     )
-    return Result(decision, teller.pictures)
+    return Result(decision, teller.pictures, decision_body(explained, teller.picture_url, node_url))
 
 
 class _Teller:
@@ -83,6 +87,12 @@ class _Teller:
     def __init__(self, explained: DecisionExplanation, id_: str) -> None:
         self._explained, self._id = explained, id_
         self.pictures: dict[str, bytes] = {"photo": picture_file(explained.photo)}
+
+    def picture_url(self, name: str, picture: Picture) -> str:
+        """Where a picture is; one that the API does not speak of is kept as it is handed in."""
+        if name not in self.pictures:
+            self.pictures[name] = picture_file(picture)
+        return f"/results/{self._id}/{name}"
 
     def share(self, label: int, probs: Sequence[float]) -> shapes.ClassShareShape:
         name = self._explained.class_names[label]
@@ -94,7 +104,7 @@ class _Teller:
             needed = [self._explained.class_names[runner_up.label], *map(flip_words, runner_up.flips)]
         return shapes.WayShape(
             strategy=path.strategy,  # type: ignore[arg-type]
-            differs=path.leaf != self._explained.shown_paths[0].leaf,
+            differs=path in self._explained.shown_paths[1:],
             steps=list(map(self._step, path.steps)),
             answer=self.share(int(np.argmax(path.class_probs)), path.class_probs),
             needed=needed,

@@ -37,12 +37,15 @@ class Service:
 
     mends = True
 
-    def __init__(self, session: Session) -> None:
-        self.session, self.results, self.learner = session, Results(), Learner(session)
+    def __init__(
+        self, session: Session, results: Results | None = None, learned: shapes.LearningShape | None = None
+    ) -> None:
+        self.session, self.results, self.learner = session, results or Results(), Learner(session, learned)
         bench, data = session.bench, session.data
         self.title, self.classes = session.run.folder.resolve().name, data.class_names
         self.gallery = Gallery(bench, data)
-        self._explained = lru_cache(maxsize=2)(TreeView(self.title, bench, self.gallery).of)
+        view = TreeView(self.title, bench, self.gallery)
+        self._explained, self._spreads = lru_cache(maxsize=2)(view.of), lru_cache(maxsize=2)(view.spreads)
         self._crops = lru_cache(maxsize=1)(lambda state: PrototypePictures(state.tree, data))
         self._below = lru_cache(maxsize=2)(self._classes_below)
 
@@ -66,7 +69,7 @@ class Service:
             training_photos=self.gallery.count("training"),
             feedback_photos=self.gallery.count("feedback"),
             feedback=session.feedback_name,
-            held_back=len(session.held_back or ()),
+            held_back=session.n_held_back,
             question=session.state.tree.question.kind,
             learns_on=learns_on(session.run),
         )
@@ -90,7 +93,8 @@ class Service:
         moment = self.session.moment
         _expect_node(moment.state, node)
         found = self.session.bench.candidates(moment.state, node, count, side)
-        patches = [self.gallery.patch(candidate.cell, candidate.similarity) for candidate in found]
+        state, prototype = moment.state, moment.state.prototype(node, side)
+        patches = [self.gallery.patch(state, prototype, one.cell, one.similarity) for one in found]
         return shapes.CandidatesShape(node=node, side=side, revision=moment.history.revision, candidates=patches)
 
     # ---- trying images
@@ -222,7 +226,8 @@ class Service:
     def _prototype(self, state: TreeState, prototype: int) -> tuple[shapes.PatchShape | None, float]:
         """The patch that a prototype is, and how far it has moved to become it."""
         source, cell = state.tree.sources[prototype], self.gallery.own_cell(state, prototype)
-        return self.gallery.patch(cell, 1.0) if cell is not None else None, source.distance if source else 0.0
+        shown = self.gallery.patch(state, prototype, cell, 1.0) if cell is not None else None
+        return shown, source.distance if source else 0.0
 
     def _classes_below(self, state: TreeState) -> dict[int, tuple[int, ...]]:
         """The classes that are decided below each node (or leaf, as `~leaf`), in the order of the leaves."""
@@ -237,8 +242,16 @@ class Service:
     def _decided(self, image: Image.Image, name: str, label: int | None) -> shapes.DecisionShape:
         moment = self.session.moment
         state = moment.state
-        explained = explain_image(state.tree, image, self._crops(state), name=name, label=label, notes=state.notes)
-        result = result_of(explained, secrets.token_urlsafe(9), moment.history.revision)
+        explained = explain_image(
+            state.tree,
+            image,
+            self._crops(state),
+            name=name,
+            label=label,
+            notes=state.notes,
+            spreads=dict(enumerate(self._spreads(state))),
+        )
+        result = result_of(explained, secrets.token_urlsafe(9), moment.history.revision, "/mend/{}".format)
         self.results.add(result)
         return result.decision
 

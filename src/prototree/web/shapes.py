@@ -82,12 +82,13 @@ class PhotoGridShape(PhotoShape):
 
 
 class PatchShape(Shape):
-    """A patch of a training photo."""
+    """A patch of a training photo: `box` is the network's cell, `shown` stands around the middle of the match."""
 
     photo: PhotoShape
     view: str
     patch: list[int]
     box: list[float]
+    shown: list[float]
     crop: str
     similarity: float
 
@@ -319,7 +320,7 @@ class SavedShape(Shape):
 class LearningShape(Shape):
     """Whether the network is learning on, and the shares of right answers (most likely path) when it is done."""
 
-    state: Literal["idle", "learning", "done", "failed"]
+    state: Literal["idle", "learning", "done", "opened", "failed"]  # opened: the app shows the new run now
     run: str = ""
     folder: str = ""  # from where the server was started
     seconds: int = 0

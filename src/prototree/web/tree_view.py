@@ -23,6 +23,7 @@ from prototree.explain.records import (
 )
 from prototree.explain.spreads import SpreadCounts
 from prototree.mend.bench import Bench, Candidate
+from prototree.mend.edits import Region
 from prototree.mend.states import TreeState
 from prototree.network.geometry import Box
 from prototree.report.encoding import data_url
@@ -122,23 +123,25 @@ class TreeView:
         frame = InputFrame(entry.view, size, state.tree.preprocessing)
         heat = frame.heat(grid, _HEAT, (prototype.shape[2], prototype.shape[3]))
         urls[f"photo-{number}"] = self._gallery.photo_url(own)
-        urls[f"crop-{number}"] = self._gallery.crop_url(own)
-        for rank, candidate in enumerate(nearest):
-            urls[f"nearest-{number}-{rank}"] = self._gallery.crop_url(candidate.cell)
+        shown = bench.shown(state, number, own)
+        urls[f"crop-{number}"] = self._gallery.crop_url(own, shown)
+        boxes = [bench.shown(state, number, candidate.cell) for candidate in nearest]
+        for rank, (candidate, box) in enumerate(zip(nearest, boxes, strict=True)):
+            urls[f"nearest-{number}-{rank}"] = self._gallery.crop_url(candidate.cell, box)
             urls[f"nearest-photo-{number}-{rank}"] = self._gallery.photo_url(candidate.cell, "thumb")
-        where = (Location("cell", Box(*own.box), heat, None),)
+        where = (Location("peak", Box(*shown), heat, None), Location("cell", Box(*own.box), heat, None))
         return PrototypeExplanation(
             **place_of(state.tree, number),
             source=Match(own.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where),
             distance_moved=source.distance if source else None,
-            nearest=tuple(map(self._neighbour, nearest)),
+            nearest=tuple(map(self._neighbour, nearest, boxes)),
             right_share=share,
             causes=(),
             note=state.notes.get(number, ""),
         )
 
-    def _neighbour(self, candidate: Candidate) -> Match:
+    def _neighbour(self, candidate: Candidate, shown: Region) -> Match:
         cell = candidate.cell
         size = photo_size(self._bench.entry(cell.image, cell.view).sample)
-        where = (Location("cell", Box(*cell.box), _NO_HEAT, None),)
+        where = (Location("peak", Box(*shown), _NO_HEAT, None),)
         return Match(cell.image, candidate.label, candidate.similarity, size, _NO_PICTURE, _NO_PICTURE, where)

@@ -7,7 +7,7 @@ from typing import Any
 from prototree.data.images import read_photo
 from prototree.explain.decisions import explain_image
 from prototree.explain.records import TreeExplanation
-from prototree.explain.whole_tree import explain_tree, pictures_of
+from prototree.explain.whole_tree import explain_tree, pictures_of, spreads_of
 from prototree.report.encoding import data_url
 from prototree.report.tree_html import tree_data
 from prototree.run import Run
@@ -24,7 +24,7 @@ class Viewer:
 
     def __init__(self, run: Run) -> None:
         self._run, self._tree, self.results = run, run.tree(), Results()
-        self._pictures = pictures_of(run, self._tree)
+        self._pictures, self._spreads = pictures_of(run, self._tree), spreads_of(run, self._tree)
         self.title, self.classes = run.folder.name, self._tree.class_names
 
     def run(self) -> shapes.RunShape:
@@ -56,7 +56,9 @@ class Viewer:
     def decide(self, content: bytes, name: str) -> shapes.DecisionShape:
         """What the tree says of an image that somebody sent."""
         image = read_photo(content, at_least=PICTURE_SIDE).image
-        explained = explain_image(self._tree, image, self._pictures, name=name, notes=self._run.notes)
+        explained = explain_image(
+            self._tree, image, self._pictures, name=name, notes=self._run.notes, spreads=self._spreads
+        )
         result = result_of(explained, secrets.token_urlsafe(9), self.revision)
         self.results.add(result)
         return result.decision

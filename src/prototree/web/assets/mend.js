@@ -23,7 +23,7 @@
   function render() {
     const columns = [["original", standing.original], ["before", standing.before], ["now", standing.now]];
     $("figures").replaceChildren(
-      make("thead", {}, make("tr", {}, make("th"), ...columns.map(([name]) => make("th", { scope: "col", text: name })))),
+      make("thead", {}, make("tr", {}, make("td"), ...columns.map(([name]) => make("th", { scope: "col", text: name })))),
       make("tbody", {}, ...ROWS.map(([name, value, words, sign]) => make("tr", {}, make("th", { scope: "row", text: name }),
         ...columns.map(([, figures], i) => {
           const change = i === 2 ? sign * Math.sign(value(figures) - value(standing.before)) : 0;
@@ -95,13 +95,23 @@
     const words = {
       learning: () => `Learning for ${minutes} min … ${job.says}`,
       failed: () => `It did not work: ${job.says}`,
-      done: () => `Done in ${minutes} min: “${job.run}”. On ${job.photos}, by the most likely path: ${percent(job.original)} right before mending, ${percent(job.mended)} mended, ${percent(job.learned)} after learning. Open it with: prototree serve ${job.folder}`,
+      done: () => `Done in ${minutes} min. Opening “${job.run}” …`,
+      opened: () => `This is “${job.run}”, learned in ${minutes} min. On ${job.photos}, by the most likely path: ${percent(job.original)} right before mending, ${percent(job.mended)} mended, ${percent(job.learned)} after learning.`,
     }[job.state];
     if (words) $("learning").textContent = words();
     $("learning").dataset.state = job.state;
     $("learning").classList.toggle("quiet", job.state === "idle");
     $("learn").disabled = job.state === "learning" || !standing?.done.length;
     if (job.state === "learning") setTimeout(askLearning, 1000);
+    if (job.state === "done") openLearned();
+  }
+  async function openLearned() { // the page goes on with the new run
+    try {
+      await post("/api/mending/learning/open", {});
+      location.reload();
+    } catch (error) {
+      say(`${error.message}; the new run can be opened with: prototree serve`, true);
+    }
   }
   const askLearning = () => fetch("/api/mending/learning").then((answer) => (answer.ok ? answer.json() : Promise.reject())).then(showLearning).catch(() => setTimeout(askLearning, 5000));
   if ($("learn")) $("learn").addEventListener("click", async () => {
@@ -169,9 +179,20 @@
     $("stage-box").setAttribute("viewBox", `0 0 ${photo.width} ${photo.height}`);
     $("picker").hidden = false;
     for (const button of document.querySelectorAll("#photos .thumb")) button.classList.toggle("chosen", Number(button.dataset.photo) === index);
+    drawGrid();
     mark(null, null);
     $("picker").scrollIntoView({ block: "nearest" });
   }
+
+  function drawGrid() { // before anything is dragged: what the network sees the photo in
+    const { grid } = photo, right = grid.left + grid.columns * grid.across, bottom = grid.top + grid.rows * grid.down;
+    let path = "";
+    for (let i = 0; i <= grid.columns; i++) path += `M${grid.left + i * grid.across} ${grid.top}V${bottom}`;
+    for (let i = 0; i <= grid.rows; i++) path += `M${grid.left} ${grid.top + i * grid.down}H${right}`;
+    for (const lines of $("stage-box").querySelectorAll("path")) lines.setAttribute("d", path);
+  }
+
+  const boxOf = ([row, column]) => { const { grid } = photo; return [grid.left + column * grid.across, grid.top + row * grid.down, grid.left + (column + grid.patch_columns) * grid.across, grid.top + (row + grid.patch_rows) * grid.down]; };
 
   function placeRect(name, box) {
     for (const rect of $("stage-box").querySelectorAll(name)) {
@@ -181,8 +202,8 @@
   }
 
   function mark(region, at) { // region: what was dragged; at: [row, column] of the patch
-    const { grid } = photo;
-    cell = at && { patch: at, region, box: [grid.left + at[1] * grid.across, grid.top + at[0] * grid.down, grid.left + (at[1] + grid.patch_columns) * grid.across, grid.top + (at[0] + grid.patch_rows) * grid.down] };
+    cell = at && { patch: at, region, box: boxOf(at) };
+    placeRect(".hover", null);
     placeRect(".drag", region);
     placeRect(".under, .over", cell && cell.box);
     $("use-patch").disabled = $("ban-region").disabled = !cell;
@@ -207,7 +228,12 @@
       mark(region, nearest(region));
     };
     stage.addEventListener("pointerdown", (event) => { event.preventDefault(); stage.focus(); stage.setPointerCapture(event.pointerId); from = point(event); drag(event); });
-    stage.addEventListener("pointermove", (event) => { if (from) drag(event); });
+    stage.addEventListener("pointermove", (event) => {
+      if (from) { drag(event); return; }
+      const [x, y] = point(event);
+      placeRect(".hover", boxOf(nearest([x, y, x, y]))); // what a click here would take
+    });
+    stage.addEventListener("pointerleave", () => { if (photo) placeRect(".hover", null); });
     stage.addEventListener("pointerup", () => { from = null; });
     stage.addEventListener("pointercancel", () => { from = null; });
     stage.addEventListener("keydown", (event) => {

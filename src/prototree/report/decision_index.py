@@ -1,0 +1,80 @@
+"""Many decisions on one page: thumbnail, answer, the truth where it is known, and how sure; doubtful ones first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from prototree.evaluation.tables import percent
+from prototree.explain.records import UNKNOWN, VoteExplanation
+from prototree.report.decision_html import SUREST, Decided
+from prototree.report.encoding import data_url, reduced
+from prototree.report.templating import asset, render
+from prototree.report.words import count, likeliest
+
+_THUMB_SIDE = 96
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """One photo in the list. Its picture is encoded, so that thousands of photos need not be held in memory."""
+
+    image: str
+    href: str  # of its own page
+    thumb: str
+    answer: str
+    truth: str | None
+    sureness: float
+    is_known: bool = True
+
+    @property
+    def is_right(self) -> bool:
+        return self.truth == self.answer
+
+    @property
+    def doubt(self) -> tuple[bool, float, str]:
+        """Smallest for what deserves the first look: no answer given, then little sureness."""
+        return self.is_known, self.sureness, self.image
+
+
+def index_entry(explanation: Decided, href: str) -> IndexEntry:
+    """A decision as a line of the list; of several trees, the mean vote and its share."""
+    if isinstance(explanation, VoteExplanation):
+        first, probs = explanation.decisions[0], explanation.class_probs
+        answer, sureness, is_known = likeliest(probs), max(probs), True
+    else:
+        first = explanation
+        answer, sureness, is_known = first.answer, first.sureness, first.doubt is None
+    names = first.class_names
+    return IndexEntry(
+        image=first.image,
+        href=href,
+        thumb=data_url("thumb", reduced(first.photo, _THUMB_SIDE)),
+        answer=names[answer],
+        truth=None if first.label is None else names[first.label],
+        sureness=sureness,
+        is_known=is_known,
+    )
+
+
+def index_page(entries: Sequence[IndexEntry]) -> str:
+    """One HTML file beside the folders of the decisions; sorted by doubt."""
+    ordered = sorted(entries, key=lambda entry: entry.doubt)
+    return render(
+        "decision_index.html",
+        title=count(len(entries), "photo"),
+        summary=_summary(entries),
+        styles=[Markup(asset("base.css")), Markup(asset("decision.css"))],
+        entries=[(entry, percent(min(entry.sureness, SUREST)), f"{100 * entry.sureness:.1f}") for entry in ordered],
+        has_truth=any(entry.truth is not None for entry in entries),
+        unknown=UNKNOWN,
+    )
+
+
+def _summary(entries: Sequence[IndexEntry]) -> str:
+    known = [entry for entry in entries if entry.is_known]
+    said = [f"{len(known)} of {len(entries)} answered"]
+    judged = [entry for entry in known if entry.truth is not None]
+    if judged:
+        said.append(f"{sum(entry.is_right for entry in judged)} of {len(judged)} answers right")
+    return ", ".join(said)

@@ -1,0 +1,50 @@
+"""Sentences that only the page of a decision says."""
+
+from collections.abc import Sequence
+
+from prototree.explain.records import Hiding, Step
+from prototree.report.words import PRESENT, plain, step_words
+
+_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+HOW_TO_TEST = "prototree explain … --attribution tests every box by hiding it"
+
+
+def sureness_words(sureness: float, n_photos: int) -> str:
+    """What a sureness means, after the percentage: only what was measured is promised."""
+    if not n_photos:
+        return "sure, by the tree’s own reckoning; how often it is right then was never measured"
+    if sureness > 0.99:
+        return "sure: right in more than 99 of 100 such cases"
+    return f"sure: right in about {max(round(100 * sureness), 1)} of 100 such cases"
+
+
+def number_word(number: int) -> str:
+    """`five`, as far as that is shorter to read than the digits."""
+    return _NUMBERS[number] if number < len(_NUMBERS) else str(number)
+
+
+def none_of_words(number: int) -> str:
+    """What is said of a run of patches that are not there."""
+    return "not this one" if number == 1 else f"none of these {number_word(number)}"
+
+
+def asked_words(number: int) -> str:
+    """How long a way is."""
+    return f"{number_word(number)} question{'' if number == 1 else 's'}"
+
+
+def compact_words(step: Step) -> str:
+    """How it went at one node, as the line above its pictures."""
+    if step.left is not None:
+        return step_words(step)
+    name = f"“{plain(step.note)}”" if step.note else f"prototype {step.node}"
+    return f"{name} is {PRESENT if step.goes_right else 'absent'}, similarity {step.p_right:.2f}"
+
+
+def untested_words(hidings: Sequence[Hiding | None]) -> str:
+    """Said once for a page: whether its boxes stood the test of being hidden; empty where all were tested."""
+    untested = sum(hiding is None for hiding in hidings)
+    if not untested:
+        return ""
+    which = "The boxes" if untested == len(hidings) else "Boxes without a figure"
+    return f"{which} were not tested by hiding them ({HOW_TO_TEST})."
