@@ -50,7 +50,7 @@ TINY_WARM = {
     "batch_size": 8,
     "views": 3,
     "pretrain_epochs": 4,
-    "head_epochs": 20,
+    "head_epochs": 40,  # a network without pretrained weights learns slowly to know classes by single patches
     "epochs": 25,
     "workers": 0,
 }
