@@ -23,7 +23,9 @@ def predict(
     run: RunArgument,
     photos: Annotated[
         list[str],
-        typer.Argument(help="Photos, folders, patterns, CSV lists (path, perhaps label), or - to read names from standard input."),
+        typer.Argument(
+            help="Photos, folders, patterns, CSV lists (path, perhaps label), or - to read names from standard input."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="A file for all predictions: .csv, .json or .jsonl; printed if not given.")
