@@ -67,7 +67,9 @@ def explain(
     out: Annotated[Path | None, typer.Option(help="Where to write; 'explained' in the run if not given.")] = None,
     attribution: Annotated[bool, typer.Option(help="Also what each similarity depends on; takes longer.")] = False,
     occlusion: Annotated[bool, typer.Option(help="Also hide windows all over the image; takes longer.")] = False,
-    others: Annotated[list[Path] | None, typer.Option("--with", help="More runs that vote; can be repeated.")] = None,
+    others: Annotated[
+        list[Path] | None, typer.Option("--with", help="Further runs that vote; can be repeated.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the explanations as JSON and write no files.")] = False,
     data: DataOption = None,
 ) -> None:

@@ -27,7 +27,9 @@ def train(
     stages: Annotated[str, typer.Option(help="Which stages to run.")] = _ALL_STAGES,
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace a run that exists.")] = False,
-    seeds: Annotated[int, typer.Option(help="Train so many trees with different seeds, and let them vote.", min=0)] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="Train this many trees with different seeds, and let them vote.", min=0)
+    ] = 0,
     folds: Annotated[int, typer.Option(help="Cross-validate in this many parts, each left out once.", min=0)] = 0,
     jobs: Annotated[int, typer.Option(help="With several runs: how many at a time; 0: as cores allow.", min=0)] = 0,
     threads: Annotated[int, typer.Option(help="With several runs: threads of each; 0: as cores allow.", min=0)] = 0,
@@ -122,11 +124,15 @@ def evaluate(
     data: DataOption = None,
     parts: Annotated[
         bool,
-        typer.Option("--parts", help="Also measure whether patches mean what they show (takes longer)."),
+        typer.Option(
+            "--parts", help="Also measure whether patches mean what they show: part purity, hiding; takes longer."
+        ),
     ] = False,
     strangers: Annotated[
         list[str] | None,
-        typer.Option(help="Instead: a folder of photos of unknown classes; does the tree notice? Can be repeated."),
+        typer.Option(
+            help="Instead: a folder of photos of unknown classes; does the tree notice them? Can be repeated."
+        ),
     ] = None,
 ) -> None:
     """Evaluate all stages of a run on its test photos, or its tree on photos of classes that it does not know."""

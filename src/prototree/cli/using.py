@@ -24,7 +24,7 @@ def predict(
     photos: Annotated[
         list[str],
         typer.Argument(
-            help="Photos, folders, patterns, CSV lists (path, perhaps label), or - for names on standard input."
+            help="Photos, folders, patterns, CSV lists (path, perhaps label), or - to read names from standard input."
         ),
     ],
     out: Annotated[
