@@ -70,7 +70,7 @@ class Warm(Recipe):
     )
     patch_weight: float = setting(
         1.0, "how much the head, as a classifier, also learns to know each class by a single patch",
-        touch="0 makes the classifier no better and the tree worse.", group=_HEAD, low=0, high=100,
+        touch="Rarely.", group=_HEAD, low=0, high=100,
     )  # fmt: skip
     cutmix: float = setting(
         0.5, "share of the head's batches in which photos exchange patches", touch="Rarely.", group=_HEAD, low=0, high=1
