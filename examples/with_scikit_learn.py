@@ -5,13 +5,14 @@ PHOTOS has one folder per class.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from sklearn.metrics import classification_report
 from sklearn.model_selection import train_test_split
 
 from prototree import ProtoTreeClassifier
 
-SETTINGS = dict(word.split("=", 1) for word in sys.argv[2:])
+SETTINGS: dict[str, Any] = dict(word.split("=", 1) for word in sys.argv[2:])
 
 paths = sorted(path for path in Path(sys.argv[1]).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
 labels = [path.parent.name for path in paths]
