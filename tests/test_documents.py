@@ -142,7 +142,7 @@ VERSIONS = {
     "`metrics.json`": "run.METRICS_VERSION",
     "`history.json`": "mend.edits._VERSION",
     "`prototypes/prototypes.json`": "explain.prototype_pictures._VERSION",
-    "descriptions of feature maps": "training.maps._VERSION",
+    "descriptions of feature maps": "training.filling.VERSION",
 }
 
 
