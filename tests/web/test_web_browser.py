@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from browser_pages import serious_findings
 from tiny_mending import content_of, tiny_run
 from tiny_training import TINY_WARM, write_squares
 
@@ -224,6 +225,21 @@ def test_pages_fit_their_width(page: "sync_api.Page", path: str) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_keeps_anybody_out(browser: "sync_api.Browser", server: Running, scheme: str) -> None:
+    # The pages' policy lets no other script in than their own; the checker is one.
+    context = browser.new_context(base_url=server.address, color_scheme=scheme, bypass_csp=True)
+    page = context.new_page()
+    page.goto("/try")
+    page.locator("button.thumb").first.click()
+    page.wait_for_url(re.compile("/try/[^/]+$"))
+    for path in (page.url, "/try", "/review", "/mend", "/mend/1", "/api"):
+        page.goto(path)
+        page.wait_for_load_state("networkidle")
+        assert serious_findings(page) == [], path
+    context.close()
+
+
 def test_where_two_are_compared_each_can_be_mended(browser: "sync_api.Browser", tmp_path: Path) -> None:
     run = tiny_run(tmp_path, Question("choice", 6.0))
     with serving(run.folder, cache=tmp_path) as server:
@@ -243,7 +259,7 @@ def test_where_two_are_compared_each_can_be_mended(browser: "sync_api.Browser", 
         now = page.request.get("/api/nodes/1").json()
         assert (now["other"]["photo"]["name"], now["other"]["patch"]) == (expected["photo"]["name"], expected["patch"])
         assert now["source"] == before["source"]
-        page.locator(f".side[data-side=left] .big-crop[src='{expected['crop']}']").wait_for()
+        page.locator(f".side[data-side=left] .big-crop[src='{now['other']['crop']}']").wait_for()
         assert "left side, is now a patch of" in page.locator("#history").inner_text()
         for path in ("/mend", "/mend/1", "/review"):
             page.goto(path)
