@@ -10,10 +10,13 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from browser_pages import browser, open_page
 from prototree.data import ImageData, open_data
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology
+
+__all__ = ["browser", "open_page"]  # fixtures
 
 torch.set_num_threads(1)  # tests run side by side, one process a core
 

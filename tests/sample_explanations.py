@@ -7,6 +7,9 @@ from typing import Literal
 import numpy as np
 
 from prototree.explain.records import (
+    SPREAD_LIMITS,
+    SPREAD_LINES,
+    SPREAD_RANGES,
     Cause,
     ClassExplanation,
     DecisionExplanation,
@@ -27,7 +30,6 @@ from prototree.explain.records import (
     TreeExplanation,
     VoteExplanation,
 )
-from prototree.explain.spreads import LIMITS, LINES, N_RANGES
 from prototree.network.geometry import Box
 from prototree.report.words import Reading
 from prototree.tree.strategies import Strategy
@@ -133,10 +135,10 @@ def known_class(label: int, n_classes: int) -> ClassExplanation:
 
 def spread(seed: int, question: QuestionKind = "presence") -> Spread:
     """Photos of both sides about the line, most of them on their own."""
-    rng, (low, high), line = np.random.default_rng(seed), LIMITS[question], LINES[question]
+    rng, (low, high), line = np.random.default_rng(seed), SPREAD_LIMITS[question], SPREAD_LINES[question]
     towards = -1 if question == "presence" else 1
     sides = [rng.normal(line + way * 0.35, 0.2, count) for way, count in ((towards, 40), (-towards, 90))]
-    right, left = (np.histogram(side.clip(low, high - 1e-6), N_RANGES, (low, high))[0].tolist() for side in sides)
+    right, left = (np.histogram(side.clip(low, high - 1e-6), SPREAD_RANGES, (low, high))[0].tolist() for side in sides)
     return Spread(low, high, line, tuple(right), tuple(left))
 
 

@@ -77,7 +77,7 @@ def workspace(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         yield folder
 
 
-LONG = {"bias", "paper", "ensemble", "cross-validate", "vote"}  # several trainings each
+LONG = {"README", "bias", "paper", "ensemble", "cross-validate", "vote"}  # several trainings each
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ QUICK = {
     "batch_size": 16,
     "views": 2,
     "hold_out": 0,
-    "head_epochs": 5,
+    "head_epochs": 10,
     "epochs": 5,
     "head_rate": 0.02,
     "rate": 0.02,

@@ -42,7 +42,7 @@ def test_the_patch_that_is_shown_is_the_prototype(session: Session) -> None:
         assert cell is not None
         assert (cell.image, cell.view, cell.patch, cell.box) == (source.image, source.view, source.patch, source.box)
         nearest = session.bench.candidates(state, node, 1, "right" if is_right else "left")[0]
-        assert nearest.similarity == pytest.approx(1.0, abs=1e-4), "the prototype is the patch nearest to itself"
+        assert nearest.similarity == pytest.approx(1.0, abs=1e-3), "nearest to itself, but for rounded maps"
         assert nearest.cell == cell
 
 

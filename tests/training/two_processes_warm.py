@@ -30,7 +30,7 @@ def main(photos: Path, out: Path, question: str) -> None:
     data = open_data(photos)
     chosen = {"pretrain_epochs": 0, "head_epochs": 3, "epochs": 4, "hold_out": 2, "question": question}
     config = preset("auto").changed(SETTINGS | chosen)
-    recipe = config.recipe
+    recipe = config.recipe.derived(data)
     assert isinstance(recipe, Warm)
     with distributed.processes() as device:
         workshop = Workshop(out / "run", data, config, device, Observer())

@@ -15,6 +15,9 @@ from prototree.errors import CheckpointError, DataError
 from prototree.explain.prototype_pictures import THUMB_SIDE, SourcePictures
 from prototree.explain.prototypes import place_of
 from prototree.explain.records import (
+    SPREAD_LIMITS,
+    SPREAD_LINES,
+    SPREAD_RANGES,
     Cause,
     Heat,
     Hiding,
@@ -26,7 +29,6 @@ from prototree.explain.records import (
     Spread,
     TreeExplanation,
 )
-from prototree.explain.spreads import LIMITS, LINES, N_RANGES
 from prototree.files import read_json, write_file, write_json
 from prototree.network.geometry import Box
 from prototree.tree import checkpoint
@@ -154,9 +156,9 @@ def _spread(tree: ProtoTree, kept: dict[str, Any]) -> Spread | None:
     if kept.get("spread") is None:
         return None
     right, left = (tuple(map(int, side)) for side in kept["spread"])
-    if not len(right) == len(left) == N_RANGES or min(*right, *left) < 0:
+    if not len(right) == len(left) == SPREAD_RANGES or min(*right, *left) < 0:
         raise ValueError("its photos are counted in other ranges")
-    return Spread(*LIMITS[tree.question.kind], LINES[tree.question.kind], right, left)
+    return Spread(*SPREAD_LIMITS[tree.question.kind], SPREAD_LINES[tree.question.kind], right, left)
 
 
 _CAUSES = ("hue", "saturation", "contrast", "texture", "shape")

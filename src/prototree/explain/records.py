@@ -69,6 +69,11 @@ class Cause:
     change: float  # similarity after minus before; far below 0: the property matters
 
 
+SPREAD_RANGES = 64
+SPREAD_LIMITS: dict[QuestionKind, tuple[float, float]] = {"presence": (0.0, 3.2), "choice": (-1.0, 1.0)}
+SPREAD_LINES: dict[QuestionKind, float] = {"presence": 1.0, "choice": 0.0}
+
+
 @dataclass(frozen=True)
 class Spread:
     """How the training photos lie about the line that decides at a node, by the side that their class is on.

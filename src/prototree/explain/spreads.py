@@ -11,13 +11,9 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from prototree.explain.records import QuestionKind, Spread
+from prototree.explain.records import SPREAD_LIMITS, SPREAD_LINES, SPREAD_RANGES, Spread
 from prototree.tree.model import ProtoTree
 from prototree.tree.questions import LN2
-
-N_RANGES = 64
-LIMITS: dict[QuestionKind, tuple[float, float]] = {"presence": (0.0, 3.2), "choice": (-1.0, 1.0)}
-LINES: dict[QuestionKind, float] = {"presence": 1.0, "choice": 0.0}
 
 
 def decisive(
@@ -52,14 +48,14 @@ class SpreadCounts:
         device = tree.prototypes.device
         self._tree, self._nodes = tree, list(nodes)
         self._sides = [torch.as_tensor(side[self._nodes], device=device) for side in class_sides(tree)]
-        self._counts = torch.zeros((2, len(self._nodes), N_RANGES), dtype=torch.long, device=device)
+        self._counts = torch.zeros((2, len(self._nodes), SPREAD_RANGES), dtype=torch.long, device=device)
 
     def add(self, right: Float[Tensor, "B n"], left: Float[Tensor, "B n"] | None, labels: Int[Tensor, " B"]) -> None:
         """Photos of these classes, with their distances to each node's prototypes."""
-        low, high = LIMITS[self._tree.question.kind]
+        low, high = SPREAD_LIMITS[self._tree.question.kind]
         at = decisive(self._tree, self._nodes, right, left)
         # What lies beyond is counted in the outermost ranges.
-        place = ((at - low) / (high - low) * N_RANGES).floor().clamp(0, N_RANGES - 1).long().T
+        place = ((at - low) / (high - low) * SPREAD_RANGES).floor().clamp(0, SPREAD_RANGES - 1).long().T
         for counts, side in zip(self._counts, self._sides, strict=True):
             counts.scatter_add_(1, place, side[:, labels].long())
 
@@ -68,5 +64,6 @@ class SpreadCounts:
         kind = self._tree.question.kind
         right, left = self._counts.tolist()
         return [
-            Spread(*LIMITS[kind], LINES[kind], tuple(own), tuple(other)) for own, other in zip(right, left, strict=True)
+            Spread(*SPREAD_LIMITS[kind], SPREAD_LINES[kind], tuple(own), tuple(other))
+            for own, other in zip(right, left, strict=True)
         ]

@@ -64,6 +64,11 @@ class MapCache:
     unreadable: frozenset[int]
     rows: tuple[int, ...] | None = None  # of each entry in the files; None: the entries are all rows in order
 
+    @property
+    def names(self) -> list[str]:
+        """Of the files."""
+        return [Path(str(file.filename)).name for file in self.files if isinstance(file, np.memmap)]
+
     def only(self, places: Sequence[int]) -> "MapCache":
         """Some of the entries, in the order named."""
         unreadable = frozenset(new for new, old in enumerate(places) if old in self.unreadable)

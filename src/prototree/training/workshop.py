@@ -21,7 +21,7 @@ from prototree.training.batches import Batches, CachedBatches, PhotoBatches
 from prototree.training.engine import Objective, Options
 from prototree.training.maps import MapCache, cache_all_borders, cache_size, kept_borders
 from prototree.training.objectives import ClassifierObjective, Cosine, blend_with_start, train
-from prototree.training.shared_maps import shared_folder
+from prototree.training.shared_maps import note_use, shared_folder
 from prototree.training.yardstick import save_yardstick
 
 
@@ -118,6 +118,8 @@ class Workshop:
         found = kept_borders(backbone, dataset, self.folder, among, [self.engine])
         if distributed.any_process(found is None) or found is None:
             return self._kept(backbone, [dataset], 1)[0]
+        for name in found.names:
+            note_use(self.folder, name)
         return found
 
     def _kept(self, backbone: Backbone, datasets: Sequence[ViewDataset], variants: int) -> list[MapCache]:
