@@ -13,7 +13,7 @@ ARGUMENTS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 WIDE, NARROW = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
-SECONDS = 60_000  # of patience, in milliseconds
+SECONDS = 600_000  # of patience, in milliseconds
 
 Open = Callable[..., Any]
 
