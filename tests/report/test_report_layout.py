@@ -65,7 +65,7 @@ def test_children_stand_below_or_beside_their_parents(shape: list[int]) -> None:
     ("topology", "least"), [(random_topology(11), 0.85), (spine(12), 0.5), (Topology.full(5), 0.45)]
 )
 def test_the_sheet_is_used(topology: Topology, least: float) -> None:
-    """As large as they can be on a usual screen; side by side they would be 0.6, 0.3 and 0.36 times their size."""
+    """As large as they can be on a usual screen."""
     assert fit(arrange(*children(topology), size_of, aspect=1320 / 760, spacing=SPACING)) > least
 
 
