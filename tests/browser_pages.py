@@ -25,7 +25,7 @@ def browser() -> Iterator[Any]:
     if path is None:
         pytest.skip("needs Chromium")
     with playwright.sync_playwright() as running:
-        launched = running.chromium.launch(executable_path=path, args=ARGUMENTS, timeout=60_000)
+        launched = running.chromium.launch(executable_path=path, args=ARGUMENTS, timeout=SECONDS)
         yield launched
         launched.close()
 

@@ -1,68 +1,16 @@
 """The pages in a real browser: no error, no request, and everything can be found, opened and read."""
 
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from browser_pages import NARROW, WIDE, Open
 from prototree.explain.records import TreeExplanation
 from prototree.report import decision_page, tree_page
 from prototree.report.cards import LEAF_SIZE, NODE_SIZE, SPACING
 from prototree.report.layout import arrange
 from prototree.tree.topology import Topology
 from sample_explanations import AWKWARD_NAMES, decision, random_topology, spine, tree, vote
-
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
-SECONDS = 600_000  # of patience, in milliseconds
-
-Open = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("needs Chromium")
-    with playwright.sync_playwright() as running:
-        launched = running.chromium.launch(executable_path=path, args=ARGUMENTS, timeout=3_600_000)
-        yield launched
-        launched.close()
-
-
-@pytest.fixture
-def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    """Opens a page from disk; at the end there must have been no error and no request for anything else."""
-    contexts, complaints = [], []
-
-    def opened(source: str, viewport: dict[str, int] = WIDE, **options: Any) -> Any:
-        path = tmp_path / f"page-{len(contexts)}.html"
-        path.write_text(source, encoding="utf-8")
-        context = browser.new_context(viewport=viewport, reduced_motion="reduce", **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(SECONDS)
-        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
-        page.on("request", lambda sent: complaints.append(sent.url) if not allowed(sent.url, path) else None)
-        page.goto(path.as_uri())
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-def allowed(url: str, path: Path) -> bool:
-    return url.startswith(("data:", "blob:")) or url.split("#")[0] == path.as_uri()
 
 
 @pytest.fixture(scope="module")
