@@ -1,4 +1,4 @@
-"""The benchmark that re-runs the ablation: what it holds out, what it changes, and that rows share their features."""
+"""The benchmarks that train: what the ablation holds out and changes, what its rows share, and how data is cut."""
 
 import importlib.util
 from pathlib import Path
@@ -8,11 +8,12 @@ import pytest
 
 from prototree.config import preset
 from prototree.data import open_data
+from prototree.data.birds.dataset import write_birds
 from prototree.training.recipes.warm import Warm
 from prototree.training.shared_maps import maps_used
 from tiny_training import write_squares
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "ablation.py"
+FOLDER = Path(__file__).parents[1] / "benchmarks"
 QUICK = {
     "backbone": "resnet18",
     "weights": "none",
@@ -28,14 +29,18 @@ QUICK = {
 }
 
 
-@pytest.fixture(scope="module")
-def ablation() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("ablation", FILE)
+def benchmark(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def ablation() -> ModuleType:
+    return benchmark("ablation")
 
 
 def test_every_row_changes_something_that_exists(ablation: ModuleType) -> None:
@@ -71,3 +76,15 @@ def test_rows_share_the_cache_and_finished_runs_stay(
     before = (runs[0].folder / "metrics.json").stat().st_mtime_ns
     ablation.one_run(data, tmp_path / "out", "the recipe", 0, 0)
     assert (runs[0].folder / "metrics.json").stat().st_mtime_ns == before
+
+
+def test_a_cut_has_so_many_classes_and_photos_and_perhaps_no_boxes(tmp_path: Path) -> None:
+    data = open_data(write_birds(tmp_path, train_per_species=5, test_per_species=2, size=32, workers=1))
+    for name, has_boxes in (("4x3", True), ("4x3-", False)):
+        part = benchmark("cuts").cut(data, name)
+        assert part.class_names == data.class_names[::3]
+        assert [sum(s.label == k for s in part.train) for k in range(4)] == [3] * 4
+        assert [sum(s.label == k for s in part.test) for k in range(4)] == [2] * 4
+        label = {s.path: data.class_names[s.label] for s in (*data.train, *data.test)}
+        assert all(part.class_names[s.label] == label[s.path] for s in (*part.train, *part.test))
+        assert all((s.box is not None) is has_boxes for s in part.train)

@@ -1,0 +1,73 @@
+"""Does the default recipe hold on other data? Fewer or more classes, fewer or more photos, with and without boxes.
+
+python benchmarks/cuts.py DATA --out FOLDER [--cuts 10x20,50x5,50x30-] [--seed 0]
+
+A cut is CLASSESxPHOTOS: so many classes, evenly spaced in the list of all, and at most so many training photos of each;
+a minus at the end leaves out the boxes. All test photos of the chosen classes are judged. Finished runs are not done
+again.
+"""
+
+import argparse
+import dataclasses
+import re
+from collections import Counter
+from pathlib import Path
+
+from prototree.data import ImageData, Sample, open_data
+from prototree.pipeline.fit import fit
+from prototree.run import Run
+
+COLUMNS = ("cut", "training", "test", "classifier", "soft", "greedy", "fidelity", "questions", "error of the sureness")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cuts", default="10x20,20x20,50x5,50x10,50x30-")
+    parser.add_argument("--seed", type=int, default=0)
+    words = parser.parse_args()
+    data = open_data(words.data)
+    print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}", flush=True)
+    for name in words.cuts.split(","):
+        part, folder = cut(data, name), words.out / f"{name}-{words.seed}"
+        if "evaluate" not in Run(folder).metrics.get("seconds", {}):
+            fit(part, folder, settings={"seed": words.seed}, resume=True)
+        print(table_row(name, part, Run(folder)), flush=True)
+
+
+def cut(data: ImageData, name: str) -> ImageData:
+    """A part of the data: some classes, numbered anew, and the first photos of each."""
+    found = re.fullmatch(r"(\d+)x(\d+)(-?)", name)
+    if found is None:
+        raise SystemExit(f"expected a cut such as 10x20 or 10x20-, got {name!r}")
+    n_classes, n_photos = min(int(found[1]), data.n_classes), int(found[2])
+    chosen = [data.n_classes * place // n_classes for place in range(n_classes)]
+    label = {old: new for new, old in enumerate(chosen)}
+    seen: Counter[int] = Counter()
+
+    def kept(samples: tuple[Sample, ...], most: float) -> tuple[Sample, ...]:
+        own = []
+        for sample in samples:
+            seen[sample.label] += 1
+            if sample.label in label and seen[sample.label] <= most:
+                box = None if found[3] else sample.box
+                own.append(dataclasses.replace(sample, label=label[sample.label], box=box))
+        return tuple(own)
+
+    train = kept(data.train, n_photos)
+    names = tuple(data.class_names[old] for old in chosen)
+    return dataclasses.replace(data, class_names=names, train=train, test=kept(data.test, float("inf")), validation=())
+
+
+def table_row(name: str, data: ImageData, run: Run) -> str:
+    end = run.metrics["stages"]["projected"]
+    shares = (run.metrics["classifier"], end["accuracy"]["soft"], end["accuracy"]["greedy"], end["fidelity"]["greedy"])
+    figures = " | ".join(f"{100 * share:.1f}" for share in shares)
+    length, error = end["path_length"]["greedy"]["mean"], end["sureness_error"]
+    wrong = "not learned" if error is None else f"{error:.3f}"
+    return f"| {name} | {len(data.train)} | {len(data.test)} | {figures} | {length:.1f} | {wrong} |"
+
+
+if __name__ == "__main__":
+    main()
