@@ -250,19 +250,8 @@ def open_session(
         raise MendError(f"expected a folder for the work other than the run, got {folder}; the run is never changed")
     make_folder(folder)
     files.remove_leftovers([*folder.rglob(".*"), *folder.parent.glob(".*")])  # beside it, runs that were being saved
-    if validation is None and images.validation:
-        feedback, held_back = images.validation, images.test
-        name = "the validation photos of the data"
-    elif validation is None:
-        feedback, held_back = _halves(images.test)
-        name = "every second test photo"
-    else:
-        own = run.data(validation)
-        feedback, held_back = (*own.train, *own.test), images.test
-        name = "photos given for validation"
-
-    # The views that the run's own prototypes come from.
-    views = config.recipe.source_views(images)
+    feedback, held_back, name = _divided(run, images, validation)
+    views = config.recipe.source_views(images)  # that the run's own prototypes come from
     sets = kept_sets(images, views, tree.preprocessing)
 
     def stored(dataset: ViewDataset, tick: Tick | None = tick) -> StoredMaps:
@@ -285,6 +274,18 @@ def open_session(
         return stored(photo_set(held_back, tree), None) if held_back else None
 
     return Session(run, images, bench, unseen, len(held_back), folder, name, str(source))
+
+
+def _divided(
+    run: Run, images: ImageData, validation: str | Path | None
+) -> tuple[Sequence[Sample], Sequence[Sample], str]:
+    """The photos that give feedback, those that are held back, and what the former are called."""
+    if validation is not None:
+        own = run.data(validation)
+        return (*own.train, *own.test), images.test, "photos given for validation"
+    if images.validation:
+        return images.validation, images.test, "the validation photos of the data"
+    return *_halves(images.test), "every second test photo"
 
 
 def _halves(samples: Sequence[Sample]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
