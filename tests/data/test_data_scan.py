@@ -9,8 +9,9 @@ from data_files import smooth_photo, write_classes
 from prototree.data.folder import read_folder
 from prototree.data.images import check_header
 from prototree.data.samples import ImageData, Sample
-from prototree.data.scan import cache_folder, scan_files
+from prototree.data.scan import scan_files
 from prototree.errors import DataError
+from prototree.files import cache_folder
 from prototree.network.geometry import Box
 
 

@@ -1,6 +1,8 @@
 """The frozen trunk cache: the same results as without it, and nothing stale or half-written is ever trusted."""
 
 import dataclasses
+import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -105,10 +107,24 @@ def test_a_cache_is_used_again_and_another_one_made_for_anything_that_differs(
     path.write_bytes(path.read_bytes() + b"\0")
     cache_borders(backbone, photos, tmp_path)
     assert len(filled) == 6
+    status = path.stat()
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    cache_borders(backbone, photos, tmp_path)
+    assert len(filled) == 7, "as long as before, but another photo"
     with torch.no_grad():
         next(backbone.tail_parameters()).mul_(1.5)
     cache_borders(backbone, photos, tmp_path)
-    assert len(filled) == 6, "the tail does not matter"
+    assert len(filled) == 7, "the tail does not matter"
+
+
+def test_a_copied_folder_is_known_again(
+    squares: ImageData, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_borders(backbone, dataset(squares, backbone.preprocessing), tmp_path / "maps")
+    shutil.copytree(squares.root, tmp_path / "copy", copy_function=shutil.copy)  # with new times of change
+    monkeypatch.setattr(rooms.Job, "run", lambda *_: pytest.fail("the network looked again"))
+    cache_borders(backbone, dataset(open_data(tmp_path / "copy"), backbone.preprocessing), tmp_path / "maps")
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])

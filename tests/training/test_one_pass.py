@@ -12,6 +12,7 @@ from prototree.data import ImageData, loading, open_data
 from prototree.data.augment import augmentation
 from prototree.data.images import read_photo, reduction
 from prototree.data.loading import Shard, ViewDataset, photo_loader
+from prototree.data.remembered import photo_digests
 from prototree.data.samples import Sample
 from prototree.data.views import evaluation_views, source_views, varied_views
 from prototree.network.backbone import Backbone
@@ -105,6 +106,7 @@ def test_a_kill_leaves_neither_file(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
+    photo_digests(sample.path for sample in squares.train)  # are written elsewhere
     monkeypatch.setattr(filling.os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
         cache_all_borders(backbone, sets(squares, backbone), tmp_path / "maps")

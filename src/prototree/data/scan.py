@@ -8,8 +8,6 @@ readable without changing.
 """
 
 import dataclasses
-import hashlib
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -18,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prototree.data.images import MAX_BYTES, check_header, read_photo
+from prototree.data.remembered import THREADS, Row, read_table, table_of, write_table
 from prototree.data.samples import ImageData, Problem, Sample
-from prototree.errors import CheckpointError, DataError
-from prototree.files import cache_folder, check_regular, remove_leftovers, write_file
+from prototree.errors import DataError
+from prototree.files import check_regular
 from prototree.network.geometry import Size
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1
-_THREADS = 8  # more than cores: on a slow or remote disk they mostly wait
 _SHOWN = 5  # problems named in one message
 
 
@@ -39,11 +36,11 @@ class _Known:
     size: Size
 
     @classmethod
-    def from_json(cls, values: list[int]) -> "_Known":
-        length, changed, width, height = map(int, values)
+    def from_json(cls, row: Row) -> "_Known":
+        length, changed, width, height = map(int, row)
         return cls(length, changed, (width, height))
 
-    def to_json(self) -> list[int]:
+    def to_json(self) -> Row:
         return [self.length, self.changed, *self.size]
 
 
@@ -52,8 +49,8 @@ def scan_files(data: ImageData, *, strict: bool = False, deep: bool = False) -> 
 
     With `deep` every photo is decoded, so that one that breaks off in the middle is found too.
     """
-    cache_file = _cache_file(data.root)
-    before = _read_cache(cache_file)
+    table = table_of("scan", data.root)
+    before = _known(table)
     samples = data.train + data.test + data.validation
     after: dict[str, _Known] = {}
     problems: list[Problem] = []
@@ -66,7 +63,7 @@ def scan_files(data: ImageData, *, strict: bool = False, deep: bool = False) -> 
             after[_key(sample, data.root)] = found
             sized.append(_with_size(sample, found.size))
     if after != before:
-        _write_cache(cache_file, after)
+        write_table(table, {key: value.to_json() for key, value in after.items()})
     _report(data.root, problems, strict=strict)
     parts, start = [], 0
     for split in (data.train, data.test, data.validation):
@@ -79,6 +76,13 @@ def scan_files(data: ImageData, *, strict: bool = False, deep: bool = False) -> 
         validation=parts[2],
         problems=data.problems + tuple(problems),
     )
+
+
+def _known(table: Path) -> dict[str, _Known]:
+    try:
+        return {key: _Known.from_json(row) for key, row in read_table(table).items()}
+    except (ValueError, TypeError):
+        return {}  # damaged: look again
 
 
 def _look(samples: Sequence[Sample], root: Path, before: dict[str, _Known], deep: bool) -> list[_Known | Problem]:
@@ -97,7 +101,7 @@ def _look(samples: Sequence[Sample], root: Path, before: dict[str, _Known], deep
         except DataError as error:
             return Problem(sample.path, str(error))
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(look, samples))
 
 
@@ -123,29 +127,3 @@ def _report(root: Path, problems: Sequence[Problem], *, strict: bool) -> None:
     if strict:
         raise DataError(f"{text}\nmend or remove them, or open the data without strict to leave them out")
     logger.warning("%s\nthey are left out", text)
-
-
-def _cache_file(root: Path) -> Path:
-    name = hashlib.blake2b(str(root.resolve()).encode(), digest_size=12).hexdigest()
-    return cache_folder() / "scan" / f"{name}.json"
-
-
-def _read_cache(file: Path) -> dict[str, _Known]:
-    try:
-        content = json.loads(file.read_bytes())
-        if content["version"] != _VERSION:
-            return {}
-        return {key: _Known.from_json(values) for key, values in content["files"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}  # missing, damaged or of another version: look again
-
-
-def _write_cache(file: Path, known: dict[str, _Known]) -> None:
-    """All or nothing, so that a kill leaves the old cache; where it cannot be written, the next time is slower."""
-    content = {"version": _VERSION, "files": {key: value.to_json() for key, value in known.items()}}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(file.parent.glob(".*"))
-        write_file(file, json.dumps(content).encode())
-    except (OSError, CheckpointError) as error:
-        logger.debug("the scan of this data set could not be cached in %s: %s", file, error)

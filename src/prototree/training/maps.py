@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prototree.data.loading import Entry, ViewDataset, Views
+from prototree.data.remembered import photo_digests
 from prototree.data.samples import ImageData
 from prototree.data.views import View, evaluation_views
 from prototree.errors import TrainError
@@ -319,17 +319,16 @@ def _border_name(backbone: Backbone, dataset: ViewDataset, variants: int) -> str
     for name, tensor in backbone.trunk_state().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    for entry in dataset.entries:
-        digest.update(repr((_file_stamp(entry.sample.path), entry.view)).encode())
+    _add_views(digest, dataset)
     return digest.hexdigest()[:32]
 
 
-def _file_stamp(path: Path) -> tuple[Any, ...]:
-    try:
-        stat = path.stat()
-    except OSError:
-        return (str(path),)
-    return str(path), stat.st_size, stat.st_mtime_ns
+def _add_views(digest: "hashlib._Hash", dataset: ViewDataset) -> None:
+    """Photos count by name and content, so that a copied or moved folder is known again."""
+    held = photo_digests(entry.sample.path for entry in dataset.entries)
+    for entry in dataset.entries:
+        path = entry.sample.path  # views at random depend on the name
+        digest.update(repr((path.name, held[path], entry.view)).encode())
 
 
 def _feature_name(tree: ProtoTree, dataset: ViewDataset) -> str:
@@ -337,6 +336,5 @@ def _feature_name(tree: ProtoTree, dataset: ViewDataset) -> str:
     for name, tensor in tree.features.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    for entry in dataset.entries:
-        digest.update(repr((_file_stamp(entry.sample.path), entry.view)).encode())
+    _add_views(digest, dataset)
     return digest.hexdigest()[:32]
