@@ -74,14 +74,18 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Replaces a file atomically: temporary file, fsync, rename."""
-    with replacing(path) as file:
+def write_file(path: Path, content: bytes, *, survives: bool = True) -> None:
+    """Replaces a file atomically: temporary file, fsync, rename.
+
+    What can be made again, and is checked when it is read, need not survive a power cut that comes at once: waiting for
+    the disk takes most of the time where many small files are written.
+    """
+    with replacing(path, survives=survives) as file:
         file.write(content)
 
 
 @contextmanager
-def replacing(path: Path, waiting: Path | None = None) -> Iterator[IO[bytes]]:
+def replacing(path: Path, waiting: Path | None = None, *, survives: bool = True) -> Iterator[IO[bytes]]:
     """A file to write to that takes the place of `path` when all is written.
 
     What goes wrong takes it away again, unless it was to wait under a name of the caller's choice.
@@ -91,7 +95,8 @@ def replacing(path: Path, waiting: Path | None = None) -> Iterator[IO[bytes]]:
         with open(temporary, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if survives:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
         if waiting is None:
@@ -102,7 +107,8 @@ def replacing(path: Path, waiting: Path | None = None) -> Iterator[IO[bytes]]:
         if waiting is None:
             temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if survives:
+        sync_folder(path.parent)
 
 
 def remove_leftovers(paths: Iterable[Path]) -> None:

@@ -62,7 +62,7 @@ def colour_tree(backbone: Backbone, question: Question = PAPER) -> ProtoTree:
 def altered(tree: ProtoTree, sample: Sample, pair: Pair, *, parts: bool = True) -> Outcome:
     dataset = ViewDataset([sample], evaluation_views, tree.preprocessing)
     shown = [sample.parts if parts else ()]
-    found = alter_pairs(tree, Colours(), dataset, [pair], shown, attribution=True, progress=Progress(None, 1))
+    found = alter_pairs(tree, Colours(), dataset, [pair], shown, attribution=Colours(), progress=Progress(None, 1))
     return found[pair.prototype]
 
 
@@ -107,7 +107,7 @@ def test_a_prototype_without_photos_has_no_figures(tiny_backbone: Backbone, tmp_
     sample = photo(tmp_path / "a.png", {(1, 2): RED})
     dataset = ViewDataset([sample], evaluation_views, tree.preprocessing)
     pairs = [Pair(0, 0, 6, (1.0, 2.0))]
-    tests = alter_pairs(tree, Colours(), dataset, pairs, [()], attribution=False, progress=Progress(None, 1))
+    tests = alter_pairs(tree, Colours(), dataset, pairs, [()], attribution=None, progress=Progress(None, 1))
     assert tests[1] == Outcome()
 
 

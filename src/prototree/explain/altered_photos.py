@@ -82,10 +82,13 @@ def alter_pairs(
     pairs: Sequence[Pair],
     parts: Sequence[tuple[Part, ...]],
     *,
-    attribution: bool,
+    attribution: Features | None,
     progress: Progress,
 ) -> list[Outcome]:
-    """For each prototype of the tree what hiding and noise do to its photos. `parts` are in pixels of the input."""
+    """For each prototype of the tree what hiding and noise do to its photos. `parts` are in pixels of the input.
+
+    `attribution` is a network that knows gradients, where boxes of attribution are to be hidden too.
+    """
     results: list[_Result] = []
     ordered = sorted(pairs, key=lambda pair: pair.photo)
     for first in range(0, len(ordered), _PAIRS_AT_ONCE):
@@ -112,15 +115,15 @@ class _Trial:
         self._generator = torch.Generator().manual_seed(seed)
         self._prototypes = torch.tensor([pair.prototype for pair in pairs])
 
-    def results(self, parts: Sequence[tuple[Part, ...]], attribution: bool) -> list[_Result]:
+    def results(self, parts: Sequence[tuple[Part, ...]], attribution: Features | None) -> list[_Result]:
         grid, every = self._tree.grid, range(len(self._pairs))
         before = self._asked(self._images, every).distance
         boxes: dict[str, list[Box]] = {
             "peak": [peak_box(grid, *pair.peak) for pair in self._pairs],
             "cell": [grid.box(*grid.place(pair.patch)) for pair in self._pairs],
         }
-        if attribution:
-            boxes["attribution"] = self._attributed()
+        if attribution is not None:
+            boxes["attribution"] = self._attributed(attribution)
         after = {method: list(self._hidden(own)) for method, own in boxes.items()}
         noise = torch.randn(self._images.shape, generator=self._generator).to(self._images)
         moved = self._asked(self._images + NOISE * noise, every).peak
@@ -159,12 +162,12 @@ class _Trial:
             )
         return found
 
-    def _attributed(self) -> list[Box]:
+    def _attributed(self, network: Features) -> list[Box]:
         """The boxes that hold half of what brings the patch near to its prototype."""
         patch = torch.tensor([pair.patch for pair in self._pairs], device=self._images.device)
         probes = Probes.of(self._tree, self._images, self._prototypes.tolist(), patch)
         with torch.enable_grad():
-            grids = grids_of(attribute(self._network, probes, self._generator))
+            grids = grids_of(attribute(network, probes, self._generator))
         return [smallest_box(grid, self._tree.preprocessing) for grid in grids]
 
 

@@ -4,6 +4,7 @@ It takes the training photos to find these out. Kept in a few small files, they 
 """
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -47,16 +48,8 @@ def keep_pages(tree: ProtoTree, explanation: TreeExplanation, folder: Path) -> N
     """Writes what was found out about a tree. The list comes last, and says which tree it is of."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _LIST).unlink(missing_ok=True)
-    for one in explanation.prototypes:
-        if one.source.around is not None:
-            write_file(folder / _around(one.prototype), webp(one.source.around, quality=_QUALITY))
-        for rank, match in enumerate(one.nearest):
-            crop, photo = _names(one.prototype, rank)
-            write_file(folder / crop, webp(match.crop, quality=_QUALITY))
-            write_file(folder / photo, webp(_small(match.photo), quality=_QUALITY))
-    for label, known in enumerate(explanation.classes):
-        for number, example in enumerate(known.photos):
-            write_file(folder / _class_photo(label, number), webp(example, quality=_QUALITY))
+    for name, picture in _pictures(explanation):
+        write_file(folder / name, webp(picture, quality=_QUALITY), survives=False)
     content = {
         "version": 1,
         "tree": checkpoint.fingerprint(tree),
@@ -64,6 +57,19 @@ def keep_pages(tree: ProtoTree, explanation: TreeExplanation, folder: Path) -> N
         "class_photos": [len(known.photos) for known in explanation.classes],
     }
     write_json(folder / _LIST, content)
+
+
+def _pictures(explanation: TreeExplanation) -> Iterator[tuple[str, Picture]]:
+    for one in explanation.prototypes:
+        if one.source.around is not None:
+            yield _around(one.prototype), one.source.around
+        for rank, match in enumerate(one.nearest):
+            crop, photo = _names(one.prototype, rank)
+            yield crop, match.crop
+            yield photo, _small(match.photo)
+    for label, known in enumerate(explanation.classes):
+        for number, example in enumerate(known.photos):
+            yield _class_photo(label, number), example
 
 
 class KeptPages:

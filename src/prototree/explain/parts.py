@@ -37,6 +37,7 @@ from prototree.explain.altered_photos import TICKS, Pair, alter_pairs
 from prototree.explain.bird_differences import on_differences
 from prototree.explain.places import peaks
 from prototree.explain.prototypes import Progress, fast_features
+from prototree.network.engine import frozen_features
 from prototree.network.geometry import Box
 from prototree.training.batches import looking, maps_of
 from prototree.training.filling import Tick
@@ -89,7 +90,7 @@ def measure_parts(
     """
     if photos < 0:
         raise ConfigError(f"expected a number of photos to test of at least 0, got {photos}")
-    network = fast_features(tree.eval())
+    network = frozen_features(tree.eval().features)
     splits: dict[Split, Sequence[Sample]] = {"train": data.train, "test": data.test}
     most_pairs = photos * tree.n_prototypes
     progress = Progress(tick, sum(map(len, splits.values())) + TICKS * most_pairs)
@@ -102,7 +103,8 @@ def measure_parts(
             baselines[split] = _baseline(tree, seen)
     pairs = [pair for one in range(tree.n_prototypes) for pair in _sampled(seen, one, photos)]
     dataset = ViewDataset(seen.samples, evaluation_views, tree.preprocessing)
-    tests = alter_pairs(tree, network, dataset, pairs, seen.parts, attribution=attribution, progress=progress)
+    slower = fast_features(tree) if attribution else None
+    tests = alter_pairs(tree, network, dataset, pairs, seen.parts, attribution=slower, progress=progress)
     touches = on_differences(tree, data)
     figures = [
         replace(one, stability=own.stability, hiding=own.hiding, on_difference=touches.get(one.prototype, {}))

@@ -34,6 +34,7 @@ from prototree.explain.places import (
 from prototree.explain.prototype_pictures import THUMB_SIDE, open_photo, reduced
 from prototree.explain.records import Cause, Match, PrototypeExplanation, Side
 from prototree.network.backbone import FeatureExtractor
+from prototree.network.engine import frozen_features
 from prototree.network.folding import folded
 from prototree.network.geometry import Box
 from prototree.training.batches import looking, maps_of
@@ -74,13 +75,12 @@ def explain_prototypes(
     sets = kept_sets(data, own_views, tree.preprocessing) if run is not None else ()
     batches = looking(tree.features, dataset, run=run, among=sets, workers=workers)
     progress = Progress(tick, len(dataset) + _TICKS * len(chosen))
-    network = fast_features(tree)
     maps = maps_of(batches, tree.features, tree.prototypes.device)
     views_each = -(-len(dataset) // max(len(data.train), 1))
     # One photo may be the prototype's own, and each may be near in all of its views.
     first = first_views(dataset.entries)
     found = find_matches(tree, progress.watch(maps), chosen, views_each * (nearest + 1), first)
-    examination = _Examination(tree, network, data, dataset.entries, occlusion)
+    examination = _Examination(tree, data, dataset.entries, occlusion)
     matches, explained = examination.nearest(found, nearest), []
     for start in range(0, len(chosen), _PROTOTYPES_AT_ONCE):
         some = range(start, min(start + _PROTOTYPES_AT_ONCE, len(chosen)))
@@ -130,7 +130,7 @@ def place_of(tree: ProtoTree, prototype: int) -> Place:
 
 def fast_features(tree: ProtoTree) -> FeatureExtractor:
     """The tree's features with batch norm folded into the convolutions: the same maps but for the last digits, in about
-    two thirds of the time. The features as they are where folding changes more than that."""
+    two thirds of the time, and with gradients. The features as they are where folding changes more than that."""
     features = copy.copy(tree.features)
     features._modules = dict(tree.features._modules)  # the copy shares the head and gets its own backbone
     features.backbone = folded(tree.features.backbone)
@@ -180,10 +180,9 @@ class _Subject:
 class _Examination:
     """Looks at prototypes a few at a time, all their altered and hidden images together."""
 
-    def __init__(
-        self, tree: ProtoTree, network: FeatureExtractor, data: ImageData, entries: Sequence[Entry], occlusion: bool
-    ) -> None:
-        self._tree, self._network, self._entries, self._occlusion = tree, network, entries, occlusion
+    def __init__(self, tree: ProtoTree, data: ImageData, entries: Sequence[Entry], occlusion: bool) -> None:
+        self._tree, self._entries, self._occlusion = tree, entries, occlusion
+        self._network, self._with_gradient = frozen_features(tree.features), fast_features(tree)
         self._root = data.folder
         self._by_name = {self._name(entry.sample.path): entry for entry in entries}
 
@@ -216,7 +215,7 @@ class _Examination:
             maps = tree.question.similarity(apart, probes.reach[:, None])
         before = maps.amax(dim=1).tolist()
         cells = grids_of(maps.view(len(maps), *tree.grid.shape))
-        contributions = grids_of(attribute(network, probes, generator))
+        contributions = grids_of(attribute(self._with_gradient, probes, generator))
         findings = [
             [
                 peak_finding(tree, subject.patch, cells[i]),
