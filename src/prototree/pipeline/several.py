@@ -174,7 +174,8 @@ def _train(
         if not (resume and (out / name / _FINISHED).exists())
     ]
     jobs, threads = machine.shared_out(max(len(waiting), 1))
-    observer.stage(f"{len(waiting)} of {len(each)} runs to train, {jobs} at a time, {threads} threads each")
+    share = "one thread" if threads == 1 else f"{threads} threads"
+    observer.stage(f"{len(waiting)} of {len(each)} runs to train, {jobs} at a time, {share} each")
     _run_all(waiting, jobs, threads, observer)
     return tuple(Run(out / name) for name in each)
 
