@@ -10,7 +10,7 @@ from PIL import Image
 from data_files import four_colours
 from prototree.data import Box, ImageData, Sample, open_data
 from prototree.data.images import Photo
-from prototree.explain.prototype_pictures import PrototypePictures, cut_out, reduced, write_pictures
+from prototree.explain.prototype_pictures import PrototypePictures, cut_out, reduced, surroundings, write_pictures
 from prototree.tree.model import ProtoTree, PrototypeSource
 
 GREY = (160, 160, 160)
@@ -133,3 +133,20 @@ def test_a_picture_that_is_missing_is_not_stored_as_complete(tree: ProtoTree, da
     four_colours().save(data.root / "a" / "gone.png")
     back = dataclasses.replace(data, test=(Sample(data.root / "a" / "gone.png", 0, size=(64, 32)),))
     assert not (PrototypePictures(tree, back, tmp_path / "pictures").crop(0) == GREY).all()
+
+
+def test_surroundings_are_three_times_as_wide_and_know_where_the_patch_is() -> None:
+    photo = np.zeros((60, 120, 3), dtype=np.uint8)
+    photo[20:30, 40:50] = 255  # a picture of a quarter of the photo's size
+    found = surroundings(photo, (480, 240), Box(160.0, 80.0, 200.0, 120.0))
+    assert found.picture.shape == (30, 30, 3)
+    assert found.frame == pytest.approx((1 / 3, 1 / 3, 2 / 3, 2 / 3))
+    left, top, right, bottom = (round(30 * edge) for edge in found.frame)
+    assert (found.picture[top:bottom, left:right] == 255).all()
+    assert found.picture.sum() == photo.sum()
+
+
+def test_surroundings_at_a_corner_stay_in_the_photo() -> None:
+    found = surroundings(np.zeros((60, 60, 3), dtype=np.uint8), (60, 60), Box(50.0, 0.0, 60.0, 10.0))
+    assert found.picture.shape == (30, 30, 3)
+    assert found.frame == pytest.approx((2 / 3, 0, 1, 1 / 3))

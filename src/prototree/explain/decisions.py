@@ -164,8 +164,8 @@ class _Decided:
         def seen(prototype: int, p_right: float) -> SeenPatch:
             distance, reach = float(self.routed.distance[0, prototype]), LN2 * float(self.tree.reach[prototype])
             in_reach = distance <= reach if is_choice else p_right > 0.5
-            match, picture = matches[prototype], pictures.crop(prototype)
-            return SeenPatch(prototype, distance, in_reach, match, picture, notes.get(prototype, ""))
+            match, picture, around = matches[prototype], pictures.crop(prototype), pictures.around(prototype)
+            return SeenPatch(prototype, distance, in_reach, match, picture, notes.get(prototype, ""), around)
 
         turns = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.p_right[0].tolist(), strict=True)
         at = self.decisive()

@@ -153,6 +153,14 @@ class TreeExplanation:
 
 
 @dataclass(frozen=True)
+class Surroundings:
+    """A patch with what lies about it, and where it lies there: its edges as shares of the picture."""
+
+    picture: Picture
+    frame: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
 class SeenPatch:
     """A prototype, and what an image has that is nearest to it."""
 
@@ -162,6 +170,7 @@ class SeenPatch:
     match: Match  # the image's own best patch
     picture: Picture  # the prototype's crop
     note: str = ""
+    around: "Surroundings | None" = None  # of the prototype; None: there is no picture of them
 
 
 @dataclass(frozen=True)

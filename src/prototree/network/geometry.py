@@ -66,6 +66,16 @@ class Box:
         (left, right), (top, bottom) = edges
         return Box(left, top, right, bottom)
 
+    def shares_of(self, other: "Box") -> tuple[float, float, float, float]:
+        """Its edges as shares of another box's width and height."""
+        across, down = max(other.width, 1e-9), max(other.height, 1e-9)
+        return (
+            (self.left - other.left) / across,
+            (self.top - other.top) / down,
+            (self.right - other.left) / across,
+            (self.bottom - other.top) / down,
+        )
+
     @property
     def middle(self) -> tuple[float, float]:
         """Its middle, across and down."""

@@ -23,6 +23,7 @@ from prototree.explain.records import (
     Step,
     VoteExplanation,
 )
+from prototree.network.geometry import Box
 from prototree.report.decision_words import (
     asked_words,
     compact_words,
@@ -30,7 +31,7 @@ from prototree.report.decision_words import (
     sureness_words,
     untested_words,
 )
-from prototree.report.encoding import CROP_SIDE, data_url, heat_url, reduced
+from prototree.report.encoding import AROUND_SIDE, CROP_SIDE, data_url, heat_url, reduced
 from prototree.report.spreads import spread_svg, spread_words
 from prototree.report.templating import asset, render
 from prototree.report.words import (
@@ -64,8 +65,8 @@ def decision_body(
 ) -> str:
     """What stands in the page's body; its style sheets are `base.css` and `decision.css`.
 
-    Whoever keeps pictures elsewhere says where (`photo`, `prototype-3`, `patch-3`; in a vote of trees `2-patch-3`);
-    `node_url` is where a node can be mended.
+    Whoever keeps pictures elsewhere says where (`photo`, `prototype-3` or `around-3`, `patch-3`; in a vote of trees
+    `2-patch-3`); `node_url` is where a node can be mended.
     """
     several = isinstance(explanation, VoteExplanation)
     decisions = explanation.decisions if isinstance(explanation, VoteExplanation) else (explanation,)
@@ -188,11 +189,22 @@ class _Drawer:
             "name": side.note or f"prototype {number}",
             "distance": distance,
             "in_reach": side.in_reach,
-            "picture": self.picture_url(f"{self.prefix}prototype-{number}", reduced(side.picture, CROP_SIDE)),
+            "picture": self._prototype(side),
             "crop": self.picture_url(f"{self.prefix}patch-{number}", reduced(match.crop, CROP_SIDE)),
             "size": match.size,
             "where": [_where(match, where) for where in match.where],
         }
+
+    def _prototype(self, side: SeenPatch) -> dict[str, Any]:
+        """With what lies about it, where that is known: a patch alone is hard to recognise."""
+        if side.around is None:
+            crop = reduced(side.picture, CROP_SIDE)
+            return {"url": self.picture_url(f"{self.prefix}prototype-{side.prototype}", crop), "frame": None}
+        picture = reduced(side.around.picture, AROUND_SIDE)
+        (height, width, _), (left, top, right, bottom) = picture.shape, side.around.frame
+        frame = Box(left * width, top * height, right * width, bottom * height)
+        url = self.picture_url(f"{self.prefix}around-{side.prototype}", picture)
+        return {"url": url, "frame": frame, "size": (width, height)}
 
 
 def _where(match: Match, where: Location) -> dict[str, Any]:

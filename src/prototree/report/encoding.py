@@ -9,6 +9,7 @@ from numpy import ndarray
 from PIL import Image
 
 from prototree.data.images import webp
+from prototree.explain.prototype_pictures import surroundings
 from prototree.explain.records import AROUND, Heat, Match, Picture
 from prototree.network.geometry import Box
 
@@ -47,13 +48,7 @@ def around_of(match: Match) -> Picture:
     """The patch with what lies about it: as it was cut out of the photo itself, else out of its small picture."""
     if match.around is not None or not match.where or not match.photo.size:
         return match.around if match.around is not None else match.crop
-    box = surroundings_of(match)
-    (height, width, _), (across, down) = match.photo.shape, match.size
-    rows = slice(int(box.top / down * height), max(int(box.top / down * height) + 1, round(box.bottom / down * height)))
-    columns = slice(
-        int(box.left / across * width), max(int(box.left / across * width) + 1, round(box.right / across * width))
-    )
-    return match.photo[rows, columns]
+    return surroundings(match.photo, match.size, match.where[0].box).picture
 
 
 def surroundings_of(match: Match) -> Box:
@@ -65,14 +60,7 @@ def frame_in(match: Match) -> tuple[float, float, float, float]:
     """Where the patch lies in what is `around_of` it: left, top, right and bottom as shares of its width and height."""
     if not match.where or (match.around is None and not match.photo.size):
         return 0.0, 0.0, 1.0, 1.0
-    own, whole = match.where[0].box.clip(match.size), surroundings_of(match)
-    across, down = max(whole.width, 1e-9), max(whole.height, 1e-9)
-    return (
-        (own.left - whole.left) / across,
-        (own.top - whole.top) / down,
-        (own.right - whole.left) / across,
-        (own.bottom - whole.top) / down,
-    )
+    return match.where[0].box.clip(match.size).shares_of(surroundings_of(match))
 
 
 def faded(picture: Picture) -> Picture:
