@@ -10,7 +10,8 @@ from PIL import Image
 from data_files import four_colours
 from prototree.data import Box, ImageData, Sample, open_data
 from prototree.data.images import Photo
-from prototree.explain.prototype_pictures import PrototypePictures, cut_out, reduced, surroundings, write_pictures
+from prototree.explain.prototype_pictures import PrototypePictures, cut_out, reduced, write_pictures
+from prototree.explain.records import Surroundings
 from prototree.tree.model import ProtoTree, PrototypeSource
 
 GREY = (160, 160, 160)
@@ -138,7 +139,7 @@ def test_a_picture_that_is_missing_is_not_stored_as_complete(tree: ProtoTree, da
 def test_surroundings_are_three_times_as_wide_and_know_where_the_patch_is() -> None:
     photo = np.zeros((60, 120, 3), dtype=np.uint8)
     photo[20:30, 40:50] = 255  # a picture of a quarter of the photo's size
-    found = surroundings(photo, (480, 240), Box(160.0, 80.0, 200.0, 120.0))
+    found = Surroundings.of(photo, (480, 240), Box(160.0, 80.0, 200.0, 120.0))
     assert found.picture.shape == (30, 30, 3)
     assert found.frame == pytest.approx((1 / 3, 1 / 3, 2 / 3, 2 / 3))
     left, top, right, bottom = (round(30 * edge) for edge in found.frame)
@@ -147,6 +148,6 @@ def test_surroundings_are_three_times_as_wide_and_know_where_the_patch_is() -> N
 
 
 def test_surroundings_at_a_corner_stay_in_the_photo() -> None:
-    found = surroundings(np.zeros((60, 60, 3), dtype=np.uint8), (60, 60), Box(50.0, 0.0, 60.0, 10.0))
+    found = Surroundings.of(np.zeros((60, 60, 3), dtype=np.uint8), (60, 60), Box(50.0, 0.0, 60.0, 10.0))
     assert found.picture.shape == (30, 30, 3)
     assert found.frame == pytest.approx((2 / 3, 0, 1, 1 / 3))

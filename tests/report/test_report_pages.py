@@ -271,15 +271,15 @@ def test_the_list_of_many_begins_with_the_doubtful_ones() -> None:
     assert (entry.sureness, entry.is_known) == (max(voted.class_probs), True)
 
 
-def test_nothing_is_taken_nevertheless_on_a_greedy_path() -> None:
+def test_nothing_is_taken_against_the_odds_on_a_greedy_path() -> None:
     for question in QUESTIONS:
         decided = decision(tree(Topology.full(2), question=question))
-        assert "nevertheless" not in decision_page(decided)
+        assert "the path as a whole is the most likely" not in decision_page(decided)
         steps = tuple(dataclasses.replace(step, p_right=0.7) for step in decided.paths["max_path"].steps)
         against = dataclasses.replace(decided.paths["max_path"], steps=steps)
         assert any(step.against_odds for step in steps)
         page = decision_page(dataclasses.replace(decided, paths={**decided.paths, "max_path": against}))
-        assert "nevertheless" in page
+        assert "the path as a whole is the most likely" in page
 
 
 def test_data_of_a_choice_has_both_prototypes() -> None:

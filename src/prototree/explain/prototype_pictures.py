@@ -16,7 +16,7 @@ from PIL import Image
 from prototree.data.images import Photo, read_photo, webp
 from prototree.data.samples import ImageData
 from prototree.errors import CheckpointError, DataError
-from prototree.explain.records import AROUND, Picture, Surroundings
+from prototree.explain.records import Picture, Surroundings
 from prototree.files import make_folder, read_json, write_file, write_json
 from prototree.network.geometry import Box, Size
 from prototree.tree.model import ProtoTree, PrototypeSource
@@ -61,16 +61,6 @@ def cut_out(photo: Photo, box: Box, side: int = CROP_SIDE) -> Picture:
     return reduced(Photo(crop, crop.size), side)
 
 
-def surroundings(photo: Picture, size: Size, box: Box) -> Surroundings:
-    """What lies about a box of a photo of this size, cut out of a small picture of the photo."""
-    (height, width, _), (across, down) = photo.shape, size
-    whole, own = box.surroundings(AROUND, size), box.clip(size)
-    top, left = int(whole.top / down * height), int(whole.left / across * width)
-    rows = slice(top, max(top + 1, round(whole.bottom / down * height)))
-    columns = slice(left, max(left + 1, round(whole.right / across * width)))
-    return Surroundings(photo[rows, columns], own.shares_of(whole))
-
-
 def grey_square(side: int = 32) -> Picture:
     """Stands where there is no picture."""
     return np.full((side, side, 3), _GREY, dtype=np.uint8)
@@ -112,7 +102,7 @@ class PrototypePictures:
         source, shown = self._sources[prototype], self._shown(prototype)
         if source is None or not shown.found:
             return None
-        return surroundings(shown.photo, shown.size, Box(*(source.shown or source.box)))
+        return Surroundings.of(shown.photo, shown.size, Box(*(source.shown or source.box)))
 
     def of(self, prototype: int) -> SourcePictures:
         """Both, and the size of the photo itself."""

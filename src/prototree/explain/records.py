@@ -11,7 +11,7 @@ from typing import Literal
 from jaxtyping import Float, UInt8
 from numpy import ndarray
 
-from prototree.network.geometry import Box
+from prototree.network.geometry import Box, Size
 from prototree.tree.strategies import Strategy
 
 Picture = UInt8[ndarray, "_ _ 3"]  # of any height and width; two in one dataclass need not agree
@@ -158,6 +158,16 @@ class Surroundings:
 
     picture: Picture
     frame: tuple[float, float, float, float]
+
+    @classmethod
+    def of(cls, photo: Picture, size: Size, box: Box) -> "Surroundings":
+        """What lies about a box of a photo of this size, cut out of a small picture of the photo."""
+        (height, width, _), (across, down) = photo.shape, size
+        whole, own = box.surroundings(AROUND, size), box.clip(size)
+        top, left = int(whole.top / down * height), int(whole.left / across * width)
+        rows = slice(top, max(top + 1, round(whole.bottom / down * height)))
+        columns = slice(left, max(left + 1, round(whole.right / across * width)))
+        return cls(photo[rows, columns], own.shares_of(whole))
 
 
 @dataclass(frozen=True)

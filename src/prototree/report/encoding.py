@@ -9,8 +9,7 @@ from numpy import ndarray
 from PIL import Image
 
 from prototree.data.images import webp
-from prototree.explain.prototype_pictures import surroundings
-from prototree.explain.records import AROUND, Heat, Match, Picture
+from prototree.explain.records import AROUND, Heat, Match, Picture, Surroundings
 from prototree.network.geometry import Box
 
 PHOTO_SIDE = 288  # the longest side, in pixels, of what a page carries
@@ -48,7 +47,7 @@ def around_of(match: Match) -> Picture:
     """The patch with what lies about it: as it was cut out of the photo itself, else out of its small picture."""
     if match.around is not None or not match.where or not match.photo.size:
         return match.around if match.around is not None else match.crop
-    return surroundings(match.photo, match.size, match.where[0].box).picture
+    return Surroundings.of(match.photo, match.size, match.where[0].box).picture
 
 
 def surroundings_of(match: Match) -> Box:
