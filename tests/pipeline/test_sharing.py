@@ -112,6 +112,15 @@ def test_what_is_packed_stays_as_it_is(run: Run, packed: Path) -> None:
         pack(run, packed.with_name("x.zip"))
 
 
+def test_messages_do_not_name_where_it_was_unpacked(packed: Path, tmp_path: Path, own_cache: Path) -> None:
+    learned = tmp_path / "learned"
+    for use in (lambda: prototree.combine([packed, packed]), lambda: prototree.relearn(packed, learned)):
+        with pytest.raises(DataError, match=f"^the packed tree {packed.stem} does not say which data") as said:
+            use()
+        assert str(own_cache) not in str(said.value)
+    assert not learned.exists()
+
+
 def test_without_pictures_and_data_packing_says_what_to_do(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "run")
     copy = Run(tmp_path / "run")
