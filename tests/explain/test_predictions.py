@@ -95,6 +95,8 @@ def test_what_is_not_sure_enough_is_not_known(run: Run) -> None:
         (np.zeros((2, 8, 8, 3)), "expected photos as a uint8 array of N×height×width×3"),
         (torch.zeros(2, 3, 8, 8), "expected preprocessed tensors of 32×32 pixels, got 8×8"),
         (torch.zeros(2, 8, 8, dtype=torch.uint8), "expected a tensor of N×3×height×width"),
+        (None, "expected a path, a PIL image, a uint8 array or a tensor, got NoneType"),
+        (b"bytes", "expected a path, a PIL image, a uint8 array or a tensor, got bytes"),
         ([object()], "expected a path, a PIL image, a uint8 array or a tensor, got object"),
         ("no/*.jpg", "no file matches"),
     ],
