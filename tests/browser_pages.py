@@ -56,17 +56,23 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
 
 
 def serious_findings(page: Any) -> list[str]:
-    """What axe-core finds on a page that keeps somebody out, each with its first place."""
+    """What axe-core finds on a page that keeps somebody out, each with its first place; in light, then in dark."""
     found = importlib.util.find_spec("axe_playwright_python")
     if found is None or found.origin is None:
         pytest.skip("needs axe-playwright-python")
     page.evaluate(Path(found.origin).with_name("axe.min.js").read_text(encoding="utf-8"))
-    violations = page.evaluate("axe.run().then((found) => found.violations)")
-    return [
-        f"{one['id']}: {one['nodes'][0]['target']} {one['nodes'][0]['failureSummary']}"
-        for one in violations
-        if one["impact"] in ("serious", "critical")
-    ]
+    findings = []
+    # In the dark only colours are others.
+    for scheme, only in (("light", ""), ("dark", 'runOnly: ["color-contrast"], ')):
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        options = f"{{ {only}resultTypes: ['violations'] }}"
+        violations = page.evaluate(f"axe.run(document, {options}).then((found) => found.violations)")
+        findings += [
+            f"{scheme}: {one['id']}: {one['nodes'][0]['target']} {one['nodes'][0]['failureSummary']}"
+            for one in violations
+            if one["impact"] in ("serious", "critical")
+        ]
+    return findings
 
 
 def _allowed(url: str, path: Path) -> bool:

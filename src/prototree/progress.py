@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ class Display(Observer):
         self._task: TaskID | None = None
         self._tensorboard = tensorboard if is_first else None
         self._writer: Any | None = None
-        self._last_line = time.monotonic()
-        self._started = time.monotonic()
+        self._started = self._last_line = self._last_step = self._begun = time.monotonic()
+        self._counting = ""
 
     def __enter__(self) -> "Display":
         self._progress.start()
@@ -81,8 +82,11 @@ class Display(Observer):
 
     def stage(self, text: str) -> None:
         self._drop()
-        self._console.print(f"[bold]•[/bold] {text}", highlight=False)
-        self._started = time.monotonic()
+        # A file has no width: the text stays one line there.
+        whole = not self._console.is_terminal
+        self._console.print(Text.assemble(("•", "bold"), f" {text}"), highlight=False, soft_wrap=whole)
+        self._started = self._last_step = time.monotonic()
+        self._counting = ""
 
     def caching(self, done: int, total: int) -> None:
         self.counting("views", done, total)
@@ -123,9 +127,13 @@ class Display(Observer):
             if self._task is None:
                 self._task = self._progress.add_task(what, total=total, news=news, counted=counted)
             self._progress.update(self._task, description=what, completed=done, total=total, news=news, counted=counted)
-        elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
-            left = (self._last_line - self._started) / max(done, 1) * (total - done) if total is not None else None
+            return
+        if what != self._counting:  # an epoch begins where the one before ended, not with its stage
+            self._counting, self._begun = what, self._last_step
+        self._last_step = time.monotonic()
+        if self._last_step - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._last_line = self._last_step
+            left = (self._last_line - self._begun) / max(done, 1) * (total - done) if total is not None else None
             when = f"  {_minutes(left)} left" if left is not None else ""
             self._console.print(f"  {what}: {counted}  {news}{when}", highlight=False)
 

@@ -50,6 +50,11 @@ class Run:
         """Whether it came out of a file that `pack` made: to be looked at and asked, not to be changed."""
         return (self.folder / archive.MARK).exists()
 
+    @property
+    def called(self) -> str:
+        """What messages call it: where a packed one is unpacked means nothing to its reader."""
+        return f"the packed tree {self.folder.name}" if self.is_packed else str(self.folder)
+
     def expect_changeable(self) -> "Run":
         """Refuses what would change a run that came out of a file."""
         if self.is_packed:
@@ -62,7 +67,7 @@ class Run:
     def tree(self, stage: str | None = None) -> ProtoTree:
         """The tree after a stage; by default the last one there is."""
         if stage is None and checkpoint.last_stage(self.folder) is None:
-            raise CheckpointError(f"expected a run with a trained tree in {self.folder}, found none; train one first")
+            raise CheckpointError(f"expected a run with a trained tree in {self.called}, found none; train one first")
         return checkpoint.load(self.folder / (stage or ""))
 
     @property
@@ -88,7 +93,7 @@ class Run:
         """What the data that the run was made with was opened by."""
         source = self.metrics.get("source")
         if source is None:
-            raise DataError(f"{self.folder} does not say which data it was made with; name it with --data")
+            raise DataError(f"{self.called} does not say which data it was made with; name it with --data")
         return str(source)
 
     @property

@@ -94,6 +94,13 @@ def test_mistakes_with_the_closest_first() -> None:
     assert blame_table({"nodes": [node]}).rows == (("3", "5", "2", "3", "0.12"),)
 
 
+def test_wrong_turns_are_named_after_what_nodes_ask() -> None:
+    asked = {kind: blame_table({"nodes": [], "question": kind}).header[2:4] for kind in ("presence", "choice")}
+    assert asked["presence"] == ("found what is not there", "missed what is there")
+    assert asked["choice"] == ("wrongly nearer to the right patch", "wrongly nearer to the left patch")
+    assert blame_table({"nodes": []}).header[2:4] == ("went right", "went left")  # of older runs, which do not say
+
+
 def stage_figures(soft: float, greedy: float) -> dict[str, object]:
     length = {"mean": 4.0, "std": 0.5, "min": 3, "max": 5}
     accuracy = {"soft": soft, "max_path": soft, "greedy": greedy}

@@ -2,17 +2,17 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import Result
 from PIL import Image
+from typer.testing import CliRunner
 
 import prototree
+from prototree.cli import app
 from prototree.data.augment import to_input
 from prototree.data.listing import Listed, listed_photos
 from prototree.errors import ConfigError, DataError
@@ -95,6 +95,8 @@ def test_what_is_not_sure_enough_is_not_known(run: Run) -> None:
         (np.zeros((2, 8, 8, 3)), "expected photos as a uint8 array of N×height×width×3"),
         (torch.zeros(2, 3, 8, 8), "expected preprocessed tensors of 32×32 pixels, got 8×8"),
         (torch.zeros(2, 8, 8, dtype=torch.uint8), "expected a tensor of N×3×height×width"),
+        (None, "expected a path, a PIL image, a uint8 array or a tensor, got NoneType"),
+        (b"bytes", "expected a path, a PIL image, a uint8 array or a tensor, got bytes"),
         ([object()], "expected a path, a PIL image, a uint8 array or a tensor, got object"),
         ("no/*.jpg", "no file matches"),
     ],
@@ -125,6 +127,12 @@ def test_photos_are_listed_as_people_name_them(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("name,class\nx,y\n")
     with pytest.raises(DataError, match="line 1: expected a header with a column path"):
         list(listed_photos([tmp_path / "other.csv"]))
+
+
+def test_a_list_in_another_encoding_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path,label\ngrün.jpg,wren\n", encoding="utf-16")
+    with pytest.raises(DataError, match="expected text in UTF-8, got another encoding; save it as CSV UTF-8"):
+        list(listed_photos([tmp_path / "list.csv"]))
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "jsonl"])
@@ -178,13 +186,11 @@ def test_the_command_predicts_judges_and_goes_on(run: Run, tmp_path: Path) -> No
     ]
     (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{path},{label}\n" for path, label in rows))
 
-    def command(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "prototree", "predict", str(run.folder), *words]
-        return subprocess.run(command, input=given, capture_output=True, text=True, timeout=300, env=environment)
+    def command(*words: str, given: str = "") -> Result:
+        return CliRunner().invoke(app, ["predict", str(run.folder), *words], input=given)
 
     done = command(str(tmp_path / "list.csv"), "--out", str(tmp_path / "p.csv"), "--top", "2")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     table = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
     assert len(table) == len(rows)
     right = sum(row["answer"] == row["label"] for row in table)
@@ -194,7 +200,7 @@ def test_the_command_predicts_judges_and_goes_on(run: Run, tmp_path: Path) -> No
     assert "1 of 14 photos could not be read" in done.stderr
     assert any("“a mark”" in row["path"] for row in table)
     read = command("-", given=f"{photos_of(run)[0]}\ngone.jpg\n")
-    assert read.returncode == 0, read.stderr
+    assert read.exit_code == 0, read.stderr
     assert len(read.stdout.splitlines()) == 2
     assert "not read" in read.stdout
-    assert command(str(tmp_path / "broken.jpg")).returncode == 1
+    assert command(str(tmp_path / "broken.jpg")).exit_code == 1

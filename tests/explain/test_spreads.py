@@ -1,11 +1,15 @@
 """How training photos lie about the line that decides, against a plain count."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from conftest import random_maps
+from prototree.explain.kept_spreads import count_spreads, keep_spreads, kept_spreads
 from prototree.explain.matches import find_matches
 from prototree.explain.spreads import class_sides, decisive
+from prototree.files import read_json, write_json
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.tree.model import ProtoTree
 from prototree.tree.questions import Question
@@ -45,6 +49,28 @@ def test_photos_are_counted_on_the_side_of_their_class(tiny_backbone: Backbone, 
             assert goes == (under if question.kind == "presence" else sum(counts) - under)
     if question.kind == "choice":
         assert spreads[3:] == spreads[:3]  # both prototypes of a node say the same
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.kind)
+def test_what_training_keeps_is_what_a_report_counts(
+    tiny_backbone: Backbone, question: Question, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = tree_of(tiny_backbone, question)
+    maps, labels = random_maps(3, N_PHOTOS, 8, 4, 4, dtype=torch.float32), torch.arange(N_PHOTOS) % N_CLASSES
+    batches = [(maps[some], labels[some], some) for some in torch.arange(N_PHOTOS).split(5)]
+    counted = torch.arange(N_PHOTOS) % 2 == 0
+    spreads = count_spreads(tree, batches, counted)
+    assert tuple(spreads) == find_matches(tree, batches, range(3), 2, counted).spreads
+    assert kept_spreads(tree, tmp_path) == {}
+    keep_spreads(tree, spreads, tmp_path)
+    assert kept_spreads(tree, tmp_path) == dict(enumerate(spreads))
+    path, other = tmp_path / "spreads.json", tree_of(tiny_backbone, question)
+    other.prototypes.data.add_(1)
+    assert kept_spreads(other, tmp_path) == {}, "they are of another tree"
+    assert not caplog.text
+    write_json(path, read_json(path) | {"spreads": [[[-1] * 64] * 2]})
+    assert kept_spreads(tree, tmp_path) == {}
+    assert "cannot be used: its photos are counted in other ranges" in caplog.text
 
 
 def test_a_photo_that_is_there_twice_is_counted_once(tiny_backbone: Backbone) -> None:

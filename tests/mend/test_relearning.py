@@ -21,12 +21,13 @@ from tiny_mending import content_of, tiny_run
 from tiny_training import TINY, TINY_WARM, assert_prototypes_are_their_patches, write_squares
 
 NOTES = {0: "a square"}
+SHORT = {"pretrain_epochs": 1, "head_epochs": 1, "epochs": 1, "hold_out": 0}  # where nothing needs to be learned well
 
 
 def mended_run(folder: Path, question: str) -> Run:
     """A run in which the first node's last prototype was put elsewhere, the node named, and a photo banned."""
     photos = write_squares(folder / "squares", train=9, test=4)
-    session = open_session(fit(photos, folder / "run", settings=TINY_WARM | {"question": question}))
+    session = open_session(fit(photos, folder / "run", settings=TINY_WARM | {"question": question, "hold_out": 0}))
     side: Side = "left" if question == "choice" else "right"
     chosen = session.bench.candidates(session.state, 0, side=side)[3]
     session.apply(chosen.cell.replaces(0, side))
@@ -70,10 +71,10 @@ def test_prototypes_stay_where_they_were_put_and_the_head_learns(
 
 
 def test_the_same_again_gives_the_same_and_another_folder_is_not_overwritten(mended: Run, tmp_path: Path) -> None:
-    one = relearn(mended.folder, tmp_path / "one", settings={"epochs": 1})
+    one = relearn(mended.folder, tmp_path / "one", settings=SHORT)
     prototypes = one.tree().prototypes
-    again = relearn(mended.folder, tmp_path / "one", settings={"epochs": 1})
-    other = relearn(mended.folder, tmp_path / "other", settings={"epochs": 1})
+    again = relearn(mended.folder, tmp_path / "one", settings=SHORT)
+    other = relearn(mended.folder, tmp_path / "other", settings=SHORT)
     assert torch.equal(again.tree().prototypes, prototypes)
     assert torch.equal(other.tree().prototypes, prototypes)
     with pytest.raises(ConfigError, match="another run"):
@@ -86,7 +87,7 @@ def test_what_cannot_learn_on_says_why(mended: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its prototypes move while they learn"):
         fit(mended.source, tmp_path / "start", settings=TINY, start=mended.tree())
     unprojected = tmp_path / "unprojected"
-    fit(tmp_path / "paper" / "squares", unprojected, settings=TINY_WARM | {"epochs": 1}, stages=["train"])
+    fit(tmp_path / "paper" / "squares", unprojected, settings=TINY_WARM | SHORT, stages=["train"])
     with pytest.raises(DataError, match="number 0 is no patch"):
         relearn(unprojected, tmp_path / "out")
     moved = tmp_path / "squares"

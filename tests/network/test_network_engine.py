@@ -122,7 +122,10 @@ def test_many_photos_use_a_converted_network_only_where_it_is_there(small: Backb
 def test_what_cannot_be_converted_runs_in_torch_and_says_so(
     small: Backbone, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    tried = []
+
     def refuse(*_: object) -> None:
+        tried.append(1)
         raise RuntimeError("an operator is unknown\nand much more")
 
     monkeypatch.setattr(conversion, "to_onnx", refuse)
@@ -130,6 +133,8 @@ def test_what_cannot_be_converted_runs_in_torch_and_says_so(
         run = frozen(small, ONNXRUNTIME)
     assert run.engine == TORCH
     assert "cannot be run by onnxruntime (an operator is unknown); torch runs it" in caplog.text
+    assert frozen(small, ONNXRUNTIME).engine == TORCH
+    assert len(tried) == 1, "what failed once is not tried again"
 
 
 def test_which_engine_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import stat
-import subprocess
-import sys
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -14,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import prototree
+from prototree.cli import app
 from prototree.data import open_data
 from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.explain.prototype_pictures import PrototypePictures
@@ -110,6 +110,11 @@ def test_what_is_packed_stays_as_it_is(run: Run, packed: Path) -> None:
     assert content_of(opened.folder) == before
     with pytest.raises(ConfigError, match=r"expected a file that ends in \.prototree, got .*x\.zip; such as x\.prot"):
         pack(run, packed.with_name("x.zip"))
+
+
+def test_messages_do_not_name_where_it_was_unpacked(packed: Path) -> None:
+    with pytest.raises(DataError, match=f"^the packed tree {packed.stem} does not say which data it was made with"):
+        prototree.combine([packed, packed])
 
 
 def test_without_pictures_and_data_packing_says_what_to_do(run: Run, tmp_path: Path) -> None:
@@ -320,11 +325,8 @@ def test_the_commands_open_a_packed_tree(run: Run, packed: Path, tmp_path: Path)
     photo = next(Path(run.source).rglob("*.png"))
 
     def command(*words: str) -> str:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "60"}
-        done = subprocess.run(
-            [sys.executable, "-m", "prototree", *words], capture_output=True, text=True, timeout=300, env=environment
-        )
-        assert done.returncode == 0, done.stderr
+        done = CliRunner(env={"COLUMNS": "60"}).invoke(app, words)
+        assert done.exit_code == 0, done.output
         return done.stdout
 
     answer = prototree.ask(run, photo)

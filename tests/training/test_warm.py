@@ -13,6 +13,7 @@ from conftest import random_maps
 from prototree.data import open_data
 from prototree.data.loading import ViewDataset
 from prototree.data.views import evaluation_views, source_views
+from prototree.explain.whole_tree import spreads_of
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.pipeline.fit import fit
 from prototree.training import anchored, growth
@@ -232,6 +233,9 @@ def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
     assert found["accuracy"] == run.metrics["stages"]["pruned"]["accuracy"]
     assert len(maps_used(run.folder)) == 3, "training views twice, and test photos; projection uses those"
     assert_prototypes_are_their_patches(run)
+    spreads = spreads_of(run, run.tree())  # a decision is shown among the training photos before the first report
+    assert sorted(spreads) == [0, 1]
+    assert all(sum(one.right) and sum(one.left) for one in spreads.values())
 
     # The classifier that taught it is judged beside it.
     tree, data = run.tree(), open_data(photos)

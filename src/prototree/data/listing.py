@@ -73,7 +73,12 @@ def _in_table(file: Path) -> Iterator[Listed]:
                 if name := (row[path] or "").strip():
                     truth = (row.get(label) or "").strip()
                     yield Listed(file.parent / name, truth or None)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file} cannot be read as a list of photos: expected text in UTF-8, got another encoding; save it as "
+            "CSV UTF-8"
+        ) from error
+    except (OSError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as a list of photos: {error}") from error
 
 

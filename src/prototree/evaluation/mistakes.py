@@ -38,7 +38,7 @@ class NodeBlame:
 
     node: int
     n_mistakes: int
-    n_went_right: int  # found the prototype where it should not have
+    n_went_right: int  # found the prototype where it should not have, or was nearer to the right one of two
     mean_distance_to_half: float  # of the probability of going right; small: the decisions were close
 
 
@@ -104,6 +104,7 @@ class MistakeFinder:
     def to_json(self) -> dict[str, Any]:
         return {
             "strategy": self._strategy,
+            "question": self._tree.question.kind,
             "nodes": [asdict(blame) for blame in self.blame()],
             "images": [asdict(mistake) for mistake in self.mistakes],
         }

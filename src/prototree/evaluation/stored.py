@@ -179,5 +179,5 @@ def _mistakes(n_classes: int) -> Check:
             "nodes": list_of(part_of(node, {}), 0, _MANY),
             "images": list_of(part_of(image, {}), 0, _MANY),
         },
-        {},
+        {"question": one_of("presence", "choice")},  # older files do not say it
     )

@@ -10,6 +10,10 @@ from typing import Any
 
 _LAST_FIRST = ("projected", "pruned", "trained")
 _TURNS = {True: "right", False: "left"}
+_WRONG_TURNS = {  # right, left; by what the nodes ask
+    "presence": ("found what is not there", "missed what is there"),
+    "choice": ("wrongly nearer to the right patch", "wrongly nearer to the left patch"),
+}
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,8 @@ def blame_table(mistakes: Mapping[str, Any]) -> Table:
         )
         for node in mistakes["nodes"]
     )
-    header = ("node", "mistakes", "found what is not there", "missed what is there", "mean |probability − 0.5|")
+    wrong_turns = _WRONG_TURNS.get(str(mistakes.get("question")), ("went right", "went left"))
+    header = ("node", "mistakes", *wrong_turns, "mean |probability − 0.5|")
     return Table("nodes that led astray most often", header, rows)
 
 

@@ -13,12 +13,10 @@ from PIL import Image
 
 from prototree.data.images import read_image, webp
 from prototree.errors import CheckpointError, DataError
+from prototree.explain.kept_spreads import stored_spread
 from prototree.explain.prototype_pictures import THUMB_SIDE, SourcePictures
 from prototree.explain.prototypes import place_of
 from prototree.explain.records import (
-    SPREAD_LIMITS,
-    SPREAD_LINES,
-    SPREAD_RANGES,
     Cause,
     Heat,
     Hiding,
@@ -159,12 +157,7 @@ def _explained(
 
 def _spread(tree: ProtoTree, kept: dict[str, Any]) -> Spread | None:
     """What was counted at the prototype's node; pages of older versions have nothing."""
-    if kept.get("spread") is None:
-        return None
-    right, left = (tuple(map(int, side)) for side in kept["spread"])
-    if not len(right) == len(left) == SPREAD_RANGES or min(*right, *left) < 0:
-        raise ValueError("its photos are counted in other ranges")
-    return Spread(*SPREAD_LIMITS[tree.question.kind], SPREAD_LINES[tree.question.kind], right, left)
+    return stored_spread(tree, kept["spread"]) if kept.get("spread") is not None else None
 
 
 _CAUSES = ("hue", "saturation", "contrast", "texture", "shape")

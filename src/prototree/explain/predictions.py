@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -178,7 +179,8 @@ def _quick(tree: ProtoTree) -> Callable[[Tensor], Decisions]:
 
 def _items(photos: Photo | Iterable[Photo], preprocessing: Preprocessing) -> Iterator[_Item]:
     number = itertools.count()
-    every = [photos] if isinstance(photos, str | Path | Listed | Image.Image | np.ndarray | Tensor) else photos
+    is_one = isinstance(photos, str | bytes | Path | Listed | Image.Image | np.ndarray | Tensor)
+    every: Iterable[Any] = [photos] if is_one or not isinstance(photos, Iterable) else photos
     for photo in every:
         if isinstance(photo, Listed):
             yield _file(photo, preprocessing)

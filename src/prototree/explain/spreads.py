@@ -12,6 +12,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from prototree.explain.records import SPREAD_LIMITS, SPREAD_LINES, SPREAD_RANGES, Spread
+from prototree.training import distributed
 from prototree.tree.model import ProtoTree
 from prototree.tree.questions import LN2
 
@@ -58,6 +59,11 @@ class SpreadCounts:
         place = ((at - low) / (high - low) * SPREAD_RANGES).floor().clamp(0, SPREAD_RANGES - 1).long().T
         for counts, side in zip(self._counts, self._sides, strict=True):
             counts.scatter_add_(1, place, side[:, labels].long())
+
+    def gather(self) -> "SpreadCounts":
+        """In several processes: from now on each has counted what all have."""
+        distributed.sum_over(self._counts)
+        return self
 
     def spreads(self) -> list[Spread]:
         """One a node."""

@@ -12,6 +12,7 @@ from prototree.evaluation.stored import METRICS, damaged
 from prototree.evaluation.tables import confusion_pairs
 from prototree.explain.classes import class_photos, explain_classes
 from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
+from prototree.explain.kept_spreads import kept_spreads
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.prototypes import explain_prototypes, place_of
 from prototree.explain.records import Location, Match, PrototypeExplanation, Spread, TreeExplanation
@@ -133,8 +134,8 @@ def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None 
 
 
 def spreads_of(run: Run, tree: ProtoTree) -> dict[int, Spread]:
-    """By node, how the training photos lie there, as the run's last report counted them; nothing before a report."""
-    return KeptPages(tree, run.folder / PAGES).spreads()
+    """By node, how the training photos lie there, as the run's training or last report counted them; else nothing."""
+    return kept_spreads(tree, run.folder / PAGES) or KeptPages(tree, run.folder / PAGES).spreads()
 
 
 def _without_data(run: Run, tree: ProtoTree, notes: Mapping[int, str]) -> tuple[PrototypeExplanation, ...]:

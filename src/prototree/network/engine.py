@@ -33,6 +33,7 @@ ENOUGH = 500  # photos, each with several views, that pay for converting a netwo
 _VERSION = 1
 _PIXELS = 2 * 288**2  # of a piece: its largest activations stay below the 32 MiB that glibc hands out again
 _LARGEST_PIECE = 16
+_IN_VAIN: set[Path] = set()  # what this process could not convert, by its file: trying takes seconds every time
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,11 @@ def engine_for(wanted: str, device: torch.device, n_photos: int) -> str:
 
 def frozen(backbone: Backbone, engine: str = TORCH) -> Frozen:
     """The trunk of a backbone, run by an engine; by torch where it cannot be converted."""
-    if engine == ONNXRUNTIME:
+    if engine == ONNXRUNTIME and (path := _file(backbone)) not in _IN_VAIN:
         try:
-            return _converted(backbone)
+            return _converted(backbone, path)
         except Exception as error:  # exporters and other engines raise many kinds, which all mean the same
+            _IN_VAIN.add(path)
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             log.warning("%s cannot be run by onnxruntime (%s); torch runs it", backbone.name, reason)
     trunk = folded(backbone)
@@ -113,9 +115,8 @@ class _Trunk(nn.Module):
         return self.backbone.trunk(images)
 
 
-def _converted(backbone: Backbone) -> Frozen:
+def _converted(backbone: Backbone, path: Path) -> Frozen:
     """The trunk in onnxruntime, from the folder for caches; what is missing or damaged there is converted anew."""
-    path = _file(backbone)
     found = _opened(path, backbone) if path.exists() else None
     if found is None:
         log.info("converting %s for onnxruntime, once for these weights", backbone.name)

@@ -11,6 +11,7 @@ from prototree._version import __version__
 from prototree.errors import CheckpointError, ConfigError
 from prototree.evaluation.tables import percent
 from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
+from prototree.explain.kept_spreads import SPREADS, kept_spreads
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.whole_tree import explain_tree
 from prototree.files import write_file, write_json
@@ -88,6 +89,8 @@ def _write_pictures(run: Run, tree: ProtoTree, folder: Path) -> None:
 
 def _write_pages(run: Run, tree: ProtoTree, folder: Path, find: bool, tick: Callable[[int, int], None] | None) -> None:
     """What the run keeps for its pages, or found out now; nothing where the data is not here."""
+    if kept_spreads(tree, run.folder / PAGES):
+        _copy([run.folder / PAGES / SPREADS], folder)
     if kept := KeptPages(tree, run.folder / PAGES).files():
         _copy(kept, folder)
     elif find and (data := run.data_if_here()) is not None:

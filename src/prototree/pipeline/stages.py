@@ -17,7 +17,9 @@ from prototree.evaluation.classifier import ClassifierAccuracy
 from prototree.evaluation.metrics import Metrics, evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
 from prototree.explain.kept_pages import PAGES
+from prototree.explain.kept_spreads import count_spreads, keep_spreads
 from prototree.explain.prototype_pictures import write_pictures
+from prototree.explain.prototypes import first_views
 from prototree.files import write_json
 from prototree.pipeline.results import write_results
 from prototree.progress import Observer
@@ -119,6 +121,8 @@ class Stages:
             checkpoint.write_state(self.run.folder / ANY_CLASS, "state.json", {"version": checkpoint.VERSION}, other)
         if distributed.is_first():
             write_pictures(projected.tree, self.data, self.run.folder / PICTURES)
+        if config.recipe.keeps_maps:  # another pass costs little
+            self._keep_spreads(projected.tree, batches)
         self.run.note(
             projection={
                 "constrained": config.constrain_classes,
@@ -129,6 +133,13 @@ class Stages:
             }
         )
         return projected
+
+    def _keep_spreads(self, tree: ProtoTree, batches: Batches) -> None:
+        """So that the first decision that is explained already shows where its photo lies among the training photos."""
+        maps = maps_of(batches, tree.features, self.device)
+        spreads = count_spreads(tree, maps, first_views(batches.entries))
+        if distributed.is_first():
+            keep_spreads(tree, spreads, self.run.folder / PAGES)
 
     def evaluate(self) -> dict[str, Metrics]:
         """All stages there are, in one pass over the test photos."""

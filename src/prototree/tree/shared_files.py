@@ -10,7 +10,7 @@ _KNOWN = re.compile(
     r"packed\.json|config\.toml|metrics\.json|notes\.json|README\.md|rules\.txt|tree\.svg|tree\.png"
     r"|(trained|pruned|projected)/(tree\.json|weights\.safetensors)"
     r"|prototypes/(prototypes\.json|\d{1,6}(-photo)?\.webp)"
-    r"|pages/(pages\.json|[a-z0-9-]{1,40}\.webp)"
+    r"|pages/((pages|spreads)\.json|[a-z0-9-]{1,40}\.webp)"
 )
 
 

@@ -782,7 +782,8 @@
 
   function becoming(side) {
     if (!side.projected) return "The prototype is not exactly this piece, which is only the nearest to it in the photos that are here.";
-    return `At the end of training the prototype was moved by ${side.moved === null ? "?" : side.moved.toPrecision(2)} to become exactly this piece.`;
+    if (side.moved === null) return "At the end of training the prototype became exactly this piece.";
+    return `At the end of training the prototype was moved by ${side.moved.toPrecision(2)} to become exactly this piece.`;
   }
 
   // ---- the panel of a leaf and of a class -----------------------------------------------------------------------
