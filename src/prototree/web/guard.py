@@ -80,7 +80,8 @@ class Guard:
                 if not any(name.lower() == b"cache-control" for name, _ in kept):
                     kept.append((b"cache-control", b"no-store"))
                 if b"transfer-encoding" in headers:  # nobody knows how much is still to come: the answer is the end
-                    kept = [*(header for header in kept if header[0].lower() != b"connection"), (b"connection", b"close")]
+                    kept = [header for header in kept if header[0].lower() != b"connection"]
+                    kept.append((b"connection", b"close"))
                 message["headers"] = [*kept, *_HEADERS]
             try:
                 await send(message)
