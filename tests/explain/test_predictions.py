@@ -125,6 +125,9 @@ def test_photos_are_listed_as_people_name_them(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("name,class\nx,y\n")
     with pytest.raises(DataError, match="line 1: expected a header with a column path"):
         list(listed_photos([tmp_path / "other.csv"]))
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(DataError, match="it is a pipe or a device"):
+        list(listed_photos([tmp_path / "pipe.csv"]))
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "jsonl"])
