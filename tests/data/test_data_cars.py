@@ -101,6 +101,25 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         read_cars(root)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"class": np.inf}, "annotation 1 is not usable"),
+        ({"test": None}, "does not say which photos are for testing"),
+        ({"test": np.array([0, 1])}, "does not say which photos are for testing"),
+        ({"names": 5}, r"class 2 is not in 1\.\.1"),
+        ({"rows": 5}, "annotations that are not usable"),
+    ],
+)
+def test_odd_values_are_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    row = {"relative_im_path": "car_ims/0.jpg", **box(), "class": 2, "test": 0} | change
+    rows = annotations([{key: value for key, value in row.items() if value is not None}])
+    content = {"annotations": change.get("rows", rows), "class_names": change.get("names", name_cells())}
+    savemat(tmp_path / "cars_annos.mat", content)
+    with pytest.raises(DataError, match=message):
+        read_cars(tmp_path)
+
+
 def test_missing_scipy_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_single(tmp_path)
     monkeypatch.setitem(sys.modules, "scipy.io", None)

@@ -60,6 +60,7 @@ def test_class_names_that_would_coincide_stay_as_they_are(tmp_path: Path) -> Non
         ("bounding_boxes.txt", "1 0 0 nan 5\n", "bounding_boxes.txt line 1"),
         ("parts/part_locs.txt", "1 9 0.0 0.0 1\n", "part_locs.txt line 1"),
         ("parts/part_locs.txt", "1 1 0.0 0.0 yes\n", "part_locs.txt line 1"),
+        ("parts/part_locs.txt", "1 1 0.0 inf 1\n", "part_locs.txt line 1"),
     ],
 )
 def test_malformed_lines_are_named(tmp_path: Path, file: str, text: str, message: str) -> None:

@@ -12,6 +12,7 @@ from prototree.errors import ConfigError, DataError
 def test_natural_order() -> None:
     names = ["class 10", "Class 2", "class 1", "b", "10", "9"]
     assert sorted(names, key=natural_key) == ["9", "10", "b", "class 1", "Class 2", "class 10"]
+    assert sorted(["a10", "a010", "a9", "a0", "a"], key=natural_key) == ["a", "a0", "a9", "a010", "a10"]
 
 
 @given(
@@ -179,11 +180,21 @@ def test_validation_rows_as_test_set_are_said_aloud(tmp_path: Path, caplog: pyte
         ("path,label,split\nimages/0.jpg,a,\n", "line 2: unknown split ''"),
         ("path,label\nimages/0.jpg,\n", "line 2: the label is empty"),
         ("path,label\nimages/0.jpg\n", "line 2: expected 2 columns, got 1"),
+        ('path,"label\nimages/0.jpg,a\n', "line 1: expected a header with the columns path and label"),
+        (f"path,label\nimages/0.jpg,{'a' * 200_000}\n", "line 2: field larger than field limit"),
+        (f"path,label\n{'a' * 5000}.jpg,a\n", "line 2: .* does not exist"),
     ],
 )
 def test_manifest_mistakes_have_line_numbers(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_manifest(write_manifest(tmp_path, text))
+
+
+def test_manifest_of_an_old_mac_and_a_label_of_many_digits(tmp_path: Path) -> None:
+    digits = "9" * 5000
+    file = write_manifest(tmp_path, "")
+    file.write_bytes(f"path,label\rimages/0.jpg,{digits}\rimages/1.jpg,a\r".encode())
+    assert read_manifest(file).class_names == (digits, "a")
 
 
 def test_manifest_mistakes_come_together_but_not_all(tmp_path: Path) -> None:

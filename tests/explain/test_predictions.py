@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,9 @@ def test_photos_are_listed_as_people_name_them(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("name,class\nx,y\n")
     with pytest.raises(DataError, match="line 1: expected a header with a column path"):
         list(listed_photos([tmp_path / "other.csv"]))
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(DataError, match="it is a pipe or a device"):
+        list(listed_photos([tmp_path / "pipe.csv"]))
 
 
 def test_a_list_in_another_encoding_says_what_to_do(tmp_path: Path) -> None:

@@ -117,13 +117,21 @@ def test_no_odd_request_is_a_fault_of_the_server(
 
 
 @pytest.mark.parametrize(
-    ("path", "limit"), [("/api/mending/undo", 1 << 20), ("/api/mending/edits", 1 << 20), ("/api/decisions", 20 << 20)]
-)
-def test_chunks_without_end_are_cut_off(server: Running, path: str, limit: int, record_property: Count) -> None:
+    ("method", "path", "limit"),
+    [
+        ("POST", "/api/mending/undo", 1 << 20), ("POST", "/api/mending/edits", 1 << 20),
+        ("POST", "/api/decisions", 20 << 20), ("POST", "/api/mending/learning/open", 0), ("GET", "/", 0),
+        ("GET", "/api/nodes", 0), ("POST", "/nowhere", 0),
+    ],
+)  # fmt: skip
+def test_chunks_without_end_are_cut_off(
+    server: Running, method: str, path: str, limit: int, record_property: Count
+) -> None:
+    """Routes that read what is sent, and those that have no use for it."""
     chunk, sent = bytes(1 << 18), 0
     with connected(server) as connection:
         kind = "Transfer-Encoding: chunked\r\nContent-Type: application/json"
-        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{kind}\r\n\r\n".encode())
+        connection.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{kind}\r\n\r\n".encode())
         try:
             while sent < 400 << 20:
                 connection.sendall(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")

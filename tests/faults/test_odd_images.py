@@ -6,6 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from PIL import Image
 from data_files import smooth_photo, write_classes
 from prototree.data import open_data
 from prototree.data.images import read_photo
-from prototree.errors import DataError
+from prototree.errors import DataError, ProtoTreeError
+from prototree.pipeline.fit import fit
+from tiny_training import TINY, TINY_WARM, write_squares
 
 
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -151,3 +154,12 @@ def test_a_data_set_goes_on_without_them(tmp_path: Path, deep: bool) -> None:
     assert len(data.train) + len(data.test) == (10 if deep else 10 + len(cut - left_out))
     assert {f"{make.__name__}.jpg" for make in NO_FILES if make is not folder} <= left_out
     assert deep == (cut <= left_out), "only decoding finds what breaks off in the middle"
+
+
+@pytest.mark.parametrize("settings", [TINY, TINY_WARM], ids=["paper", "warm"])
+def test_training_without_one_readable_photo_is_one_clear_error(tmp_path: Path, settings: dict[str, Any]) -> None:
+    root = write_squares(tmp_path / "photos", train=2, test=1)
+    for path in (root / "train").rglob("*.png"):
+        path.write_bytes(path.read_bytes()[:1000])  # a head, and nothing more
+    with pytest.raises(ProtoTreeError, match=r"none of the training photos|at least one readable photo"):
+        fit(root, tmp_path / "run", settings=settings)

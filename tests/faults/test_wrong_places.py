@@ -47,8 +47,10 @@ def test_an_out_that_is_no_folder_is_one_line(run: Run, tmp_path: Path, command:
 def test_explaining_a_folder_goes_on_after_a_bad_photo(run: Run, tmp_path: Path) -> None:
     photos = write_classes(tmp_path / "photos", {"a": 3})
     (photos / "a" / "1.jpg").write_bytes((photos / "a" / "1.jpg").read_bytes()[:300])
+    os.mkfifo(photos / "a" / "pipe.jpg")
     done = prototree("explain", run.folder, photos, "--out", tmp_path / "out")
     assert done.returncode == 1
     assert "1.jpg is not an image we can read" in done.stderr
-    assert "1 of 3 images could not be used; the others are done" in done.stderr
+    assert "pipe.jpg cannot be opened: it is a pipe" in done.stderr
+    assert "2 of 4 images could not be used; the others are done" in done.stderr
     assert len(list((tmp_path / "out").glob("*/decision.html"))) == 2

@@ -140,6 +140,12 @@ def test_features_that_are_not_numbers(tiny_tree: ProtoTree, value: float) -> No
         tiny_tree.route(feature_map)
 
 
+def test_leaves_that_are_not_numbers_give_no_answer(tiny_tree: ProtoTree) -> None:
+    tiny_tree.leaf_logits.data[1, 2] = torch.nan
+    with pytest.raises(ShapeError, match="finite leaves, got NaN or infinity"):
+        tiny_tree.predict(torch.rand(1, 3, 64, 64))
+
+
 def test_one_class_is_not_enough(tiny_backbone: Backbone) -> None:
     with pytest.raises(ShapeError, match="at least 2 classes, got 1"):
         ProtoTree(Topology.full(2), FeatureExtractor(tiny_backbone, 4), 1)

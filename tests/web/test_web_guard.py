@@ -4,9 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
+import uvicorn
 from starlette.exceptions import HTTPException
+from uvicorn.server import ServerState
 
-from prototree.web import guard
+from prototree.web import guard, server
 from prototree.web.guard import Guard
 
 
@@ -90,6 +92,50 @@ def test_what_is_too_much_is_read_within_limits_before_the_answer(promised: int)
     asyncio.run(Guard(send, host="localhost", max_bytes=1000)(scope, receive, send))
     assert events[-2:] == ["answer", "answer"]
     assert events.count("read") == (11 if promised == 1001 else 20), "all of it, but at most twice the limit"
+
+
+def test_the_answer_to_chunks_ends_the_connection() -> None:
+    """Also where nobody reads them: what follows an answer would be taken in without end."""
+    answers: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"keep-alive")]})
+
+    async def send(message: Any) -> None:
+        answers.append(dict(message["headers"]))
+
+    for headers in ([(b"Transfer-Encoding", b"chunked")], []):
+        scope = {"type": "http", "method": "GET", "headers": [(b"host", b"localhost"), *headers]}
+        asyncio.run(Guard(app, host="127.0.0.1", max_bytes=1000)(scope, never, send))
+    assert [answer[b"connection"] for answer in answers] == [b"close", b"keep-alive"]
+
+
+async def never() -> Any:
+    raise AssertionError("nobody reads it")
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_request_that_never_ends_its_head_is_closed(monkeypatch: pytest.MonkeyPatch, asked_before: bool) -> None:
+    monkeypatch.setattr(server, "_SILENT_SECONDS", 0.01)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.1)  # longer than two looks: an answer that takes its time is waited for
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def call() -> bytes:
+        config = uvicorn.Config(app, log_level="critical", lifespan="off")
+        config.load()
+        made = lambda: server._Connection(config, ServerState(), {})  # noqa: E731
+        async with await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0) as listening:
+            reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+            whole = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            writer.write((whole if asked_before else b"") + whole[:20])
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    assert asyncio.run(call()).startswith(b"HTTP/1.1 204" if asked_before else b"")
 
 
 def receive_all(monkeypatch: pytest.MonkeyPatch, messages: list[dict[str, Any]], **limits: float) -> int:

@@ -5,12 +5,16 @@ Two forms are read: the development kit (`devkit/cars_meta.mat`, `devkit/cars_tr
 `cars_annos.mat` with `car_ims/`. Cars sorted into class folders are an ordinary folder.
 """
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from prototree.data.samples import ImageData, Sample
 from prototree.errors import DataError, MissingExtraError
+from prototree.files import MAX_TEXT_BYTES, read_regular
 from prototree.network.geometry import Box
 
 _TEST_FILE = "cars_test_annos_withlabels.mat"
@@ -32,7 +36,10 @@ def _read_single(root: Path) -> ImageData:
     names = _class_names(file, content)
     rows = _rows(file, content)
     samples = _samples(file, rows, names, lambda row: root / str(row["relative_im_path"]))
-    in_test = [bool(row["test"]) for row in rows]
+    try:
+        in_test = [bool(row["test"]) for row in rows]
+    except (KeyError, ValueError) as error:
+        raise DataError(f"{file} does not say which photos are for testing ({error!r}); is it damaged?") from error
     return ImageData(
         root,
         "cars",
@@ -67,7 +74,7 @@ def _load(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise DataError(f"{file} does not exist; unpack the Stanford Cars development kit there")
     try:
-        content: dict[str, Any] = loadmat(file, simplify_cells=True)
+        content: dict[str, Any] = loadmat(io.BytesIO(read_regular(file, MAX_TEXT_BYTES)), simplify_cells=True)
     except Exception as error:  # a damaged file fails in many ways inside the reader
         raise DataError(f"{file} cannot be read as a MATLAB file: {error}") from error
     return content
@@ -82,12 +89,15 @@ def _class_names(file: Path, content: dict[str, Any]) -> tuple[str, ...]:
 def _rows(file: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
     if "annotations" not in content:
         raise DataError(f"{file} has no annotations; is it a file of Stanford Cars?")
-    return _as_list(content["annotations"])
+    rows = _as_list(content["annotations"])
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{file} has annotations that are not usable; is the file damaged?")
+    return rows
 
 
 def _as_list(value: Any) -> list[Any]:
     """MATLAB arrays of one element arrive as that element."""
-    return [value] if isinstance(value, dict | str) else list(value)
+    return list(value) if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim) else [value]
 
 
 def _samples(
@@ -100,7 +110,7 @@ def _samples(
             # MATLAB counts pixels from 1 and includes the last one.
             left, top, right, bottom = (float(row[f"bbox_{edge}"]) for edge in ("x1", "y1", "x2", "y2"))
             sample = Sample(path(row), label, Box(left - 1.0, top - 1.0, right, bottom))
-        except (KeyError, TypeError, ValueError, DataError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError, DataError) as error:
             raise DataError(f"{file} annotation {number} is not usable ({error!r}); is the file damaged?") from error
         if not 0 <= label < len(names):
             raise DataError(f"{file} annotation {number}: class {label + 1} is not in 1..{len(names)}")

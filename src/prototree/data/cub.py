@@ -5,6 +5,7 @@ The files are tables with a space between columns: `images.txt`, `classes.txt`, 
 How many classes, images and parts there are is read from them.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -71,7 +72,10 @@ def _read_parts(folder: Path) -> dict[int, tuple[Part, ...]]:
 
     def read(cells: list[str]) -> tuple[int, Part | None]:
         image, part, x, y, visible = cells
-        return int(image), Part(names[int(part)], float(x), float(y)) if _flag(visible) else None
+        point = Part(names[int(part)], float(x), float(y))
+        if not (math.isfinite(point.x) and math.isfinite(point.y)):
+            raise ValueError
+        return int(image), point if _flag(visible) else None
 
     visible: dict[int, list[Part]] = {}
     for _, (image, part) in _lines(folder / "part_locs.txt", 5, read):

@@ -12,9 +12,10 @@ import logging
 import os
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prototree.data.images import SUFFIXES, is_image
 from prototree.data.samples import ImageData, Sample
@@ -34,7 +35,9 @@ _SHOWN = 5  # mistakes named in one message
 def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
     """Sorts as people do: `class 2` before `class 10`."""
     pieces = re.split(r"(\d+)", name.casefold())
-    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces], name
+    digits = [piece.lstrip("0") if piece.isdecimal() else None for piece in pieces]
+    # The longer number is the larger one; int() refuses thousands of digits.
+    return [(-1, text) if own is None else (len(own), own) for text, own in zip(pieces, digits, strict=True)], name
 
 
 def split_classes(labels: Sequence[str], *, test_share: float, seed: int) -> list[bool]:
@@ -196,21 +199,30 @@ def _read_rows(file: Path) -> list[_Row]:
         text = read_regular(file, MAX_TEXT_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
-    reader = csv.reader(io.StringIO(text), delimiter=_delimiter(file, text.partition("\n")[0].strip("\r")))
-    header = [name.strip().casefold() for name in next(reader)]
-    column = {name: header.index(name) for name in ("path", "label", "split") if name in header}
-    rows = []
-    for cells in reader:
-        if not any(cell.strip() for cell in cells):
-            continue
-        if len(cells) != len(header):
-            raise DataError(f"{file} line {reader.line_num}: expected {len(header)} columns, got {len(cells)}")
-        value = {name: cells[position].strip() for name, position in column.items()}
-        split = value["split"].casefold() if "split" in value else None
-        rows.append(_Row(reader.line_num, file.parent / value["path"], value["label"], split))
+    first = re.split(r"[\r\n]", text, maxsplit=1)[0]
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(file, first))
+    try:
+        rows = list(_rows_under(file, lines))
+    except csv.Error as error:
+        raise DataError(f"{file} line {lines.line_num}: {error}; are its quotation marks in pairs?") from error
     if not rows:
         raise DataError(f"{file} lists no images; expected one line for each under the header")
     return rows
+
+
+def _rows_under(file: Path, lines: Any) -> Iterator[_Row]:
+    header = [name.strip().casefold() for name in next(lines)]
+    column = {name: header.index(name) for name in ("path", "label", "split") if name in header}
+    if not {"path", "label"} <= column.keys():  # a quotation mark that is never closed
+        raise _no_header(file, ",".join(header))
+    for cells in lines:
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) != len(header):
+            raise DataError(f"{file} line {lines.line_num}: expected {len(header)} columns, got {len(cells)}")
+        value = {name: cells[position].strip() for name, position in column.items()}
+        split = value["split"].casefold() if "split" in value else None
+        yield _Row(lines.line_num, file.parent / value["path"], value["label"], split)
 
 
 def _delimiter(file: Path, header: str) -> str:
@@ -218,7 +230,11 @@ def _delimiter(file: Path, header: str) -> str:
         names = [name.strip().strip('"').casefold() for name in header.split(delimiter)]
         if "path" in names and "label" in names:
             return delimiter
-    raise DataError(f"{file} line 1: expected a header with the columns path and label, got {header[:80]!r}")
+    raise _no_header(file, header)
+
+
+def _no_header(file: Path, header: str) -> DataError:
+    return DataError(f"{file} line 1: expected a header with the columns path and label, got {header[:80]!r}")
 
 
 def _check_rows(file: Path, rows: Sequence[_Row]) -> None:
@@ -233,8 +249,8 @@ def _check_rows(file: Path, rows: Sequence[_Row]) -> None:
             mistakes.append(f"line {row.line}: unknown split {row.split!r}; expected train, test or val")
         if key in first_line:
             mistakes.append(f"line {row.line}: {row.path} is already on line {first_line[key]}")
-        elif not row.path.is_file():
-            mistakes.append(f"line {row.line}: {row.path} does not exist, or is no file")
+        elif not os.path.isfile(row.path):  # unlike Path's own, also for a name that is too long
+            mistakes.append(f"line {row.line}: {str(row.path)[:300]} does not exist, or is no file")
         first_line.setdefault(key, row.line)
     if mistakes:
         more = f"\n… and {len(mistakes) - _SHOWN} more" if len(mistakes) > _SHOWN else ""

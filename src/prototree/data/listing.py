@@ -5,6 +5,7 @@ Nothing is opened here but lists, and nothing stops at a file that is missing: w
 
 import csv
 import glob
+import io
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from prototree.data.folder import MANIFEST_SUFFIXES, natural_key
 from prototree.data.images import is_image
 from prototree.errors import DataError
+from prototree.files import MAX_TEXT_BYTES, open_regular
 
 PATH_COLUMNS = ("path", "file", "filename", "image")
 STANDARD_INPUT = "-"
@@ -64,7 +66,7 @@ def _matching(pattern: str) -> Iterator[Listed]:
 def _in_table(file: Path) -> Iterator[Listed]:
     """The rows of a CSV or TSV file; relative paths start at the folder it lies in."""
     try:
-        with open(file, encoding="utf-8-sig", newline="") as lines:
+        with io.TextIOWrapper(open_regular(file, MAX_TEXT_BYTES), encoding="utf-8-sig", newline="") as lines:
             first = lines.readline()
             delimiter, columns = _header(file, first)
             path, label = next(c for c in PATH_COLUMNS if c in columns), "label"

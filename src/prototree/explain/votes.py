@@ -122,9 +122,8 @@ def local_paths(places: Sequence[str | Path], limit: int = MAX_IMAGES) -> list[P
     for place in map(Path, places):
         if not place.exists():
             raise DataError(f"{place} does not exist; expected an image or a folder of images")
-        inside = (
-            sorted(path for path in place.rglob("*") if is_image(path) and path.is_file()) if place.is_dir() else []
-        )
+        # What is called an image and is a pipe or a dead link is tried too, so that it is named as left out.
+        inside = sorted(path for path in place.rglob("*") if is_image(path) and not path.is_dir())
         if place.is_dir() and not inside:
             raise DataError(f"{place} holds no image; expected files that end in {', '.join(SUFFIXES)}")
         if not place.is_dir() and not is_image(place):

@@ -137,6 +137,10 @@ class Loop:
             self._batch += 1
             if self._batch < self._batches.n_batches:
                 self._between_batches(stop)
+        if not self._totals.images:
+            raise TrainError(
+                "none of the training photos can be read; look at them with: prototree data check DATA --deep"
+            )
         objective.end_epoch(epoch)
         self._epoch, self._batch = epoch + 1, 0
         self._note_epoch()

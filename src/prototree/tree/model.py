@@ -217,6 +217,8 @@ class ProtoTree(nn.Module):
     def decide(self, routed: Routed) -> Decisions:
         """Soft, max-path and greedy decisions from one pass."""
         leaf_probs = leaves.class_log_probs(self.leaf_logits).exp()
+        if not is_exporting() and not torch.isfinite(leaf_probs).all():
+            raise ShapeError("expected finite leaves, got NaN or infinity; load the tree again, or train it again")
         p_right, log_path_probs = routed.p_right, routed.log_path_probs
         greedy = routing.greedy_leaves(p_right, self.topology)
         max_path = routing.max_path_leaves(log_path_probs)

@@ -68,7 +68,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
-        gone = False
+        headers, gone = _first_of_each(scope), False
 
         async def send_with_headers(message: Message) -> None:
             nonlocal gone
@@ -79,13 +79,15 @@ class Guard:
                 kept = [header for header in message["headers"] if header[0].lower() not in own]
                 if not any(name.lower() == b"cache-control" for name, _ in kept):
                     kept.append((b"cache-control", b"no-store"))
+                if b"transfer-encoding" in headers:  # nobody knows how much is still to come: the answer is the end
+                    kept = [header for header in kept if header[0].lower() != b"connection"]
+                    kept.append((b"connection", b"close"))
                 message["headers"] = [*kept, *_HEADERS]
             try:
                 await send(message)
             except (LocalProtocolError, OSError):  # nobody is there any more to hear it, which is no error of ours
                 gone = True
 
-        headers = _first_of_each(scope)
         limit = self._max_bytes if scope.get("path") in self._uploads else min(self._max_bytes, MAX_JSON)
         refusal = self._refusal(scope["method"], headers, limit) or self._stranger(scope, headers)
         if refusal is None:

@@ -1,5 +1,6 @@
 """The server process: one socket, one process, until it is told to stop."""
 
+import asyncio
 import errno
 import secrets
 import socket
@@ -19,6 +20,8 @@ from prototree.web.service import Service
 from prototree.web.viewer import Viewer
 
 _BACKLOG = 256
+_SILENT_SECONDS = 10.0  # from one look at a connection to the next
+_NOTHING = object()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -68,7 +71,31 @@ def _opened(service: Service | Viewer, host: str, token: str | None) -> FastAPI:
 
 
 class _Connection(H11Protocol):
-    """One that survives being asked in no language at all."""
+    """One that survives being asked in no language at all, and ends where nothing is asked."""
+
+    _look: asyncio.TimerHandle | None = None
+    _silent_after: object = _NOTHING
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._look = self.loop.call_later(_SILENT_SECONDS, self._look_again)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._look is not None:
+            self._look.cancel()
+
+    def _look_again(self) -> None:
+        """Closes a connection that at two looks in a row has begun a request, or not even that, and not asked it.
+
+        Between two requests the server's own timer is running, and ends what is not used any more.
+        """
+        silent = (self.cycle is None or self.cycle.response_complete) and self.timeout_keep_alive_task is None
+        if silent and self._silent_after is self.cycle:
+            self.transport.close()
+            return
+        self._silent_after = self.cycle if silent else _NOTHING
+        self._look = self.loop.call_later(_SILENT_SECONDS, self._look_again)
 
     def send_400_response(self, msg: str) -> None:
         try:
