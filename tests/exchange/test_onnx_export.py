@@ -177,13 +177,14 @@ def test_a_tree_of_one_leaf_can_be_written_down() -> None:
 
 
 @pytest.mark.slow
-def test_real_photos_get_the_same_answers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("network", ["tf_efficientnet_lite0", "vit_tiny_patch16_224"])
+def test_real_photos_get_the_same_answers(network: str, tmp_path: Path) -> None:
     """On 200 photos of birds; the tree's patches are photos' own, so that its answers spread."""
     folder = shared("data/CUB_50")
     torch.manual_seed(0)
     files = sorted(folder.rglob("*.jpg"))[::7][:200]
     assert len(files) == 200
-    tree = small_tree("tf_efficientnet_lite0", 128, Question("choice", 6.0), (1, 1))
+    tree = small_tree(network, 128, Question("choice", 6.0), (1, 1))
     opened = [Image.open(file).convert("RGB") for file in files]
     images = torch.stack([to_input(one, tree.preprocessing) for one in opened])
     maps = tree.features(images[: tree.n_prototypes]).detach()

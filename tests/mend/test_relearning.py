@@ -45,13 +45,13 @@ def places(run: Run) -> list[tuple[str, str, tuple[int, int]]]:
     return [(source.image, source.view, source.patch) for source in run.tree().sources if source is not None]
 
 
-@pytest.mark.parametrize("question", ["choice", "presence"])
+@pytest.mark.parametrize("question", ["choice", pytest.param("presence", marks=pytest.mark.slow)])
 def test_prototypes_stay_where_they_were_put_and_the_head_learns(
     question: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     mended = request.getfixturevalue("mended") if question == "choice" else mended_run(tmp_path, question)
     before = content_of(mended.folder)
-    learned = relearn(mended.folder, tmp_path / "learned", settings={"epochs": 40})
+    learned = relearn(mended.folder, tmp_path / "learned", settings={"epochs": 20})
     assert content_of(mended.folder) == before, "the mended run is never changed"
     assert places(learned) == places(mended)
     assert learned.tree().topology.left.tolist() == mended.tree().topology.left.tolist()

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 def made() -> Backbone:
     torch.manual_seed(0)
-    return Backbone("mobilenetv3_small_050", None, image_size=64, split=False).eval()
+    return Backbone("test_resnet", None, image_size=64, split=False).eval()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The page of a decision in a real browser: in short at first, everything at a click, and never taller than agreed."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ def choosing() -> TreeExplanation:
     return tree(random_topology(6, seed=2), names=AWKWARD_NAMES, question="choice")
 
 
+@cache
 def usual(question: QuestionKind) -> DecisionExplanation:
     """A path of seven questions; where presence is asked, three of them find something."""
     shape = spine(7)
@@ -37,14 +39,19 @@ def usual(question: QuestionKind) -> DecisionExplanation:
     return replace(next(one for one in every if len(one.paths["greedy"].steps) == 7), sureness=0.82, sureness_photos=90)
 
 
+@cache
+def usual_page(question: QuestionKind) -> str:
+    """Its page, which takes a while to write."""
+    return decision_page(usual(question))
+
+
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize(("viewport", "tallest"), [(WIDE, 1200), (NARROW, 2500)], ids=["wide", "phone"])
 def test_a_usual_path_is_no_taller_than_this(
     open_page: Open, question: QuestionKind, viewport: dict[str, int], tallest: int
 ) -> None:
-    decided = usual(question)
-    assert len(decided.shown_paths[0].steps) == 7
-    page = open_page(decision_page(decided), viewport)
+    assert len(usual(question).shown_paths[0].steps) == 7
+    page = open_page(usual_page(question), viewport)
     page.wait_for_load_state("networkidle")
     assert page.evaluate(HEIGHT) <= tallest
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
@@ -73,7 +80,7 @@ def unfold(page: Any) -> None:
 
 
 def test_absences_are_one_line_that_opens(open_page: Open) -> None:
-    page = open_page(decision_page(usual("presence")))
+    page = open_page(usual_page("presence"))
     way = page.locator(".way-greedy")
     lines, present = way.locator(".absences"), way.locator(".steps > li > .step.present")
     n_absent = way.locator(".absences .step").count()
@@ -107,12 +114,12 @@ def test_a_step_of_a_choice_shows_the_chosen_patch_large_and_opens_both_sides(
 
 
 def test_the_photos_of_both_sides_are_shown_small_and_at_a_click_with_words(open_page: Open) -> None:
-    page = open_page(decision_page(usual("choice")))
+    page = open_page(usual_page("choice"))
     first = page.locator(".choice").first
     assert first.locator(".spread-short .mark").is_visible()
     first.locator("summary").click()
     assert "On their side of the line" in first.locator(".spread-full p").text_content()
-    phone = open_page(decision_page(usual("choice")), NARROW)
+    phone = open_page(usual_page("choice"), NARROW)
     assert phone.locator(".spread-short").first.is_hidden()
 
 
@@ -141,7 +148,7 @@ def test_nothing_keeps_anybody_out(open_page: Open, explained: TreeExplanation, 
     if kind == "list":
         source = index_page([index_entry(decision(explained, seed), f"{seed}/decision.html") for seed in range(2)])
     else:
-        source = decision_page(usual("choice" if kind == "choice" else "presence"))
+        source = usual_page("choice" if kind == "choice" else "presence")
     page = open_page(source)
     unfold(page)
     assert serious_findings(page) == []

@@ -176,7 +176,7 @@ def blame_table(mistakes: Mapping[str, Any]) -> Table:
         )
         for node in mistakes["nodes"]
     )
-    wrong_turns = _WRONG_TURNS.get(str(mistakes.get("question")), ("went right", "went left"))
+    wrong_turns = _WRONG_TURNS.get(mistakes.get("question", ""), ("went right", "went left"))
     header = ("node", "mistakes", *wrong_turns, "mean |probability − 0.5|")
     return Table("nodes that led astray most often", header, rows)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from prototree.config import Config
 from prototree.data.cub import readable_names
-from prototree.errors import CheckpointError, ConfigError, DataError
+from prototree.errors import CheckpointError, ConfigError, DataError, WeightsError
 from prototree.exchange.safe_pickle import Stub, read_stubs, tensor_of
 from prototree.files import write_file
 from prototree.network.backbone import Backbone, FeatureExtractor
@@ -88,7 +88,9 @@ def _tree(root: Any, names: list[str], backbone: str, image_size: int, dtype: to
     topology, node_order, leaf_order = Topology.from_children(*children, root=0 if nodes else ~0)
     logits = torch.stack([_leaf_logits(leaves[old], root) for old in leaf_order.tolist()])
     if logits.shape[1] != len(names):
-        raise DataError(f"expected {logits.shape[1]} class names, one in each line, got {len(names)}")
+        raise DataError(
+            f"expected {logits.shape[1]} class names in the file of classes, one in each line, got {len(names)}"
+        )
     prototypes = tensor_of(_parameter(_module(root, "prototype_layer"), "prototype_vectors"))
     head = tensor_of(_parameter(_module(root, "_add_on", "0"), "weight"))
     if prototypes.dim() != 4 or head.dim() != 4 or prototypes.shape[1] != head.shape[0]:
@@ -161,7 +163,10 @@ def _network(net: Stub, name: str, image_size: int) -> Backbone:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "network.safetensors"
         file.write_bytes(safetensors.torch.save(_state(net)))
-        return Backbone(name, file, image_size=image_size)
+        try:
+            return Backbone(name, file, image_size=image_size)
+        except WeightsError as error:  # the file that was just made means nothing to its reader
+            raise WeightsError(str(error).replace(str(file), f"the network in {FILE}")) from error
 
 
 def _state(module: Stub) -> dict[str, Tensor]:
