@@ -186,39 +186,41 @@ def test_editors_at_once_lose_nothing(server: Running, record_property: Count) -
 # ---- the token
 
 
-def test_other_computers_need_the_token(run: Run, tmp_path: Path) -> None:
-    with serving(run.folder, "--host", "0.0.0.0", "--work", str(tmp_path / "work"), cache=tmp_path) as server:
-        where = urlsplit(server.address)
-        base, token = f"http://127.0.0.1:{where.port}", where.query.removeprefix("token=")
-        assert len(token) >= 32
-        for path in ("/", "/api/health", "/api/run", "/assets/app.js", "/openapi.json", "/photos/training/0/picture"):
-            for given in ("", "?token=", f"?token={token[:-1]}", f"?token={token}x"):
-                assert httpx.get(base + path + given, timeout=3600).status_code == 401
-        wrong = {"Authorization": f"Bearer {token[::-1]}"}
-        assert (
-            httpx.post(f"{base}/api/mending/undo", json={"revision": 0}, headers=wrong, timeout=3600).status_code == 401
-        )
-        right = {"Authorization": f"Bearer {token}"}
-        assert httpx.get(f"{base}/api/health", headers=right, timeout=3600).status_code == 200
-        with httpx.Client(base_url=base, timeout=3600, follow_redirects=True) as browser:
-            page = browser.get(f"/mend?token={token}")
-            assert (page.status_code, page.url.path, page.url.query) == (200, "/mend", b"")
-            assert browser.get("/api/run").status_code == 200
-            assert (
-                browser.post(f"/api/mending/undo?token={token}", json={"revision": 0}).status_code == 422
-            )  # by cookie
-        assert "httponly" in page.history[0].headers["set-cookie"].lower()
+@pytest.fixture(scope="module")
+def open_server(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One that other computers can call."""
+    folder = tmp_path_factory.mktemp("open")
+    with serving(run.folder, "--host", "0.0.0.0", "--work", str(folder / "work"), cache=folder) as running:
+        yield running
 
 
-def test_a_link_leads_nowhere_else(run: Run, tmp_path: Path) -> None:
-    with serving(run.folder, "--host", "0.0.0.0", "--work", str(tmp_path / "work"), cache=tmp_path) as server:
-        where = urlsplit(server.address)
-        connection = http.client.HTTPConnection("127.0.0.1", where.port or 0, timeout=3600)
-        connection.request("GET", f"//evil.example/?{where.query}")
-        answer = connection.getresponse()
-        assert answer.status in (303, 404)
-        assert not (answer.getheader("location") or "/").startswith("//")
-        connection.close()
+def test_other_computers_need_the_token(open_server: Running) -> None:
+    where = urlsplit(open_server.address)
+    base, token = f"http://127.0.0.1:{where.port}", where.query.removeprefix("token=")
+    assert len(token) >= 32
+    for path in ("/", "/api/health", "/api/run", "/assets/app.js", "/openapi.json", "/photos/training/0/picture"):
+        for given in ("", "?token=", f"?token={token[:-1]}", f"?token={token}x"):
+            assert httpx.get(base + path + given, timeout=3600).status_code == 401
+    wrong = {"Authorization": f"Bearer {token[::-1]}"}
+    assert httpx.post(f"{base}/api/mending/undo", json={"revision": 0}, headers=wrong, timeout=3600).status_code == 401
+    right = {"Authorization": f"Bearer {token}"}
+    assert httpx.get(f"{base}/api/health", headers=right, timeout=3600).status_code == 200
+    with httpx.Client(base_url=base, timeout=3600, follow_redirects=True) as browser:
+        page = browser.get(f"/mend?token={token}")
+        assert (page.status_code, page.url.path, page.url.query) == (200, "/mend", b"")
+        assert browser.get("/api/run").status_code == 200
+        assert browser.post(f"/api/mending/undo?token={token}", json={"revision": 0}).status_code == 422  # by cookie
+    assert "httponly" in page.history[0].headers["set-cookie"].lower()
+
+
+def test_a_link_leads_nowhere_else(open_server: Running) -> None:
+    where = urlsplit(open_server.address)
+    connection = http.client.HTTPConnection("127.0.0.1", where.port or 0, timeout=3600)
+    connection.request("GET", f"//evil.example/?{where.query}")
+    answer = connection.getresponse()
+    assert answer.status in (303, 404)
+    assert not (answer.getheader("location") or "/").startswith("//")
+    connection.close()
 
 
 def test_without_a_token_no_app_is_made_for_others(run: Run, tmp_path: Path) -> None:

@@ -1,21 +1,21 @@
 """Places that cannot be written to or read from, on the command line: each is one line, no traceback."""
 
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from killed_runs import Commands, commands
 
 from data_files import write_classes
 from prototree.run import Run
 from tiny_mending import tiny_run
 
 
-def prototree(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "prototree", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=3600, env=environment)
+@pytest.fixture(scope="module")
+def do(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with commands(tmp_path_factory.mktemp("commands")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.parametrize("command", ["train", "report", "explain", "sheet", "relearn"])
-def test_an_out_that_is_no_folder_is_one_line(run: Run, tmp_path: Path, command: str) -> None:
+def test_an_out_that_is_no_folder_is_one_line(do: Commands, run: Run, tmp_path: Path, command: str) -> None:
     photos = write_classes(tmp_path / "photos", {"a": 3, "b": 3})
     (tmp_path / "file").write_text("not a folder")
     out = tmp_path / "file" / "out"
@@ -37,20 +37,20 @@ def test_an_out_that_is_no_folder_is_one_line(run: Run, tmp_path: Path, command:
         "sheet": ["data", "check", photos, "--sheet", out / "sheet.png"],
         "relearn": ["relearn", run.folder, "--out", out],
     }
-    done = prototree(*words[command])
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "error: " in done.stderr
+    done = do.run(*words[command])
+    assert done.code == 1, done.err
+    assert "Traceback" not in done.err
+    assert "error: " in done.err
     assert (tmp_path / "file").read_text() == "not a folder"
 
 
-def test_explaining_a_folder_goes_on_after_a_bad_photo(run: Run, tmp_path: Path) -> None:
+def test_explaining_a_folder_goes_on_after_a_bad_photo(do: Commands, run: Run, tmp_path: Path) -> None:
     photos = write_classes(tmp_path / "photos", {"a": 3})
     (photos / "a" / "1.jpg").write_bytes((photos / "a" / "1.jpg").read_bytes()[:300])
     os.mkfifo(photos / "a" / "pipe.jpg")
-    done = prototree("explain", run.folder, photos, "--out", tmp_path / "out")
-    assert done.returncode == 1
-    assert "1.jpg is not an image we can read" in done.stderr
-    assert "pipe.jpg cannot be opened: it is a pipe" in done.stderr
-    assert "2 of 4 images could not be used; the others are done" in done.stderr
+    done = do.run("explain", run.folder, photos, "--out", tmp_path / "out")
+    assert done.code == 1
+    assert "1.jpg is not an image we can read" in done.err
+    assert "pipe.jpg cannot be opened: it is a pipe" in done.err
+    assert "2 of 4 images could not be used; the others are done" in done.err
     assert len(list((tmp_path / "out").glob("*/decision.html"))) == 2
