@@ -18,7 +18,7 @@ from typing import Any
 from prototree.report import tree_page
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from sample_explanations import random_topology, tree
+from sample_explanations import random_topology, tree  # type: ignore[import-not-found]
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 STEPS, SECONDS = 200, 2.0
@@ -69,7 +69,7 @@ def frames_per_second(page: Any) -> float:
     page.evaluate("() => { window.counting = false }")
     seen = page.evaluate("() => window.frames_seen")
     gaps = sorted(later - earlier for earlier, later in pairwise(seen))
-    return 1000 / max(gaps[int(0.9 * len(gaps))], 1e-9)
+    return float(1000 / max(gaps[int(0.9 * len(gaps))], 1e-9))
 
 
 if __name__ == "__main__":
