@@ -63,7 +63,7 @@ def test_misfits_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected 4 class names"):
         imported(folder)
     (folder / "classes.txt").write_text("\n".join(NAMES))
-    with pytest.raises(WeightsError, match="^the network in tree.pkl holds the weights of another network"):
+    with pytest.raises(WeightsError, match=r"^the network in tree\.pkl holds the weights of another network"):
         imported(folder, backbone="test_efficientnet")
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_reference(tmp_path / "nowhere", classes=folder / "classes.txt")
