@@ -174,7 +174,7 @@ def _train(
         if not (resume and (out / name / _FINISHED).exists())
     ]
     jobs, threads = machine.shared_out(max(len(waiting), 1))
-    observer.stage(f"{len(waiting)} of {len(each)} runs to train, {jobs} at a time, {threads} threads each")
+    observer.stage(f"{len(waiting)} of {len(each)} runs to train, {jobs} at a time, threads each: {threads}")
     _run_all(waiting, jobs, threads, observer)
     return tuple(Run(out / name) for name in each)
 
