@@ -199,7 +199,7 @@ def test_the_command_predicts_judges_and_goes_on(run: Run, tmp_path: Path) -> No
     assert len(table) == len(rows)
     right = sum(row["answer"] == row["label"] for row in table)
     assert f"{right} of {len(photos_of(run))} answers are right" in done.stdout
-    assert "1 photos are not counted: the tree has no class 'x'" in done.stdout
+    assert "photos not counted: 1 (the tree has no class 'x')" in done.stdout
     assert "taken for" in done.stdout
     assert "1 of 14 photos could not be read" in done.stderr
     assert any("“a mark”" in row["path"] for row in table)

@@ -51,7 +51,7 @@ def test_prototypes_stay_where_they_were_put_and_the_head_learns(
 ) -> None:
     mended = request.getfixturevalue("mended") if question == "choice" else mended_run(tmp_path, question)
     before = content_of(mended.folder)
-    learned = relearn(mended.folder, tmp_path / "learned", settings={"epochs": 20})
+    learned = relearn(mended.folder, tmp_path / "learned", settings={"epochs": 40})
     assert content_of(mended.folder) == before, "the mended run is never changed"
     assert places(learned) == places(mended)
     assert learned.tree().topology.left.tolist() == mended.tree().topology.left.tolist()

@@ -45,7 +45,7 @@ class Agreement:
             said.append(f"{answered}{share}" + (f"; {silent} times the tree does not know" if silent else ""))
         if self.unknown:
             names = ", ".join(map(repr, list(self.unknown)[:_MOST])) + (", …" if len(self.unknown) > _MOST else "")
-            said.append(f"{self.unknown.total()} photos are not counted: the tree has no class {names}")
+            said.append(f"photos not counted: {self.unknown.total()} (the tree has no class {names})")
         return said
 
     def table(self) -> Table:
