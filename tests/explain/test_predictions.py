@@ -184,7 +184,7 @@ def test_the_command_predicts_judges_and_goes_on(run: Run, tmp_path: Path) -> No
     def command(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "prototree", "predict", str(run.folder), *words]
-        return subprocess.run(command, input=given, capture_output=True, text=True, timeout=300, env=environment)
+        return subprocess.run(command, input=given, capture_output=True, text=True, timeout=3600, env=environment)
 
     done = command(str(tmp_path / "list.csv"), "--out", str(tmp_path / "p.csv"), "--top", "2")
     assert done.returncode == 0, done.stderr

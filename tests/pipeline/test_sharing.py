@@ -322,7 +322,7 @@ def test_the_commands_open_a_packed_tree(run: Run, packed: Path, tmp_path: Path)
     def command(*words: str) -> str:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "60"}
         done = subprocess.run(
-            [sys.executable, "-m", "prototree", *words], capture_output=True, text=True, timeout=300, env=environment
+            [sys.executable, "-m", "prototree", *words], capture_output=True, text=True, timeout=3600, env=environment
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
