@@ -28,7 +28,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rubbish = shutil.ignore_patterns(".git", ".venv", "runs", "dist", ".*_cache", "__pycache__")
     shutil.copytree(ROOT, source, ignore=rubbish)
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(out)]
-    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=3600)
     return out
 
 
@@ -74,10 +74,10 @@ def clean(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of a new environment with the wheel and its core dependencies, linked from here: no network."""
     (wheel,) = built.glob("*.whl")
     folder = tmp_path_factory.mktemp("clean") / "env"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=3600)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, str(wheel)], check=True, timeout=300)
+    subprocess.run([*pip, str(wheel)], check=True, timeout=3600)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     for distribution in core_distributions(wheel).values():
         for name in sorted({file.parts[0] for file in distribution.files or [] if ".." not in file.parts}):
@@ -104,7 +104,7 @@ def test_in_a_clean_environment_a_packed_model_predicts(
             env=environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=3600,
         )
 
     where = program("python", "-c", "import prototree; print(prototree.__file__)").stdout

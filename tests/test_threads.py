@@ -14,7 +14,7 @@ SAY = "; import os; print(os.environ.get('OMP_WAIT_POLICY'))"
 def after(code: str, **chosen: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key not in CHOSEN_BY_USERS}
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=environment | chosen, capture_output=True, text=True, timeout=300, check=True)
+    return subprocess.run(command, env=environment | chosen, capture_output=True, text=True, timeout=3600, check=True)
 
 
 def test_waiting_threads_sleep_and_torch_hears_of_it() -> None:

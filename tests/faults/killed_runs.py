@@ -67,7 +67,7 @@ def commands(folder: Path, threads: int = 1) -> Iterator[Commands]:
         yield Commands(server, folder)
     finally:
         server.stdin.close()
-        server.wait(60)
+        server.wait(3600)
         server.stdout.close()
 
 

@@ -161,7 +161,7 @@ def test_killed_in_the_middle_and_continued_it_ends_with_the_same_weights(
             break
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL, process.communicate()[1][-2000:]
+    assert process.wait(3600) == -signal.SIGKILL, process.communicate()[1][-2000:]
     process.communicate()
     assert not (tmp_path / "run" / "trained").exists()
     continued = start(*words, "--resume", cache=tmp_path)

@@ -177,7 +177,7 @@ def test_stopping_several_stops_all_of_them_with_their_states_saved(photos: Path
     while time.monotonic() < deadline and not all(log.exists() for log in logs) and process.poll() is None:
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=3600)
     assert process.returncode == 130, errors
     assert "--resume" in errors
     for seed in (0, 1):

@@ -114,28 +114,62 @@ async def never() -> Any:
     raise AssertionError("nobody reads it")
 
 
-@pytest.mark.parametrize("asked_before", [False, True])
-def test_a_request_that_never_ends_its_head_is_closed(monkeypatch: pytest.MonkeyPatch, asked_before: bool) -> None:
-    monkeypatch.setattr(server, "_SILENT_SECONDS", 0.01)
+class Wire(asyncio.Transport):
+    """What the server writes to, here nowhere."""
+
+    closed = False
+
+    def write(self, data: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+def test_a_request_that_never_ends_its_head_is_closed() -> None:
+    """At the second look; answers that take their time, and pauses between requests, are left alone."""
+    answering = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await asyncio.sleep(0.1)  # longer than two looks: an answer that takes its time is waited for
+        await answering.wait()
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
 
-    async def call() -> bytes:
+    async def call() -> None:
         config = uvicorn.Config(app, log_level="critical", lifespan="off")
         config.load()
-        made = lambda: server._Connection(config, ServerState(), {})  # noqa: E731
-        async with await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0) as listening:
-            reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
-            whole = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
-            writer.write((whole if asked_before else b"") + whole[:20])
-            answer = await reader.read()
-            writer.close()
-            return answer
+        state, whole = ServerState(), b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        for asked_before in (False, True):
+            connection, wire = server._Connection(config, state, {}), Wire()
+            connection.connection_made(wire)
+            if asked_before:
+                connection.data_received(whole)
+                await looked_at(connection, wire, 4, still_open=True)
+                answering.set()
+                await asyncio.gather(*state.tasks)
+                await looked_at(connection, wire, 4, still_open=True)
+            connection.data_received(whole[:20])
+            await looked_at(connection, wire, 1, still_open=True)
+            await looked_at(connection, wire, 1, still_open=False)
+            connection.connection_lost(None)
 
-    assert asyncio.run(call()).startswith(b"HTTP/1.1 204" if asked_before else b"")
+    asyncio.run(call())
+
+
+async def looked_at(connection: server._Connection, wire: Wire, times: int, *, still_open: bool) -> None:
+    for _ in range(times):
+        connection._look_again()
+        await asyncio.sleep(0)
+    assert wire.closed != still_open
 
 
 def receive_all(monkeypatch: pytest.MonkeyPatch, messages: list[dict[str, Any]], **limits: float) -> int:

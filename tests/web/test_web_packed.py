@@ -82,7 +82,7 @@ def test_the_api_page_names_its_own_address(client: "httpx.Client", server: Runn
 
 def test_a_run_whose_photos_are_gone_can_be_looked_at_and_tried(photo: Path, tmp_path: Path) -> None:
     run = photo.with_name("run")
-    with serving(run, cache=tmp_path) as server, httpx.Client(base_url=server.address, timeout=60) as client:
+    with serving(run, cache=tmp_path) as server, httpx.Client(base_url=server.address, timeout=3600) as client:
         assert client.get("/").status_code == 200
         found = client.post("/api/decisions", content=photo.read_bytes(), headers={"Content-Type": "image/png"})
         assert found.json()["answer"] == ask(run, photo).label
