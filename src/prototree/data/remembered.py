@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from prototree.files import cache_folder, open_regular, remove_leftovers, write_
 
 logger = logging.getLogger(__name__)
 
+SETTLED = 2 * 10**9  # nanoseconds since a file changed: sooner, a second change may go by the same tick of the clock
 THREADS = 8  # more than cores: on a slow or remote disk they mostly wait
 _VERSION = 1
 
@@ -59,28 +61,28 @@ def photo_digests(paths: Iterable[Path]) -> dict[Path, str]:
         file = table_of("digests", folder)
         before = read_table(file)
         rows = dict(zip(own, _digests(own, before), strict=True))
-        found |= {path: str(row[2]) for path, row in rows.items()}
-        after = {path.name: row for path, row in rows.items() if row[0] != _UNREADABLE}
+        found |= {path: str(row[-1]) for path, row in rows.items()}
+        now = time.time_ns()
+        after = {path.name: row for path, row in rows.items() if len(row) == 4 and now - int(row[2]) >= SETTLED}
         if any(before.get(name) != row for name, row in after.items()):
             write_table(file, before | after)
     return found
-
-
-_UNREADABLE = -1
 
 
 def _digests(paths: Sequence[Path], before: Mapping[str, Row]) -> list[Row]:
     def look(path: Path) -> Row:
         try:
             status = os.stat(path)
+            # The last is set by the system, so that a photo replaced by one of the same length and time is read again.
+            stamp: Row = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
             known = before.get(path.name, [])
-            if known[:2] == [status.st_size, status.st_mtime_ns] and len(known) == 3:
+            if known[:-1] == stamp:
                 return known
             with open_regular(path, MAX_BYTES) as opened:
                 digest = hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         except (OSError, ValueError):  # a path with a zero byte is a ValueError
-            return [_UNREADABLE, 0, f"unreadable {path}"]
-        return [status.st_size, status.st_mtime_ns, digest]
+            return [f"unreadable {path}"]
+        return [*stamp, digest]
 
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(look, paths))
