@@ -116,8 +116,8 @@ def _limits(tree: ProtoTree, metrics: Mapping[str, Any]) -> list[str]:
     strangers = (
         f"It always answers with one of its {tree.n_classes} classes, also for a photo that shows none of them."
         if (tree.sureness.least, tree.sureness.farthest) == (Sureness.least, Sureness.farthest)
-        else f"It knows {tree.n_classes} classes. A photo that shows none of them may still be answered with one: it says "
-        '"I don\'t know" only where it is hardly sure or the photo is far from what decides.'
+        else f"It knows {tree.n_classes} classes. A photo that shows none of them may still be answered with one: it "
+        'says "I don\'t know" only where it is hardly sure or the photo is far from what decides.'
     )
     return [
         "## Limits",
