@@ -20,6 +20,7 @@ from prototree.pipeline.fit import fit
 from prototree.run import Run
 from prototree.tree import hub
 from prototree.tree.checkpoint import load
+from prototree.tree.sureness import Sureness
 from tiny_training import TINY, write_squares
 
 # The hub client's own, about the HTTP library below it.
@@ -159,6 +160,17 @@ def test_the_card_tells_what_was_measured(run: Run, tmp_path: Path) -> None:
     assert 'prototree.load("me/squares")' in card
     assert (tmp_path / "tree.png").stat().st_size > 1000
     assert "source" not in json.loads((tmp_path / "metrics.json").read_text())
+
+
+def test_the_card_says_whether_the_tree_says_that_it_does_not_know(run: Run) -> None:
+    tree = run.tree()
+    assert "It always answers with one of its 3 classes" in model_card(
+        "me/squares", tree, {}, licence="mit", picture=None
+    )
+    tree.sureness = Sureness(1.0, 0.0, 9, least=0.4)
+    card = model_card("me/squares", tree, {}, licence="mit", picture=None)
+    assert "always answers" not in card
+    assert 'it says "I don\'t know" only where' in card
 
 
 def test_names_in_a_card_are_text(run: Run) -> None:

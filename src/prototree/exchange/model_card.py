@@ -7,6 +7,7 @@ from typing import Any
 from prototree.errors import ConfigError
 from prototree.evaluation.tables import percent
 from prototree.tree.model import ProtoTree
+from prototree.tree.sureness import Sureness
 
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
 
@@ -112,11 +113,17 @@ def _limits(tree: ProtoTree, metrics: Mapping[str, Any]) -> list[str]:
         if tree.sureness.n_photos
         else "The sureness has not been fitted on held-out photos: it is no probability of being right."
     )
+    strangers = (
+        f"It always answers with one of its {tree.n_classes} classes, also for a photo that shows none of them."
+        if (tree.sureness.least, tree.sureness.farthest) == (Sureness.least, Sureness.farthest)
+        else f"It knows {tree.n_classes} classes. A photo that shows none of them may still be answered with one: it "
+        'says "I don\'t know" only where it is hardly sure or the photo is far from what decides.'
+    )
     return [
         "## Limits",
         "",
         f"- {learnt} and no others: photos of other cameras, places or seasons may be answered worse than these.",
-        f"- It always answers with one of its {tree.n_classes} classes, also for a photo that shows none of them.",
+        f"- {strangers}",
         f"- {sure}",
         "- A patch that looks alike to a person and a patch that is near for the network are not always the same.",
         "",
