@@ -1,16 +1,19 @@
 """The floor: how many views a second a frozen network can look at on this machine, whoever runs it.
 
-Rounds take turns and medians are compared, as ratios to what the package itself does with `engine = torch`. The last
-rows have decoding and resizing in them: the package's own pass over photos beside the network alone.
+Rounds take turns and medians are compared, as ratios to what the package itself does with `engine = torch`: by the
+clock, and by processor time, which means more where other programs run. The last rows have decoding and resizing in
+them: the package's own pass over photos beside the network alone.
 
     python benchmarks/bench_inference.py [SECONDS A ROUND]
 
-torch.compile is asked for with COMPILE=1, since it needs a C++ compiler and minutes. Engines that are not installed
-are left out. Nothing here calls OpenVINO's converter, which would send statistics.
+torch.compile needs a C++ compiler and a minute; without a compiler it is left out, and so are engines that are not
+installed. Nothing here calls OpenVINO's converter, which would send statistics. 8-bit numbers change the maps: their
+error is given beside their speed, as a share of the spread of the maps.
 """
 
 import importlib.util
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -36,26 +39,29 @@ from prototree.network.folding import folded
 from prototree.training.filling import from_photos
 
 NETWORKS = (("auto", 288), ("resnet50", 224))
-BATCHES = (1, 2, 4, 8, 32)
-ROUNDS, N_PHOTOS = 5, 64
+BATCHES = (1, 4, 32)
+ROUNDS, N_PHOTOS, N_CALIBRATION = 3, 32, 16
 Run = Callable[[Tensor], object]
 
 
-def rates(runs: dict[str, tuple[Run, int]], size: int, seconds: float) -> dict[str, float]:
-    """Views a second of each, the median of rounds taken in turns."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+def rates(runs: dict[str, tuple[Run, int]], size: int, seconds: float) -> dict[str, tuple[float, float]]:
+    """Views a second and a processor second of each, medians of rounds taken in turns."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for turn in range(ROUNDS + 1):
         for name, (run, batch) in runs.items():
-            images, start, n_views = torch.rand(batch, 3, size, size), time.perf_counter(), 0
-            while not n_views or time.perf_counter() - start < seconds:
+            images, n_views = torch.rand(batch, 3, size, size), 0
+            start, busy = time.perf_counter(), time.process_time()
+            while not n_views or (turn and time.perf_counter() - start < seconds):
                 run(images)
                 n_views += batch
             if turn:  # the first round warms up
-                found[name].append(n_views / (time.perf_counter() - start))
-    return {name: statistics.median(taken) for name, taken in found.items()}
+                taken = time.perf_counter() - start, time.process_time() - busy
+                found[name].append((n_views / taken[0], n_views / max(taken[1], 1e-9)))
+    by_name = ((name, list(zip(*taken, strict=True))) for name, taken in found.items())
+    return {name: (statistics.median(clock), statistics.median(busy)) for name, (clock, busy) in by_name}
 
 
-def contenders(backbone: Backbone) -> dict[str, tuple[Run, int]]:
+def contenders(backbone: Backbone, folder: Path) -> dict[str, tuple[Run, int]]:
     """Everybody who can run the network here, with the size of a batch."""
     small = folded(backbone)
     runs: dict[str, tuple[Run, int]] = {
@@ -67,16 +73,52 @@ def contenders(backbone: Backbone) -> dict[str, tuple[Run, int]]:
             lambda images: small.trunk(images.contiguous(memory_format=torch.channels_last)),
             batch,
         )
+    if shutil.which("g++"):
+        torch._inductor.config.freezing = True
+        runs["torch.compile with freezing, batch 4"] = (torch.compile(small.trunk), 4)
     if importlib.util.find_spec(ONNXRUNTIME) is not None:
         converted = frozen(backbone, ONNXRUNTIME)
         if converted.engine == ONNXRUNTIME:
             runs["the package, engine onnxruntime"] = (converted, 32)
             runs |= {f"onnxruntime, batch {batch}": (converted.run, batch) for batch in BATCHES}
+            runs |= _int8(backbone, folder)
             runs |= _openvino(backbone)
-    if os.environ.get("COMPILE"):
-        torch._inductor.config.freezing = True
-        runs["torch.compile with freezing, batch 4"] = (torch.compile(small.trunk), 4)
     return runs
+
+
+def _int8(backbone: Backbone, folder: Path) -> dict[str, tuple[Run, int]]:
+    """onnxruntime with 8-bit weights and activations, calibrated on smooth noise; says how far its maps are off."""
+    import onnxruntime
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    images = [smooth_noise(backbone.preprocessing.size, seed) for seed in range(N_CALIBRATION + 4)]
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._left = iter(images[:N_CALIBRATION])
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            image = next(self._left, None)
+            return None if image is None else {"images": image}
+
+    path = folder / "int8.onnx"
+    kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "per_channel": True}
+    quantize_static(engine._file(backbone), path, Reader(), quant_format=QuantFormat.QDQ, **kinds)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    exact = frozen(backbone)
+    pairs = [(exact(torch.from_numpy(one)).numpy(), session.run(None, {"images": one})[0]) for one in images[-4:]]
+    error = statistics.mean(float(np.sqrt(np.square(a - b).mean()) / a.std()) for a, b in pairs)
+    name = f"onnxruntime, 8-bit (maps off by {error:.0%} of their spread), batch 4"
+    return {name: (lambda batch: session.run(None, {"images": batch.numpy()}), 4)}
+
+
+def smooth_noise(size: int, seed: int) -> np.ndarray:
+    """A picture as the network sees it: broad patches of colour."""
+    rough = torch.rand(1, 3, size // 16, size // 16, generator=torch.Generator().manual_seed(seed))
+    smooth = torch.nn.functional.interpolate(rough, size=(size, size), mode="bicubic")
+    return ((smooth - 0.5) * 4).numpy()
 
 
 def _openvino(backbone: Backbone) -> dict[str, tuple[Run, int]]:
@@ -146,21 +188,24 @@ def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
     for name, size in NETWORKS:
         torch.manual_seed(0)
-        backbone = Backbone(name, None, image_size=size, split=False).eval()
-        with torch.inference_mode():
-            found = rates(contenders(backbone), size, seconds)
+        weights = "auto" if name == "auto" else None  # an 8-bit network with random weights says nothing of its error
+        backbone = Backbone(name, weights, image_size=size, split=False).eval()
+        with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+            found = rates(contenders(backbone, Path(folder)), size, seconds)
         own = found["the package, engine torch"]
-        table = Table("who runs it", "views a second", "ratio", title=f"{backbone.name}, {size} px")
-        for who, rate in found.items():
-            table.add_row(who, f"{rate:.1f}", f"{rate / own:.2f}×")
+        titles = ("who runs it", "views a second", "ratio", "views a processor second", "ratio")
+        table = Table(*titles, title=f"{backbone.name}, {size} px, {torch.get_num_threads()} threads")
+        for who, (clock, busy) in found.items():
+            table.add_row(who, f"{clock:.1f}", f"{clock / own[0]:.2f}×", f"{busy:.1f}", f"{busy / own[1]:.2f}×")
         if name == "auto":
             for which in (TORCH, *([ONNXRUNTIME] if "the package, engine onnxruntime" in found else [])):
                 whole, alone = with_decoding(backbone, which)
-                table.add_row(f"{which}: photos decoded, 2 views each", f"{whole:.1f}", f"{whole / alone:.2f}× alone")
+                title = f"{which}: photos decoded, 2 views each"
+                table.add_row(title, f"{whole:.1f}", f"{whole / alone:.2f}× alone", "", "")
             one, two = two_processes(seconds)
-            table.add_row("1 process, 2 threads", f"{one:.1f}", "")
-            table.add_row("2 processes, 1 thread each", f"{two:.1f}", f"{two / one:.2f}× 1 process")
-        Console().print(table)
+            table.add_row("1 process, 2 threads", f"{one:.1f}", "", "", "")
+            table.add_row("2 processes, 1 thread each", f"{two:.1f}", f"{two / one:.2f}× 1 process", "", "")
+        Console(width=140).print(table)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def tree(
         left=tuple(topology.left.tolist()),
         right=tuple(topology.right.tolist()),
         prototypes=prototypes,
-        leaf_probs=tuple(_leaf(leaf, topology.n_leaves, n_classes) for leaf in range(topology.n_leaves)),
+        leaf_probs=np.array([_leaf(leaf, topology.n_leaves, n_classes) for leaf in range(topology.n_leaves)]),
         accuracy={"soft": 0.75, "max_path": 0.74, "greedy": 0.34},
         question=question,
         sharpness=6.0,
@@ -169,14 +169,14 @@ def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
             )
             for node, present in rule.turns
         )
-        paths[strategy] = PathExplanation(strategy, steps, rule.leaf, explained.leaf_probs[rule.leaf])
+        paths[strategy] = PathExplanation(strategy, steps, rule.leaf, tuple(explained.leaf_probs[rule.leaf].tolist()))
     return DecisionExplanation(
         image=photo.image,
         photo=photo.photo,
         size=photo.size,
         class_names=explained.class_names,
         label=0,
-        soft=explained.leaf_probs[rules[seed % len(rules)].leaf],
+        soft=tuple(explained.leaf_probs[rules[seed % len(rules)].leaf].tolist()),
         paths=paths,
         runner_up={
             "greedy": RunnerUp(1, (Flip(0, 0.42, 0.61, Nearer(0, len(explained.left), 0.31) if is_choice else None),)),

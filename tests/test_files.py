@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from prototree.files import remove_leftovers, write_file
+from prototree.errors import CheckpointError
+from prototree.files import remove_leftovers, write_file, write_listed
 
 
 def test_only_temporary_files_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
@@ -32,3 +33,29 @@ def test_an_interrupted_write_leaves_the_old_content_and_nothing_else(
     with pytest.raises(KeyboardInterrupt):
         write_file(tmp_path / "a", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"old")]
+
+
+def test_listed_files_that_cannot_all_be_written_leave_the_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, synced = tmp_path / "pictures", os.fsync
+    write_listed(folder, {"0": b"old", "1": b"same"}, "list.json", {"of": 1})
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for passing in range(2):  # the first file is written, its list is not
+        left = [passing]
+
+        def full(descriptor: int, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(28, "No space left on device")
+            synced(descriptor)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(CheckpointError, match="No space left on device"):
+                write_listed(folder, {"0": b"new", "1": b"same"}, "list.json", {"of": 2})
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+        assert list(tmp_path.iterdir()) == [folder]
+    write_listed(folder, {"0": b"new", "1": b"same"}, "list.json", {"of": 2})
+    assert (folder / "0").read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [folder]

@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -39,7 +39,7 @@ def read_regular(path: Path | str, limit: int) -> bytes:
     with open_regular(path, limit) as file:
         content = file.read(limit + 1)
     if len(content) > limit:  # it grows while it is read
-        raise OSError(errno.EFBIG, f"it is larger than {_size(limit)}")
+        raise OSError(errno.EFBIG, f"it is larger than {amount(limit)}")
     return content
 
 
@@ -61,7 +61,7 @@ def check_regular(status: os.stat_result, limit: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
     if status.st_size > limit:
-        raise OSError(errno.EFBIG, f"it has {_size(status.st_size)}, at most {_size(limit)} are read")
+        raise OSError(errno.EFBIG, f"it has {amount(status.st_size)}, at most {amount(limit)} are read")
 
 
 def make_folder(folder: Path) -> None:
@@ -138,15 +138,53 @@ def _is_running(process: int) -> bool:
 
 def write_json(path: Path, content: Any) -> None:
     """Replaces a JSON file atomically."""
+    write_file(path, _json_text(path, content))
+
+
+def write_listed(folder: Path, members: Mapping[str, bytes], name: str, content: Any, *, survives: bool = True) -> None:
+    """Files of a folder and the list that says what they are, which is there only while it is right.
+
+    What is there already stays as it is. All else is written beside the folder first and then moved, so that a full
+    disk changes nothing.
+    """
+    make_folder(folder)
+    text = _json_text(folder / name, content)
+    new = [member for member, wanted in members.items() if not _holds(folder / member, wanted)]
+    if not new and _holds(folder / name, text):
+        return
+    waiting = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    try:
+        make_folder(waiting)
+        for member in new:
+            write_file(waiting / member, members[member], survives=survives)
+        write_file(waiting / name, text)
+        (folder / name).unlink(missing_ok=True)
+        for member in (*new, name):
+            os.replace(waiting / member, folder / member)
+    except OSError as error:
+        raise CheckpointError(f"{folder} could not be written ({error.strerror}); try again") from error
+    finally:
+        shutil.rmtree(waiting, ignore_errors=True)
+    sync_folder(folder)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether exactly this is in a file."""
+    with contextlib.suppress(OSError):
+        return read_regular(path, len(content)) == content
+    return False
+
+
+def _json_text(path: Path, content: Any) -> bytes:
     text = _encoded(json.dumps(content, separators=(",", ":"), ensure_ascii=False))
     if len(text) < _INDENTED_BYTES:
         text = _encoded(json.dumps(content, indent=1, ensure_ascii=False))
     if len(text) > MAX_JSON_BYTES:
         raise CheckpointError(
-            f"{path} would have {_size(len(text))}, at most {_size(MAX_JSON_BYTES)} can be read again; "
+            f"{path} would have {amount(len(text))}, at most {amount(MAX_JSON_BYTES)} can be read again; "
             "what was there is unchanged"
         )
-    write_file(path, text)
+    return text
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -227,5 +265,6 @@ def _encoded(text: str) -> bytes:
     return text.encode(errors="surrogatepass")  # a file's name need not be UTF-8
 
 
-def _size(n_bytes: int) -> str:
+def amount(n_bytes: int) -> str:
+    """So many bytes in words."""
     return f"{n_bytes / 2**20:,.0f} MiB" if n_bytes >= 2**20 else f"{n_bytes:,} bytes"

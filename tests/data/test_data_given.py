@@ -141,6 +141,16 @@ def test_a_table_with_an_image_column_by_its_looks(tmp_path: Path) -> None:
     assert [label for label, _ in opened(table, tmp_path)] == LABELS
 
 
+class HalfSplit:
+    """A table with an empty cell, which is not a number to pandas."""
+
+    columns = ("path", "label", "split")
+    itertuples = None
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return ["train", float("nan")] if name == "split" else ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -149,6 +159,12 @@ def test_a_table_with_an_image_column_by_its_looks(tmp_path: Path) -> None:
         (([np.zeros((4, 4, 3)) - 1], ["a"]), "photo 0: expected .* got float64 .* before they are normalised"),
         ((pixels(1), [0.5]), r"expected labels that are names or whole numbers, got 0\.5"),
         ([], "got none"),
+        (
+            {"train": (pixels(2), ["a", "b"])},
+            "expected the parts train and test .* got 'train'; name both",
+        ),
+        ({"trian": [], "test": []}, "got 'trian', 'test'"),
+        (HalfSplit(), "row 1 of the table has an empty split; expected train, test or val"),
         ([3], "expected items of the dataset that are a photo and a label, got int"),
     ],
 )

@@ -1,3 +1,4 @@
+import inspect
 import logging
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import pytest
 import prototree.data
 from data_files import smooth_photo, write_classes, write_cub
 from prototree.data import open_data
+from prototree.data.birds import dataset
+from prototree.data.birds.dataset import write_birds
 from prototree.errors import DataError
 
 
@@ -92,9 +95,19 @@ def test_birds_are_drawn_on_first_use_unless_there_is_a_folder_of_that_name(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    named: list[dict[str, object]] = []
+
+    def draw_few(folder: Path, **options: object) -> Path:
+        named.append(options)
+        return write_birds(folder, **options, train_per_species=2, test_per_species=1)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dataset, "write_birds", draw_few)
     data = open_data("birds")
-    assert (data.kind, data.n_classes, len(data.train), len(data.test)) == ("cub", 12, 720, 240)
+    assert (data.kind, data.n_classes, len(data.train), len(data.test)) == ("cub", 12, 24, 12)
+    usual = {name: one.default for name, one in inspect.signature(write_birds).parameters.items()}
+    assert (usual["train_per_species"], usual["test_per_species"]) == (60, 20)
     assert data.root.is_relative_to(own_cache)
     assert open_data("birds").root == data.root
+    assert named == [{"workers": 1}], "drawn once, as many as usual"
     write_classes(tmp_path / "birds", {"crow": 12, "wren": 12})
     assert open_data("birds").class_names == ("crow", "wren")

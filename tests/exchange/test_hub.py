@@ -97,8 +97,9 @@ def test_without_the_hub_the_last_one_is_used(
 
 
 def test_what_is_not_there_or_no_tree_is_named(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckpointError, match=r"no folder you/nothing here.*Repository"):
+    with pytest.raises(CheckpointError, match=r"no folder you/nothing here.*Repository") as told:
         load("you/nothing")
+    assert "Please" not in str(told.value)
     server.files["you/text"] = {"README.md": b"a language model"}
     with pytest.raises(CheckpointError, match="no prototype tree"):
         load("you/text")

@@ -17,6 +17,7 @@ from prototree.cli import app
 from prototree.data.augment import to_input
 from prototree.data.listing import Listed, listed_photos
 from prototree.errors import ConfigError, DataError
+from prototree.evaluation.tables import percent
 from prototree.explain.answers import UNKNOWN
 from prototree.explain.predictions import Prediction, predict_each
 from prototree.files import write_json
@@ -93,9 +94,9 @@ def test_what_is_not_sure_enough_is_not_known(run: Run) -> None:
 @pytest.mark.parametrize(
     ("photos", "message"),
     [
-        (np.zeros((2, 8, 8, 3)), "expected photos as a uint8 array of N×height×width×3"),
+        (np.zeros((2, 8, 8, 3)), "float64 of shape .*; give 8-bit numbers from 0 to 255"),
         (torch.zeros(2, 3, 8, 8), "expected preprocessed tensors of 32×32 pixels, got 8×8"),
-        (torch.zeros(2, 8, 8, dtype=torch.uint8), "expected a tensor of N×3×height×width"),
+        (torch.zeros(2, 8, 8, dtype=torch.uint8), "expected a tensor of N×3×.*; move red, green and blue there"),
         (None, "expected a path, a PIL image, a uint8 array or a tensor, got NoneType"),
         (b"bytes", "expected a path, a PIL image, a uint8 array or a tensor, got bytes"),
         ([object()], "expected a path, a PIL image, a uint8 array or a tensor, got object"),
@@ -103,7 +104,7 @@ def test_what_is_not_sure_enough_is_not_known(run: Run) -> None:
     ],
 )
 def test_what_is_no_photo_is_refused(run: Run, photos: object, message: str) -> None:
-    with pytest.raises(DataError, match=message.replace("*", r"\*")):
+    with pytest.raises(DataError, match=message):
         prototree.predict(run.tree(), photos)  # type: ignore[arg-type]
 
 
@@ -208,3 +209,27 @@ def test_the_command_predicts_judges_and_goes_on(run: Run, tmp_path: Path) -> No
     assert len(read.stdout.splitlines()) == 2
     assert "not read" in read.stdout
     assert command(str(tmp_path / "broken.jpg")).exit_code == 1
+    nothing = command("-", "--out", str(tmp_path / "none.csv"), given="\n")
+    assert isinstance(nothing.exception, DataError)
+    assert "found no photo in the names on standard input" in str(nothing.exception)
+    assert not list(tmp_path.glob("none.csv*"))
+
+
+def test_printed_answers_have_the_likeliest_classes_where_they_are_asked_for(run: Run) -> None:
+    one, *_ = prototree.predict(run, photos_of(run)[:1], top=2)
+    printed = [
+        CliRunner().invoke(app, ["predict", str(run.folder), one.name, *words]).stdout for words in ([], ["--top", "2"])
+    ]
+    assert "by all leaves" not in printed[0]
+    assert printed[1].strip().endswith(f"by all leaves: {', '.join(f'{name} {percent(p)}' for name, p in one.top)}")
+
+
+def test_a_table_of_photos_is_a_list_of_them(run: Run) -> None:
+    pandas = pytest.importorskip("pandas")
+    paths = list(map(str, photos_of(run)[:3]))
+    table = pandas.DataFrame({"File": paths, "label": ["red", None, "x"]})
+    assert [(one.name, one.truth) for one in prototree.predict(run, table)] == list(
+        zip(paths, ["red", None, "x"], strict=True)
+    )
+    with pytest.raises(DataError, match="expected a table with a column path, file, filename or image"):
+        prototree.predict(run, table[["label"]])

@@ -1,6 +1,7 @@
 """The pictures of prototypes: from the data, from the run, or grey."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,29 @@ def test_pictures_of_another_projection_are_not_used(tree: ProtoTree, data: Imag
     pictures = PrototypePictures(tree, None, tmp_path)
     assert not pictures.complete
     assert (pictures.crop(0) == GREY).all()
+
+
+def test_stored_again_the_same_pictures_need_no_disk(
+    tree: ProtoTree, data: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pictures(tree, data, tmp_path / "pictures")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, full)
+    write_pictures(tree, data, tmp_path / "pictures")
+    assert PrototypePictures(tree, None, tmp_path / "pictures").complete
+
+
+def test_where_a_photo_is_gone_its_stored_picture_stays(tree: ProtoTree, data: ImageData, tmp_path: Path) -> None:
+    write_pictures(tree, data, tmp_path / "pictures")
+    data.train[0].path.unlink()
+    write_pictures(tree, data, tmp_path / "pictures")
+    pictures = PrototypePictures(tree, None, tmp_path / "pictures")
+    assert pictures.complete
+    assert (pictures.crop(6) == (0, 255, 0)).all()
 
 
 @pytest.mark.parametrize("damage", [b"", b"RIFF nonsense"])

@@ -1,18 +1,18 @@
 """A run that is killed at any moment of any stage and continued is the run that nobody disturbed, bit for bit.
 
-Moments are events, not times (`fork_server`). What is compared are all files of the two folders, caches included, but
-for how long things took.
+Moments are events, not times (`tests/fork_server.py`). What is compared are all files of the two folders, caches
+included, but for how long things took.
 """
 
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from killed_runs import Commands, Ended, commands, content, differences, options
 
+from killed_runs import Commands, Ended, commands, content, differences, options
 from prototree.mend.relearning import learns_on
 from prototree.run import Run
 from tiny_training import TINY, TINY_WARM, write_squares
@@ -22,13 +22,14 @@ NETWORK = {"backbone": "test_efficientnet", "level": -2, "depth": 8, "batch_size
 WARM = TINY_WARM | NETWORK | {"pretrain_epochs": 2, "head_epochs": 2, "epochs": 2, "hold_out": 2, "head_width": 8}
 PAPER = TINY | NETWORK | {"pretrain_epochs": 1, "cache_views": 2, "freeze_epochs": 1, "epochs": 2, "height": 2}
 RECIPES: dict[str, dict[str, Any]] = {"warm": WARM, "paper": PAPER}
+Count = Callable[[str, object], None]
 
 
 class Ground:
     """Photos, a run that nobody disturbed, and a way to disturb others."""
 
     def __init__(self, folder: Path, do: Commands, recipe: str) -> None:
-        self.folder, self.do, self._settings = folder, do, RECIPES[recipe]
+        self.folder, self.do, self.recipe, self._settings = folder, do, recipe, RECIPES[recipe]
         self.photos = write_squares(folder / "photos", train=14, test=2)
         self._count = 0
         self.free = folder / "undisturbed" / "run"
@@ -67,21 +68,20 @@ def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield Ground(folder, do, request.param)
 
 
-def test_killed_in_every_stage_a_run_ends_with_the_same_bits(ground: Ground) -> None:
+def test_killed_in_every_stage_a_run_ends_with_the_same_bits(ground: Ground, record_property: Count) -> None:
     moments = ground.moments(random.Random(1), each=1)
     run, ends = ground.disturbed_at(moments, signal.SIGKILL)
     kills = sum(end.code == -signal.SIGKILL for end in ends)
-    print(f"{kills} kills in {len(moments)} stages of one run")
     assert kills == len(moments)
     assert differences(content(run), ground.expected) == []
+    record_property("counted", f"{ground.recipe}: {kills} kills, one in each stage of one run: no file differs")
 
 
-def test_asked_to_stop_in_every_stage_a_run_says_what_is_kept(ground: Ground) -> None:
+def test_asked_to_stop_in_every_stage_a_run_says_what_is_kept(ground: Ground, record_property: Count) -> None:
     moments = ground.moments(random.Random(2), each=1)
     number = signal.SIGTERM if len(moments) % 2 else signal.SIGINT
     run, ends = ground.disturbed_at(moments, number)
     stopped = ends[:-1]
-    print(f"{len(stopped)} signals in {len(moments)} stages of one run")
     for (stage, _), end in zip(moments, stopped, strict=True):
         assert end.code == 130, (stage, end.code, end.err)
         assert "Traceback" not in end.err
@@ -90,6 +90,8 @@ def test_asked_to_stop_in_every_stage_a_run_says_what_is_kept(ground: Ground) ->
         assert "continue with the same command and --resume" in end.err
     assert "trained, pruned, projected" in stopped[-1].err
     assert differences(content(run), ground.expected) == []
+    name = signal.Signals(number).name
+    record_property("counted", f"{ground.recipe}: {len(stopped)} {name}, each said what is kept: no file differs")
 
 
 def test_the_number_of_workers_changes_no_bit(ground: Ground) -> None:
@@ -134,7 +136,7 @@ def test_leftovers_of_killed_processes_are_removed(ground: Ground) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_relearning_ends_with_the_same_bits(ground: Ground) -> None:
+def test_a_killed_relearning_ends_with_the_same_bits(ground: Ground, record_property: Count) -> None:
     if not learns_on(Run(ground.free)):
         pytest.skip("the published recipe moves its prototypes")
 
@@ -147,15 +149,15 @@ def test_a_killed_relearning_ends_with_the_same_bits(ground: Ground) -> None:
     chance = random.Random(4)
     moments = [(number, chance.randrange(count)) for number, (_, count) in undisturbed.stages.items()]
     kills = [relearn(run, at=moment).code for moment in moments]
-    print(f"{len(kills)} kills of one relearning")
     assert kills == [-signal.SIGKILL] * len(moments)
     assert relearn(run).code == 0
     assert differences(content(run), content(free)) == []
+    record_property("counted", f"relearn: {len(kills)} kills, one in each stage: no file differs")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_kills_at_random_moments(ground: Ground, workers: int) -> None:
+def test_kills_at_random_moments(ground: Ground, workers: int, record_property: Count) -> None:
     chance, kills, runs = random.Random(3 + workers), 0, 0
     moments = ground.moments(chance, each=3)
     chance.shuffle(moments)
@@ -165,5 +167,7 @@ def test_kills_at_random_moments(ground: Ground, workers: int) -> None:
         kills, runs = kills + sum(end.code == -signal.SIGKILL for end in ends), runs + 1
         found = differences(content(run), ground.expected)
         assert found == (["config.toml"] if workers else []), some
-    print(f"{kills} kills in {runs} runs with {workers} workers: none differs")
     assert kills > runs
+    record_property(
+        "counted", f"{ground.recipe}: {kills} kills at random in {runs} runs, {workers} workers: none differs"
+    )

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from killed_runs import Commands, commands
 
 from data_files import write_classes
+from killed_runs import Commands, commands
 from prototree.run import Run
 from tiny_mending import tiny_run
 

@@ -66,7 +66,7 @@ def test_the_reach_of_a_side_is_learned_as_in_training(bench: Bench) -> None:
     state = bench.apply(bench.start, Replace(4, "7.png", "full", (2, 1), "left"))
     learned = copied(state.tree)
     learned.usual.zero_()
-    learn_usual(learned, state.training.distance, bench.training.labels)
+    learn_usual(learned, [(state.training.distance, bench.training.labels)])
     assert learned.usual.all()
     torch.testing.assert_close(state.tree.usual, learned.usual)
     torch.testing.assert_close(state.tree.reach, learned.usual / LN2)

@@ -154,12 +154,12 @@ def test_settings_that_only_larger_data_or_other_networks_show(photos: Path) -> 
     """Where the tiny run cannot show an effect, what the setting decides is asked for directly."""
     assert Warm(tree_views=9_000)._tree_epochs(90, 1.0) == 100
     assert Warm(tree_views=9_000, continue_share=0.5)._tree_epochs(90, 0.5) == 50
-    from prototree.training import anchored, growth
+    from prototree.training import alike, anchored
 
     assert anchored.random_patches(torch.zeros(1, 2, 10, 10), Warm(patch_share=0.7).patch_share).shape[-1] == 70
     means = torch.rand(60, 4, generator=torch.Generator().manual_seed(0)).double().numpy()
-    flat, nested = (growth.hierarchy(means, Warm(mean_path=path).mean_path) for path in (1e9, 7.0))
-    assert growth.mean_path(nested) < growth.mean_path(flat)
+    flat, nested = (alike.hierarchy(means, Warm(mean_path=path).mean_path) for path in (1e9, 7.0))
+    assert alike.mean_path(nested) < alike.mean_path(flat)
 
 
 def test_a_teacher_and_how_far_it_is_followed_change_the_tree(

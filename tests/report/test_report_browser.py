@@ -253,6 +253,32 @@ def test_only_what_is_near_the_view_is_in_the_document(open_page: Open) -> None:
     assert page.locator(".card").count() == 301
 
 
+def test_very_many_cards_are_one_drawing_that_opens_like_cards(open_page: Open) -> None:
+    page = open_page(tree_page(tree(random_topology(190, seed=1), n_nearest=0)))
+    count = "(many) => document.querySelectorAll('.card').length === many"
+    page.keyboard.press("0")
+    page.locator("#mosaic").wait_for()
+    page.wait_for_function(count, arg=1)  # the one that keys go on from
+    drawn = """() => {
+        const canvas = document.getElementById("mosaic");
+        const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        return data.filter((value, i) => i % 4 === 3 && value > 0).length / (data.length / 4);
+    }"""
+    assert page.evaluate(drawn) > 0.1
+    page.keyboard.press("ArrowRight")  # somewhere else than at the root
+    box = page.locator(".card:focus:not([data-id='0'])").bounding_box()
+    page.keyboard.press("Home")
+    page.locator(".card:focus[data-id='0']").wait_for()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.locator("#panel").wait_for()
+    page.locator(".card.selected").wait_for()
+    page.wait_for_function(count, arg=2)  # with the way to it
+    for _ in range(5):
+        page.keyboard.press("+")
+    page.locator("#mosaic").wait_for(state="hidden")
+    page.wait_for_function("() => document.querySelectorAll('.card').length > 2")
+
+
 def test_dark_follows_the_system_and_the_button(open_page: Open, explained: TreeExplanation) -> None:
     page = open_page(tree_page(explained), color_scheme="dark")
     paper = "getComputedStyle(document.body).backgroundColor"

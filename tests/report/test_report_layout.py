@@ -62,8 +62,12 @@ def test_children_stand_below_or_beside_their_parents(shape: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topology", "least"), [(random_topology(11), 0.85), (spine(12), 0.5), (Topology.full(5), 0.45)]
-)
+    ("topology", "least"),
+    [
+        (random_topology(11), 0.85), (spine(12), 0.5), (Topology.full(5), 0.45),
+        (random_topology(200, seed=1), 0.16), (random_topology(1000, seed=1), 0.065),
+    ],
+)  # fmt: skip
 def test_the_sheet_is_used(topology: Topology, least: float) -> None:
     """As large as they can be on a usual screen."""
     assert fit(arrange(*children(topology), size_of, aspect=1320 / 760, spacing=SPACING)) > least

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from prototree.errors import MissingExtraError, ShapeError
-from prototree.report import decision_drawing, decision_png, printing, subtree_svg, tree_pdf, tree_svg
+from prototree.report import decision_drawing, decision_png, lettering, printing, subtree_svg, tree_pdf, tree_svg
 from prototree.report.lettering import BASE, families_for, missing_words
 from prototree.report.marks import Anchor, Block, Drawing, Label, PhotoMark, text_width, wrapped
 from prototree.report.tree_print import PAGE_HEIGHT, PAGE_WIDTH, pages
@@ -120,6 +120,25 @@ def test_no_class_name_is_cut() -> None:
         told = "".join("".join(words).split())
         for label in {rule.label for rule in Reading(explained).rules if not Reading(explained).is_unsure(rule.leaf)}:
             assert "".join(plain(explained.class_names[label]).split()) in told
+
+
+def test_a_font_that_was_installed_since_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matplotlib keeps a list of fonts, and does not look again."""
+    from fontTools.ttLib import TTFont
+    from matplotlib import font_manager
+
+    font = TTFont(font_manager.findfont(BASE))
+    for table in font["cmap"].tables:
+        table.cmap = {ord("鳥"): "A"} if table.isUnicode() else {}
+    for record in font["name"].names:
+        record.string = "Lately"
+    font.save(tmp_path / "lately.ttf")
+    known = [one for one in font_manager.fontManager.ttflist if one.name == BASE]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", known)
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(tmp_path / "lately.ttf")])
+    lettering._families.cache_clear()
+    assert families_for(["鳥"]) == [BASE, "Lately"]
+    lettering._families.cache_clear()
 
 
 def test_a_font_is_found_or_named(caplog: pytest.LogCaptureFixture) -> None:

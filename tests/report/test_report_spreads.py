@@ -34,6 +34,20 @@ def test_the_words_count_what_is_on_its_side() -> None:
     )
 
 
+def test_numbers_stand_at_the_axis_and_one_far_photo_does_not_squeeze_the_rest() -> None:
+    counts = [0] * 64
+    counts[40:44] = [100] * 4  # from 0.25 to 0.375
+    near = spread_svg(Spread(-1.0, 1.0, 0.0, tuple(counts), (0,) * 64), "choice")
+    counts[63] = 1
+    far = spread_svg(Spread(-1.0, 1.0, 0.0, tuple(counts), (0,) * 64), "choice")
+    numbers = [
+        [text.text for text in ElementTree.fromstring(svg).iter("text") if text.get("class") == "number"]
+        for svg in (near, far)
+    ]
+    assert numbers == [["−0.4", "−0.2", "0", "0.2", "0.4"]] * 2
+    assert far != near  # the photo is in the outermost bar
+
+
 def test_nothing_counted_is_no_error() -> None:
     empty = Spread(-1.0, 1.0, 0.0, (0,) * 4, (0,) * 4)
     assert spread_words(empty, "choice") == ""

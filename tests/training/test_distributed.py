@@ -75,6 +75,18 @@ def test_two_processes_are_one_with_the_default_recipe(tmp_path: Path, question:
             torch.testing.assert_close(weights_of_several[name], weights[name], atol=1e-5, rtol=1e-5, msg=name)
 
 
+def test_processes_exchange_the_counts_that_a_batch_touched(tmp_path: Path) -> None:
+    script = HERE / "two_processes_leaves.py"
+    (one, alone), (two, together) = (with_processes(n, script, tmp_path, tmp_path / str(n)) for n in (1, 2))
+    torch.testing.assert_close(together["leaf_logits"], alone["leaf_logits"], atol=1e-12, rtol=1e-12)
+    n_leaves, n_classes = alone["leaf_logits"].shape
+    few, single, all_classes = two["traffic"]
+    assert few <= 3 * n_leaves + 10, "three of six images each, and how many classes they are"
+    assert single <= n_leaves + 10
+    assert all_classes <= n_leaves * n_classes + 10, "never more than the whole matrix"
+    assert sum(one["traffic"]) == 0
+
+
 def test_alone_everything_is_a_no_op() -> None:
     tensor = torch.arange(3)
     assert distributed.shard() == Shard(0, 1)

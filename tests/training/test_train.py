@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import oracle
+from conftest import random_maps
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.training.engine import Loop, Options
 from prototree.training.leaf_training import LEAF_TRAINERS
@@ -69,6 +70,38 @@ def test_the_leaf_update_uses_what_the_tree_said_before_the_optimisers_step(
     one._order._batch_size = 30  # one batch an epoch
     Loop(TreeObjective(tree, one, Schedule(1, lr_prototypes=0.5, lr_tail=0.5)), one, 1, Options()).run()
     torch.testing.assert_close(tree.leaf_logits.detach(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_whole_steps_agree_with_the_oracle(tiny_backbone: Backbone) -> None:
+    """Algorithm 1 by hand in float64: the loss of Eq. 4, Adam as its authors write it, then the leaves of Eq. 5."""
+    torch.manual_seed(1)
+    tree = ProtoTree(Topology.full(2), FeatureExtractor(tiny_backbone, 4), 3).double()
+    rate, epsilon, beta = 0.02, 1e-7, (0.9, 0.999)
+    batches = MapBatches(tiny_backbone.n_channels, n_items=7, batch_size=4)  # the last batch has three
+    batches.maps = batches.maps.double()
+    tree.leaf_logits.data = 3 * random_maps(5, 4, 3)
+    learned = [one.detach().clone().requires_grad_() for one in (tree.prototypes, tree.features.head.weight)]
+    moments = [(torch.zeros_like(one), torch.zeros_like(one)) for one in learned]
+    c, step = tree.leaf_logits.detach().clone(), 0
+    for epoch in range(2):
+        before = c.clone()
+        for inputs in batches.epoch(epoch):
+            z = torch.sigmoid(torch.nn.functional.conv2d(inputs.values, learned[1]))
+            pi, step = oracle.path_probs(z, learned[0], tree.topology), step + 1
+            y = torch.eye(3, dtype=torch.float64)[inputs.labels]
+            gradients = torch.autograd.grad(-(y * oracle.prediction(pi, c).log()).sum(dim=1).mean(), learned)
+            with torch.no_grad():
+                for one, gradient, (mean, square) in zip(learned, gradients, moments, strict=True):
+                    mean.copy_(beta[0] * mean + (1 - beta[0]) * gradient)
+                    square.copy_(beta[1] * square + (1 - beta[1]) * gradient**2)
+                    root = (square / (1 - beta[1] ** step)).sqrt() + epsilon
+                    one.sub_(rate * mean / (1 - beta[0] ** step) / root)
+                c = (c - before / batches.n_batches).clamp(min=0) + oracle.leaf_counts(pi.detach(), c, y)
+    objective = TreeObjective(tree, batches, Schedule(2, lr_prototypes=rate, lr_tail=rate))
+    Loop(objective, batches, 2, Options(epsilon=epsilon)).run()
+    found = (tree.prototypes, tree.features.head.weight, tree.leaf_logits)
+    for one, other in zip(found, (*learned, c), strict=True):
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=1e-10)
 
 
 def test_two_pass_leaves_are_equation_five_over_the_whole_set(tiny_backbone: Backbone, batches: MapBatches) -> None:

@@ -1,7 +1,10 @@
 """The recipe `warm`: what each step promises, and that it learns."""
 
+import copy
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +14,13 @@ from torch.nn.functional import cross_entropy
 
 from conftest import random_maps
 from prototree.data import open_data
-from prototree.data.loading import ViewDataset
-from prototree.data.views import evaluation_views, source_views
+from prototree.data.loading import Entry, ViewDataset
+from prototree.data.samples import Sample
+from prototree.data.views import FULL, evaluation_views, source_views
 from prototree.explain.whole_tree import spreads_of
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.pipeline.fit import fit
-from prototree.training import anchored, growth
+from prototree.training import alike, anchored, growth
 from prototree.training.batches import CachedBatches
 from prototree.training.chance import WholeBatch
 from prototree.training.maps import Inputs, cache_borders
@@ -113,13 +117,18 @@ def test_information_gain_prefers_the_question_that_tells_the_sides_apart() -> N
 
 @pytest.mark.parametrize("question", ["presence", "choice"])
 def test_the_first_tree_has_one_leaf_a_class_and_real_patches(
-    features: FeatureExtractor, maps: torch.Tensor, question: QuestionKind
+    features: FeatureExtractor, maps: torch.Tensor, question: QuestionKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = torch.arange(30) % 6
     for label in range(6):  # each class has a patch of its own
         maps[labels == label, label * 7 : label * 7 + 7, 1, 1] += 40
     growth.standardise(features, maps)
+    again = copy.deepcopy(features)
     start = growth.grow(features, maps, labels, question, mean_path=9.0, median_distance=0.7, seed=0)
+    monkeypatch.setattr(growth, "MAX_PAIRS", 0)  # then each node measures for itself, and chooses the same
+    other = growth.grow(again, maps, labels, question, mean_path=9.0, median_distance=0.7, seed=0)
+    assert torch.equal(start.anchors, other.anchors)
+    assert start.topology.left.tolist() == other.topology.left.tolist()
     assert sorted(start.leaf_class.tolist()) == list(range(6))
     each = 1 if question == "presence" else 2
     assert len(start.anchors) == each * start.topology.n_nodes
@@ -129,18 +138,23 @@ def test_the_first_tree_has_one_leaf_a_class_and_real_patches(
     assert len(torch.unique(start.anchors.flatten(1), dim=0)) == len(start.anchors), "one patch, one prototype"
 
 
+def _groups(points: np.ndarray, n_groups: int) -> list[list[int]]:
+    found = alike.Dendrogram.of(points)
+    return [found.classes(cluster) for cluster in found.groups(found.everything, n_groups)]
+
+
 def test_wards_groups_are_the_clusters_that_are_there() -> None:
     random = np.random.default_rng(0)
     centres = 100 * np.eye(4)
     points = np.concatenate([centres[k] + random.normal(size=(3 + k, 4)) for k in range(4)])
-    assert sorted(map(tuple, growth.ward_groups(points, 4))) == [
+    assert sorted(map(tuple, _groups(points, 4))) == [
         (0, 1, 2),
         (3, 4, 5, 6),
         (7, 8, 9, 10, 11),
         tuple(range(12, 18)),
     ]
-    assert len(growth.ward_groups(points, 1)) == 1
-    assert len(growth.ward_groups(points, 100)) == 18
+    assert len(_groups(points, 1)) == 1
+    assert len(_groups(points, 100)) == 18
 
 
 def test_cutmix_mixes_by_patches_and_tells_the_share() -> None:
@@ -162,16 +176,16 @@ def test_small_data_is_seen_more_often(n_views: int, epochs: int) -> None:
 @pytest.mark.parametrize("n_classes", [1, 2, 3, 5, 12, 50, 200, 500])
 def test_the_hierarchy_holds_every_class_once_within_reach(n_classes: int) -> None:
     means = np.random.default_rng(0).normal(size=(n_classes, 6))
-    found = growth.hierarchy(means, 9.0)
-    assert sorted(growth._classes(found)) == list(range(n_classes))
-    assert growth.mean_path(found) <= max(9.0, np.log2(n_classes) + 1.5)
+    found = alike.hierarchy(means, 9.0)
+    assert sorted(alike.classes_in(found)) == list(range(n_classes))
+    assert alike.mean_path(found) <= max(9.0, np.log2(n_classes) + 1.5)
 
 
 def test_the_mean_path_counts_decisions() -> None:
-    assert growth.mean_path([0, 1]) == 1
-    assert growth.mean_path([0, 1, 2]) == pytest.approx((1 + 2 + 2) / 3)
-    assert growth.mean_path([[0, 1], [2, 3]]) == 2
-    assert growth.mean_path(0) == 0
+    assert alike.mean_path([0, 1]) == 1
+    assert alike.mean_path([0, 1, 2]) == pytest.approx((1 + 2 + 2) / 3)
+    assert alike.mean_path([[0, 1], [2, 3]]) == 2
+    assert alike.mean_path(0) == 0
 
 
 def test_misses_ask_each_turn_for_its_side_and_no_more(tiny_backbone: Backbone) -> None:
@@ -189,9 +203,9 @@ def test_misses_ask_each_turn_for_its_side_and_no_more(tiny_backbone: Backbone) 
 
 def test_halves_part_every_class_from_every_other() -> None:
     means = np.random.default_rng(0).normal(size=(13, 4))
-    found = growth.halves(means, list(range(13)))
-    assert sorted(growth._classes(found)) == list(range(13))
-    assert growth.mean_path(found) < 6
+    found = alike.halves(means)
+    assert sorted(alike.classes_in(found)) == list(range(13))
+    assert alike.mean_path(found) < 6
 
 
 @pytest.mark.parametrize(("share", "value"), [(-1.0, 2.0), (0.0, 2.0), (0.25, 3.0), (1.0, 6.0), (7.0, 6.0)])
@@ -280,3 +294,11 @@ def test_a_pretrained_backbone_is_tuned_at_its_own_rate(tmp_path: Path) -> None:
     assert moved[0] == 0
     assert 0 < moved[1] < 2e-3
     assert moved[2] > 5 * moved[1]
+
+
+def test_too_few_photos_to_learn_how_sure_answers_are_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    photos = [Entry(i, Sample(Path(f"{i}.jpg"), i % 6), FULL) for i in range(96)]
+    nobody: Any = None
+    sureness = Warm()._how_sure(nobody, nobody, SimpleNamespace(entries=photos), nobody)  # type: ignore[arg-type]
+    assert sureness.n_photos == 0
+    assert "that takes 20 photos to hold out, and one in 5 of each class gives 18" in caplog.text

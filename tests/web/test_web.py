@@ -193,6 +193,11 @@ def test_what_is_no_usable_image_is_refused_and_the_server_lives(
     assert client.get("/api/health").json()["status"] == "ok"
 
 
+def test_a_form_is_told_to_send_the_file_itself(client: "httpx.Client") -> None:
+    answer = client.post("/api/decisions", files={"photo": png()})
+    assert (answer.status_code, "got a form; send the file itself" in answer.json()["detail"]) == (415, True)
+
+
 def answers(app: "FastAPI", method: str, path: str, **sent: Any) -> "httpx.Response":
     """What an app in this process answers."""
 

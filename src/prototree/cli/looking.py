@@ -130,7 +130,7 @@ def mistakes(
     print_table(blame_table(found))
     listed = mistake_table(found, names)
     print_table(replace(listed, rows=listed.rows[:photos]))
-    say(f"{len(listed.rows)} wrong answers in all")
+    say(f"wrong answers in all: {len(listed.rows)}")
 
 
 @app.command()

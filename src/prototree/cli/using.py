@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +31,10 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="A file for all predictions: .csv, .json or .jsonl; printed if not given.")
     ] = None,
-    top: Annotated[int, typer.Option(help="How many of the likeliest classes to list.", min=0)] = 5,
+    top: Annotated[
+        int | None,
+        typer.Option(help="How many of the likeliest classes to list; if not given, a file lists 5.", min=0),
+    ] = None,
     at_least: Annotated[
         float, typer.Option(help='Answers less sure than this are "I don\'t know".', min=0.0, max=1.0)
     ] = 0.0,
@@ -40,25 +44,27 @@ def predict(
     """Predict many photos. A photo that cannot be read becomes a row with the reason."""
     from prototree.data.listing import STANDARD_INPUT, listed_photos
     from prototree.evaluation.agreement import Agreement
-    from prototree.explain.predictions import open_for_predicting, predict_each
+    from prototree.explain.predictions import DEFAULT_TOP, open_for_predicting, predict_each
     from prototree.report.predictions import prediction_file
     from prototree.report.words import plain
 
     tree, notes = open_for_predicting(run)
     listed = listed_photos(photos, sys.stdin)
+    if (first := next(listed, None)) is None:
+        places = ", ".join("the names on standard input" if one == STANDARD_INPUT else one for one in photos)
+        raise DataError(f"found no photo in {places}; expected image files, or folders or lists of them")
+    listed = chain([first], listed)
     everything = None if STANDARD_INPUT in photos else list(listed)
-    if everything == []:
-        raise DataError(f"found no photo in {', '.join(photos)}; expected image files, or folders or lists of them")
+    shown = min(DEFAULT_TOP if top is None else top, tree.n_classes)
     with_truth = everything is not None and any(one.label is not None for one in everything)
     agreement, n_photos, n_bad = Agreement(tree.class_names), 0, 0
     with ExitStack() as stack:
         display = stack.enter_context(Display(error_console))
-        add: Callable[[Prediction], None] = lambda one: say(plain(one.words(notes)))  # noqa: E731
+        add: Callable[[Prediction], None] = lambda one: say(plain(one.words(notes, with_top=top is not None)))  # noqa: E731
         if out is not None:
-            shown = min(top, tree.n_classes)
             add = stack.enter_context(prediction_file(out, top=shown, with_truth=with_truth, notes=notes))
         given = predict_each(
-            tree, everything or listed, top=top, at_least=at_least, batch_size=batch_size, threads=threads
+            tree, everything or listed, top=shown, at_least=at_least, batch_size=batch_size, threads=threads
         )
         for one in given:
             n_photos, n_bad = n_photos + 1, n_bad + (one.answer is None)

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from prototree.data.folder import TEST_NAMES, TRAIN_NAMES, VALIDATION_NAMES
 from prototree.data.images import from_pillow
+from prototree.data.listing import is_frame
 from prototree.errors import DataError
 from prototree.files import write_file
 
@@ -74,9 +76,10 @@ def _table(lines: Sequence[tuple[str, str, str]]) -> bytes:
 
 def _rows(source: Any) -> Iterator[_Row]:
     if isinstance(source, Mapping):
+        _check_parts(source)
         for split, part in source.items():
             yield from (_Row(row.photo, row.label, str(split)) for row in _rows(part))
-    elif hasattr(source, "columns") and hasattr(source, "itertuples"):
+    elif is_frame(source):
         yield from _frame_rows(source)
     elif hasattr(source, "features") and hasattr(source, "column_names"):
         yield from _table_rows(source)
@@ -95,6 +98,17 @@ def _rows(source: Any) -> Iterator[_Row]:
         )
 
 
+def _check_parts(parts: Mapping[Any, Any]) -> None:
+    """In the user's own words: a list that was written for them says nothing to them."""
+    words = [str(part).casefold() for part in parts]
+    both = any(word in TRAIN_NAMES for word in words) and any(word in TEST_NAMES for word in words)
+    if not both or any(word not in TRAIN_NAMES + TEST_NAMES + VALIDATION_NAMES for word in words):
+        raise DataError(
+            f"expected the parts train and test (and perhaps val), got {', '.join(map(repr, parts)) or 'none'}; name "
+            "both, or give one part by itself to have a share of each class taken for testing"
+        )
+
+
 def _frame_rows(frame: Any) -> Iterator[_Row]:
     columns = {str(name).strip().casefold(): name for name in frame.columns}
     if missing := [name for name in ("path", "label") if name not in columns]:
@@ -103,7 +117,11 @@ def _frame_rows(frame: Any) -> Iterator[_Row]:
             f"expected the columns path and label (and perhaps split), {missing[0]} is missing from {found}"
         )
     wanted = [frame[columns[name]] for name in ("path", "label", "split") if name in columns]
-    for path, label, *split in zip(*wanted, strict=True):
+    for number, (path, label, *split) in enumerate(zip(*wanted, strict=True)):
+        if split and split[0] != split[0]:  # not a number: what an empty cell becomes
+            raise DataError(
+                f"row {number} of the table has an empty split; expected train, test or val, or no such column at all"
+            )
         yield _Row(Path(str(path)).expanduser(), _label(label, ()), str(split[0]) if split else "")
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prototree.data.folder import MANIFEST_SUFFIXES, natural_key
 from prototree.data.images import is_image
@@ -18,6 +19,7 @@ from prototree.files import MAX_TEXT_BYTES, open_regular
 
 PATH_COLUMNS = ("path", "file", "filename", "image")
 STANDARD_INPUT = "-"
+_PATH_WORDS = f"{', '.join(PATH_COLUMNS[:-1])} or {PATH_COLUMNS[-1]}"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,23 @@ def listed_photos(places: Iterable[str | Path], names: Iterable[str] = ()) -> It
             yield from _matching(place)
         else:
             yield Listed(Path(place))
+
+
+def is_frame(photos: object) -> bool:
+    """Whether it is a table such as a pandas DataFrame."""
+    return hasattr(photos, "columns") and hasattr(photos, "itertuples")
+
+
+def listed_in_frame(frame: Any) -> Iterator[Listed]:
+    """The rows of a DataFrame, which has the columns of a CSV list; relative paths start here."""
+    columns = {str(name).strip().casefold(): name for name in frame.columns}
+    path = next((columns[name] for name in PATH_COLUMNS if name in columns), None)
+    if path is None:
+        found = ", ".join(map(str, frame.columns))
+        raise DataError(f"expected a table with a column {_PATH_WORDS} (and perhaps label), got the columns {found}")
+    labels = frame[columns["label"]] if "label" in columns else [None] * len(frame)
+    for name, label in zip(frame[path], labels, strict=True):
+        yield Listed(Path(str(name)).expanduser(), None if label is None or label != label else str(label))
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -90,6 +109,5 @@ def _header(file: Path, line: str) -> tuple[str, list[str]]:
         if any(name in names for name in PATH_COLUMNS):
             return delimiter, names
     raise DataError(
-        f"{file} line 1: expected a header with a column {', '.join(PATH_COLUMNS[:-1])} or {PATH_COLUMNS[-1]} (and "
-        f"perhaps label), got {line.strip()[:80]!r}"
+        f"{file} line 1: expected a header with a column {_PATH_WORDS} (and perhaps label), got {line.strip()[:80]!r}"
     )

@@ -42,7 +42,8 @@ class Agreement:
             answered = f"{self.n_right} of {self.n_answered} answers are right"
             share = f" ({percent(self.n_right / self.n_answered, 1)})" if self.n_answered else ""
             silent = self.n_photos - self.n_answered
-            said.append(f"{answered}{share}" + (f"; {silent} times the tree does not know" if silent else ""))
+            times = "once" if silent == 1 else f"{silent} times"
+            said.append(f"{answered}{share}" + (f"; {times} the tree does not know" if silent else ""))
         if self.unknown:
             names = ", ".join(map(repr, list(self.unknown)[:_MOST])) + (", …" if len(self.unknown) > _MOST else "")
             said.append(f"photos not counted: {self.unknown.total()} (the tree has no class {names})")

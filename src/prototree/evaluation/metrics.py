@@ -62,10 +62,11 @@ def judge(trees: Sequence[ProtoTree], maps: Iterable[MapBatch]) -> list[Judged]:
     In several processes all get the answers of all.
     """
     rows: list[list[Judged]] = [[] for _ in trees]
+    tables = [tree.leaf_table() for tree in trees]
     for feature_map, labels, places in maps:
-        for tree, own in zip(trees, rows, strict=True):
+        for tree, table, own in zip(trees, tables, rows, strict=True):
             if len(labels):
-                own.append(_judge_batch(tree.decide(tree.route(feature_map)), labels, places))
+                own.append(_judge_batch(tree.decide(tree.route(feature_map), table), labels, places))
     return [_collect(own) for own in rows]
 
 

@@ -47,7 +47,7 @@ class MistakeFinder:
 
     def __init__(self, tree: ProtoTree, strategy: Strategy = "greedy") -> None:
         self._tree, self._strategy = tree, strategy
-        self._majority = tree.leaf_logits.detach().argmax(dim=1)
+        self._majority, self._table = tree.leaf_logits.detach().argmax(dim=1), tree.leaf_table()
         self._paths = torch.as_tensor(tree.topology.paths.copy(), device=self._majority.device)
         self._turns = torch.as_tensor(tree.topology.goes_right.copy(), device=self._majority.device)
         self.mistakes: list[Mistake] = []
@@ -62,7 +62,7 @@ class MistakeFinder:
     def look(self, feature_map: Tensor, labels: Int[Tensor, " B"], places: Int[Tensor, " B"]) -> None:
         """Notes the wrong answers of one batch."""
         routed = self._tree.route(feature_map)
-        decisions = self._tree.decide(routed)
+        decisions = self._tree.decide(routed, self._table)
         answers, leaves = decisions.labels(self._strategy), decisions.path(self._strategy).leaf
         for i in torch.nonzero(answers != labels)[:, 0].tolist():
             label, leaf, log_probs = int(labels[i]), int(leaves[i]), routed.log_path_probs[i]

@@ -15,6 +15,7 @@ from PIL import Image
 from prototree.data.augment import to_input
 from prototree.data.images import from_pillow, read_photo
 from prototree.errors import ConfigError, DataError
+from prototree.evaluation.tables import percent
 from prototree.explain.matches import rival_of
 from prototree.explain.records import UNKNOWN
 from prototree.run import Run
@@ -81,7 +82,7 @@ class Answer:
     def words(self, notes: Mapping[int, str] | None = None) -> str:
         """As a line for people: the answer, how sure it is, and the way to it."""
         best = "" if self.known else f"{self.label} "
-        return f"{self.said} ({best}{self.sureness:.0%} sure): {self.path_words(notes)}"
+        return f"{self.said} ({best}{percent(self.sureness)} sure): {self.path_words(notes)}"
 
     def __str__(self) -> str:
         return self.words()

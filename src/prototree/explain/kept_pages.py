@@ -28,7 +28,7 @@ from prototree.explain.records import (
     Spread,
     TreeExplanation,
 )
-from prototree.files import read_json, write_file, write_json
+from prototree.files import read_json, write_listed
 from prototree.network.geometry import Box
 from prototree.tree import checkpoint
 from prototree.tree.model import ProtoTree
@@ -44,17 +44,14 @@ _MOST_NEIGHBOURS = 50
 
 def keep_pages(tree: ProtoTree, explanation: TreeExplanation, folder: Path) -> None:
     """Writes what was found out about a tree. The list comes last, and says which tree it is of."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _LIST).unlink(missing_ok=True)
-    for name, picture in _pictures(explanation):
-        write_file(folder / name, webp(picture, quality=_QUALITY), survives=False)
+    files = {name: webp(picture, quality=_QUALITY) for name, picture in _pictures(explanation)}
     content = {
         "version": 1,
         "tree": checkpoint.fingerprint(tree),
         "prototypes": [_kept(one) for one in explanation.prototypes],
         "class_photos": [len(known.photos) for known in explanation.classes],
     }
-    write_json(folder / _LIST, content)
+    write_listed(folder, files, _LIST, content, survives=False)
 
 
 def _pictures(explanation: TreeExplanation) -> Iterator[tuple[str, Picture]]:

@@ -21,8 +21,9 @@ from PIL import Image
 from torch import Tensor
 
 from prototree.data.augment import to_input
-from prototree.data.listing import Listed, listed_photos
+from prototree.data.listing import Listed, is_frame, listed_in_frame, listed_photos
 from prototree.errors import ConfigError, DataError
+from prototree.evaluation.tables import percent
 from prototree.explain.answers import Answer, answers, opened, tree_of
 from prototree.network.engine import frozen_features
 from prototree.network.preprocessing import Preprocessing
@@ -30,7 +31,7 @@ from prototree.run import Run
 from prototree.tree.model import Decisions, ProtoTree
 from prototree.tree.strategies import Strategy
 
-BATCH = 32
+BATCH, DEFAULT_TOP = 32, 5
 
 Photo = str | Path | Listed | Image.Image | np.ndarray | Tensor
 """A file or a folder of them, a PIL image, or one or many photos as 8-bit numbers (… height width 3; tensors … 3 height
@@ -58,11 +59,12 @@ class Prediction:
         """The answer's label, that the tree does not know, or nothing."""
         return self.answer.said if self.answer is not None else ""
 
-    def words(self, notes: Mapping[int, str] | None = None) -> str:
-        """As a line for people."""
+    def words(self, notes: Mapping[int, str] | None = None, *, with_top: bool = False) -> str:
+        """As a line for people, perhaps with the likeliest classes."""
         if self.answer is None:
             return f"{self.name}: not read ({self.problem})"
-        return f"{self.name}: {self.answer.words(notes)}"
+        classes = ", ".join(f"{label} {percent(probability)}" for label, probability in self.top) if with_top else ""
+        return f"{self.name}: {self.answer.words(notes)}" + (f"; by all leaves: {classes}" if classes else "")
 
 
 def open_for_predicting(run: str | Path | Run) -> tuple[ProtoTree, Mapping[int, str]]:
@@ -76,7 +78,7 @@ def predict(
     photos: Photo | Iterable[Photo],
     *,
     strategy: Strategy = "greedy",
-    top: int = 5,
+    top: int = DEFAULT_TOP,
     at_least: float = 0.0,
 ) -> list[Prediction]:
     """What a tree says of photos, in whatever form they come; `predict_each` gives them one by one.
@@ -98,7 +100,7 @@ def predict_each(
     photos: Photo | Iterable[Photo],
     *,
     strategy: Strategy = "greedy",
-    top: int = 5,
+    top: int = DEFAULT_TOP,
     at_least: float = 0.0,
     batch_size: int = BATCH,
     threads: int = 0,
@@ -181,6 +183,8 @@ def _items(photos: Photo | Iterable[Photo], preprocessing: Preprocessing) -> Ite
     number = itertools.count()
     is_one = isinstance(photos, str | bytes | Path | Listed | Image.Image | np.ndarray | Tensor)
     every: Iterable[Any] = [photos] if is_one or not isinstance(photos, Iterable) else photos
+    if is_frame(photos):
+        every = listed_in_frame(photos)
     for photo in every:
         if isinstance(photo, Listed):
             yield _file(photo, preprocessing)
@@ -203,7 +207,10 @@ def _readers(photo: Image.Image | np.ndarray | Tensor, preprocessing: Preprocess
     if isinstance(photo, Tensor):
         shape, dtype = tuple(photo.shape), photo.dtype
         if photo.ndim not in (3, 4) or shape[-3] != 3:
-            raise DataError(f"expected a tensor of N×3×height×width or 3×height×width, got {shape}")
+            raise DataError(
+                f"expected a tensor of N×3×height×width or 3×height×width, got {shape}; move red, green and blue "
+                "there, or give a numpy array of N×height×width×3"
+            )
         if dtype.is_floating_point:
             if shape[-2:] != (preprocessing.size, preprocessing.size):
                 raise DataError(
@@ -215,7 +222,10 @@ def _readers(photo: Image.Image | np.ndarray | Tensor, preprocessing: Preprocess
     if isinstance(photo, np.ndarray):
         if photo.dtype != np.uint8 or photo.ndim not in (3, 4) or photo.shape[-1] != 3:
             found = f"{photo.dtype} of shape {photo.shape}"
-            raise DataError(f"expected photos as a uint8 array of N×height×width×3 or height×width×3, got {found}")
+            raise DataError(
+                f"expected photos as a uint8 array of N×height×width×3 or height×width×3, got {found}; "
+                "give 8-bit numbers from 0 to 255, red, green and blue in the last dimension"
+            )
         return [partial(_seen, one, preprocessing) for one in photo.reshape(-1, *photo.shape[-3:])]
     if not isinstance(photo, Image.Image):
         raise DataError(f"expected a path, a PIL image, a uint8 array or a tensor, got {type(photo).__name__}")

@@ -17,7 +17,7 @@ from prototree.data.images import Photo, read_photo, webp
 from prototree.data.samples import ImageData
 from prototree.errors import CheckpointError, DataError
 from prototree.explain.records import Picture, Surroundings
-from prototree.files import make_folder, read_json, write_file, write_json
+from prototree.files import read_json, write_listed
 from prototree.network.geometry import Box, Size
 from prototree.tree.model import ProtoTree, PrototypeSource
 
@@ -143,26 +143,24 @@ class PrototypePictures:
 def write_pictures(tree: ProtoTree, data: ImageData, folder: Path) -> None:
     """Stores the crop and the reduced photo of every prototype, so that the folder explains without the data.
 
-    The list is written last and says which sources the pictures are of: pictures of another projection are never used.
-    A prototype whose photo cannot be read is listed without a size, and looked for again when it is shown.
+    The list says which sources the pictures are of: pictures of another projection are never used. Where a photo
+    cannot be read, the picture of it that is stored already stays; without one, the prototype is listed without a size,
+    and looked for again when it is shown.
     """
-    make_folder(folder)
-    (folder / _LIST).unlink(missing_ok=True)
     sizes: list[Size | None] = []
-    pictures = PrototypePictures(tree, data)
+    files: dict[str, bytes] = {}
+    pictures, stored = PrototypePictures(tree, data), PrototypePictures(tree, stored=folder)
     for prototype in range(tree.n_prototypes):
         shown = pictures.of(prototype)
-        if not shown.found:
-            sizes.append(None)
-            continue
-        crop, photo = _names(prototype)
-        write_file(
-            folder / crop, webp(shown.crop, quality=_QUALITY, lossless=True)
-        )  # a few pixels, of which every one shows
-        write_file(folder / photo, webp(shown.photo, quality=_QUALITY))
-        sizes.append(shown.size)
+        if shown.found:
+            crop, photo = _names(prototype)
+            files[crop] = webp(shown.crop, quality=_QUALITY, lossless=True)  # a few pixels, of which every one shows
+            files[photo] = webp(shown.photo, quality=_QUALITY)
+        else:
+            shown = stored.of(prototype)
+        sizes.append(shown.size if shown.found else None)
     content = {"version": _VERSION, "sizes": sizes, "sources": _identity(tree)}
-    write_json(folder / _LIST, content)
+    write_listed(folder, files, _LIST, content)
 
 
 def _paths_by_name(data: ImageData) -> dict[str, Path]:

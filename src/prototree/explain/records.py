@@ -140,7 +140,7 @@ class TreeExplanation:
     left: tuple[int, ...]  # N: a node, or ~leaf
     right: tuple[int, ...]
     prototypes: tuple[PrototypeExplanation, ...]  # P
-    leaf_probs: tuple[tuple[float, ...], ...]  # L×K
+    leaf_probs: Float[ndarray, "L K"]
     accuracy: dict[str, float]  # by strategy on the test photos; empty if never evaluated
     question: QuestionKind = "presence"
     sharpness: float = 1.0

@@ -324,7 +324,7 @@ class Bench:
             leaf_training.refit_leaves(tree, lambda visit: visit(through, labels))
             tree.leaf_logits.mul_(self._weight)
         if has_reaches(tree):
-            learn_usual(tree, state.training.distance[self._is_source], self.training.labels[self._is_source])
+            learn_usual(tree, [(state.training.distance[self._is_source], self.training.labels[self._is_source])])
         return self._as_sure_as_right(replace(state, tree=tree))
 
     def _as_sure_as_right(self, state: TreeState) -> TreeState:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import linear, relu
 
 import prototree.network.torchvision_guard  # noqa: F401  (before timm)
 from prototree.errors import ConfigError, ShapeError, WeightsError
@@ -272,8 +272,15 @@ class WideHead(nn.Module):
         self, backbone_map: Float[Tensor, "B C H W"], hide: Callable[[Tensor], Tensor] | None = None
     ) -> Float[Tensor, "B D H W"]:
         x = (backbone_map - self.mean) / self.std
-        hidden = relu(self.norm(self.first(hide(x) if hide else x)))
-        return self.last(hide(hidden) if hide else hidden)  # type: ignore[no-any-return]
+        layer = _as_product if self.training else nn.Conv2d.__call__
+        hidden = relu(self.norm(layer(self.first, hide(x) if hide else x)))
+        return layer(self.last, hide(hidden) if hide else hidden)
+
+
+def _as_product(layer: nn.Conv2d, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
+    """A 1×1 convolution as one matrix product of all patches: with its gradients it is faster so."""
+    rows = linear(x.permute(0, 2, 3, 1), layer.weight.flatten(1), layer.bias)
+    return rows.permute(0, 3, 1, 2)
 
 
 def _head(backbone: Backbone, depth: int) -> nn.Conv2d:

@@ -26,6 +26,7 @@ from prototree.tree.shared_files import is_shared
 _SPARE = ("last", "head", "held", "pretrained", "teacher", OWN_CACHE)
 _METRICS_KEPT = ("version", "data", "classes", "stages", "classifier", "pruning", "projection", "parts")
 _CLASSES_NAMED = 200
+_NOT_LEARNED = " The sureness was not learned from held-out photos: it ranks answers, and is no share of right ones."
 
 
 def pack(
@@ -133,7 +134,8 @@ def card(run: Run, tree: ProtoTree, name: str) -> str:
         "```",
         "",
         "It knows its own classes alone, and was judged on photos like those that it learned from: on others it may be "
-        "wrong more often. Use `--at-least 0.7` for answers of at least that sureness.",
+        "wrong more often. Use `--at-least 0.7` for answers of at least that sureness."
+        + ("" if tree.sureness.n_photos else _NOT_LEARNED),
         "",
         "## Classes",
         "",

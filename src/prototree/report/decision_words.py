@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from prototree.explain.records import Hiding, Step
-from prototree.report.words import PRESENT, plain, step_words
+from prototree.report.words import NEITHER_CLOSE, PRESENT, compared_distances, plain
 
 _NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 HOW_TO_TEST = "prototree explain … --attribution tests every box by hiding it"
@@ -36,9 +36,20 @@ def asked_words(number: int) -> str:
 def compact_words(step: Step) -> str:
     """How it went at one node, as the line above its pictures."""
     if step.left is not None:
-        return step_words(step)
+        return _nearer_words(step)
     name = f"“{plain(step.note)}”" if step.note else f"prototype {step.node}"
     return f"{name} is {PRESENT if step.goes_right else 'absent'}, similarity {step.p_right:.2f}"
+
+
+def _nearer_words(step: Step) -> str:
+    """Of a choice: its pictures stand below, so that what has no note needs no number."""
+    (left, left_words), (right, right_words) = zip(step.sides, compared_distances(step), strict=True)
+    (near, at), (_, other) = ((right, right_words), (left, left_words)) if step.p_right > 0.5 else (
+        (left, left_words), (right, right_words),
+    )  # fmt: skip
+    name = f"“{plain(near.note)}”" if near.note else "this one" if near is step.chosen else "the other one"
+    neither = "" if any(side.in_reach for side in step.sides) else f"; {NEITHER_CLOSE}"
+    return f"nearer to {name}: {at} against {other}{neither}"
 
 
 def untested_words(hidings: Sequence[Hiding | None]) -> str:

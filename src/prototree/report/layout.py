@@ -12,6 +12,7 @@ from itertools import product
 from typing import Literal
 
 Size = tuple[float, float]
+_PROPORTIONS = 2.0  # how far from the wanted ones parts are told apart: e² times as wide, or as high
 Shape = Literal["below", "stacked", "left aside", "right aside"]
 """How the children of a node stand: both below it side by side, one above the other, or one of them beside it."""
 
@@ -105,7 +106,7 @@ def arrange(
 
 def most_ways(n_nodes: int) -> int:
     """How many ways of laying out each subtree are kept: fewer in large trees, so that they do not take long."""
-    return 16 if n_nodes <= 100 else 8
+    return 24 if n_nodes <= 400 else 16
 
 
 def _joined(left: _Way, right: _Way, card: Size, spacing: Spacing) -> list[_Way]:
@@ -135,13 +136,23 @@ def _aside(beside: _Way, below: _Way, card: Size, spacing: Spacing, shape: Shape
 
 
 def _best(ways: list[_Way], aspect: float, most: int) -> list[_Way]:
-    """Those that no other beats in both width and height; of many, those nearest to the wanted proportions."""
+    """Those that no other beats in both width and height; of many, the smallest of each proportion.
+
+    Narrow and flat ones are kept too: a large tree is made of parts of all proportions.
+    """
     kept: list[_Way] = []
     for way in sorted(ways, key=lambda way: (way.width, way.height)):
         if not kept or way.height < kept[-1].height:
             kept.append(way)
-    kept.sort(key=lambda way: abs(math.log(way.width / (aspect * way.height))))
-    return kept[:most]
+    if len(kept) <= most:
+        return kept
+    smallest: dict[int, _Way] = {}
+    for way in kept:
+        off = min(max(math.log(way.width / (aspect * way.height)), -_PROPORTIONS), _PROPORTIONS)
+        range_ = math.floor((off + _PROPORTIONS) / (2 * _PROPORTIONS) * most)
+        if range_ not in smallest or way.width * way.height < smallest[range_].width * smallest[range_].height:
+            smallest[range_] = way
+    return list(smallest.values())
 
 
 def _placed(

@@ -3,6 +3,7 @@
 >>> spread_svg(step.spread, "choice", at=step.at)
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
@@ -10,10 +11,13 @@ from markupsafe import Markup
 from prototree.evaluation.tables import percent
 from prototree.explain.records import QuestionKind, Side, Spread
 
-WIDTH, HEIGHT = 360.0, 132.0
+WIDTH, HEIGHT = 360.0, 146.0
 _LEFT, _RIGHT = 6.0, WIDTH - 6.0
 _TOP, _AXIS, _BOTTOM = 20.0, 64.0, 108.0
 _LEAST = 0.4  # on either side of the line that is always shown
+_FEW = 0.005  # so many of the photos at either end are drawn in the outermost bar: one alone would squeeze the rest
+_STEPS = (0.1, 0.2, 0.5, 1.0)  # between two numbers at the axis
+_MOST_NUMBERS = 7
 
 
 def spread_svg(spread: Spread, question: QuestionKind, at: float | None = None) -> Markup:
@@ -31,6 +35,7 @@ def spread_svg(spread: Spread, question: QuestionKind, at: float | None = None) 
     sides: tuple[Side, ...] = ("right", "left")
     parts = [_bars(spread, across, tallest, side) for side in sides]
     parts.append(f'<path class="axis" d="M{_LEFT:g} {_AXIS:g}H{_RIGHT:g}"/>')
+    parts += _numbers(low, high, across)
     line = across(spread.line)
     parts.append(f'<path class="line" d="M{line:.1f} {_TOP - 4:g}V{_BOTTOM:g}"/>')
     parts += _words(question, line)
@@ -72,8 +77,10 @@ def _shares(counts: Sequence[int]) -> tuple[float, ...]:
 
 
 def _shown_range(spread: Spread, at: float | None) -> tuple[float, float]:
-    """All ranges that hold photos, the mark and a little on either side of the line."""
-    used = [i for i, pair in enumerate(zip(spread.right, spread.left, strict=True)) if any(pair)]
+    """All ranges that hold more than a few photos, the mark and a little on either side of the line."""
+    both = [sum(pair) for pair in zip(spread.right, spread.left, strict=True)]
+    few, total = _FEW * sum(both), sum(both)
+    used = [i for i, n in enumerate(both) if n and sum(both[: i + 1]) > few and total - sum(both[:i]) > few]
     edges = [spread.line - _LEAST, spread.line + _LEAST]
     edges += [spread.low + i * spread.width for i in used] + [spread.low + (i + 1) * spread.width for i in used]
     if at is not None:
@@ -87,18 +94,33 @@ def _bars(spread: Spread, across: Callable[[float], float], tallest: float, side
     drawn = ""
     for i, share in enumerate(_shares(counts)):
         start, end = across(spread.low + i * spread.width), across(spread.low + (i + 1) * spread.width)
-        if share and end > start:
+        if share and end <= start:  # beyond what is shown: at its edge
+            width = across(spread.low + spread.width) - across(spread.low) or 2.0
+            start, end = (start, start + width) if start <= _LEFT else (end - width, end)
+        if share:
             height = max(1.5, room * share / tallest)
             drawn += f"M{start + 0.4:.1f} {_AXIS:g}v{up * height:.1f}h{end - start - 0.8:.1f}V{_AXIS:g}z"
     return f'<path class="{side}" d="{drawn}"/>'
 
 
+def _numbers(low: float, high: float, across: Callable[[float], float]) -> list[str]:
+    """Some round numbers along the axis."""
+    step = next((step for step in _STEPS if (high - low) / step < _MOST_NUMBERS), _STEPS[-1])
+    places = [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    return [
+        f'<text class="number" x="{min(max(across(at), 12), WIDTH - 12):.1f}" y="{_BOTTOM + 14:g}" '
+        f'text-anchor="middle">{f"{at:g}".replace("-", "−")}</text>'
+        for at in (round(place, 6) + 0.0 for place in places)
+    ]
+
+
 def _words(question: QuestionKind, line: float) -> list[str]:
     before, after = ("present", "absent") if question == "presence" else ("more like the left", "more like the right")
-    ground = HEIGHT - 8
+    ground, start = HEIGHT - 6, max(line - 8, 7 * len(before) + 14)  # about the width of the words
+    start = min(start, WIDTH - 7 * len(after) - 14)
     return [
-        f'<text x="{max(line - 6, 4):.1f}" y="{ground:g}" text-anchor="end">← {before}</text>',
-        f'<text x="{line + 6:.1f}" y="{ground:g}">{after} →</text>',
+        f'<text x="{start:.1f}" y="{ground:g}" text-anchor="end">← {before}</text>',
+        f'<text x="{start + 16:.1f}" y="{ground:g}">{after} →</text>',
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-Asset = Literal["base.css", "tree.css", "tree.js", "decision.css"]
+Asset = Literal["base.css", "tree.css", "mosaic.js", "tree.js", "decision.css"]
 
 
 def asset(name: Asset) -> str:

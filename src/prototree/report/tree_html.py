@@ -61,7 +61,7 @@ def tree_page(explanation: TreeExplanation) -> str:
         title=explanation.title,
         body=Markup(tree_body(explanation)),
         styles=[Markup(asset("base.css")), Markup(asset("tree.css"))],
-        script=Markup(asset("tree.js")),
+        script=Markup(asset("mosaic.js") + asset("tree.js")),
         data=Markup(script_json(tree_data(explanation, data_url))),
     )
 
@@ -118,7 +118,7 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
                 "unsure": reading.is_unsure(rule.leaf),
                 "shares": [
                     [k, _number(share)]
-                    for k, share in enumerate(explanation.leaf_probs[rule.leaf])
+                    for k, share in enumerate(explanation.leaf_probs[rule.leaf].tolist())
                     if share >= _SMALLEST_BAR
                 ],
             }

@@ -224,7 +224,7 @@ class Reading:
                 way[tree.left[id_]] = (*turns, (id_, False))
                 way[tree.right[id_]] = (*turns, (id_, True))
             else:
-                probs = tree.leaf_probs[~id_]
+                probs = tree.leaf_probs[~id_].tolist()
                 label = likeliest(probs)
                 rules[~id_] = Rule(~id_, label, probs[label], turns)
         return tuple(rules[leaf] for leaf in range(len(rules)))

@@ -4,7 +4,9 @@ Notation used for tensor shapes: B batch, C channels of the backbone's map, N no
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,14 +25,16 @@ from prototree.training.maps import Inputs
 from prototree.training.objectives import LABEL_SMOOTHING, Cosine, Schedule, SoftTargets, TreeObjective
 from prototree.training.projection import side_classes
 from prototree.training.recipes.warm import Warm
+from prototree.training.target_rows import TargetRows, target_rows
 from prototree.training.yardstick import LOGIT_GAIN
-from prototree.tree.leaves import class_log_probs, log_predict
+from prototree.tree.leaves import class_log_probs, log_predict, log_predict_classes
 from prototree.tree.model import ProtoTree, Routed
 from prototree.tree.patches import nearest_patches
 from prototree.tree.questions import REACH_RANGE, Question, QuestionKind
 
 FEWEST_PATCHES = 60  # of a map that a step sees, whatever their share
 FIRST_SHARPNESS: dict[QuestionKind, float] = {"presence": 1.0, "choice": 3.0}  # where the recipe leaves it open
+MOST_USUAL = 10_000_000  # distances of a turn that this is judged by
 USUAL = 0.95  # share of the photos of the classes on a side whose distance counts as usual
 
 
@@ -90,16 +94,14 @@ class HeadObjective(Objective):
         return losses, (pooled.argmax(dim=1) == inputs.labels).float()
 
     @torch.no_grad()
-    def probs(self, batches: Batches, temperature: float) -> Float[Tensor, "entries K"]:
-        """Softened class probabilities of every entry."""
+    def probs(self, batches: Batches, temperature: float, folder: Path) -> TargetRows:
+        """Softened class probabilities of every entry; where they are many, in a file in `folder`."""
         self.eval()
         device = self.linear.weight.device
-        found = torch.zeros(len(batches.entries), self.linear.out_features)
+        found = target_rows(len(batches.entries), self.linear.out_features, folder)
         for inputs in batches.epoch(0):
-            found[inputs.entries] = (self(inputs.values.to(device))[0] / temperature).softmax(dim=1).cpu()
-        distributed.sum_over(found)
-        found[found.sum(dim=1) == 0] = 1 / self.linear.out_features  # of photos that cannot be read nothing is known
-        return found
+            found.put(inputs.entries, (self(inputs.values.to(device))[0] / temperature).softmax(dim=1).cpu())
+        return found.finished()
 
 
 class AnchoredObjective(TreeObjective):
@@ -124,12 +126,13 @@ class AnchoredObjective(TreeObjective):
         super().__init__(tree, batches, Schedule(epochs, freeze_epochs=epochs), LeafTrainer(), targets)
         tree.prototypes.requires_grad_(False)
         tree.leaf_logits.requires_grad_(False)
-        tree.leaf_logits.copy_(one_hot(start.leaf_class, tree.n_classes) * (len(batches.entries) / tree.n_classes))
+        tree.leaf_logits.zero_().scatter_(1, start.leaf_class[:, None], len(batches.entries) / tree.n_classes)
         self.register_buffer("anchors", start.anchors)
         self.log_reach = nn.Parameter(tree.reach.log()) if tree.question.kind == "presence" else None
         self._recipe, self._sources, self._epochs = recipe, sources, epochs
+        self._leaf_class = start.leaf_class.cpu()
         self._begin = start.first_sharpness or recipe.first_sharpness or FIRST_SHARPNESS[tree.question.kind]
-        self._turns = Turns.of(tree)
+        self._turns = Turns.of(tree) if self.log_reach is not None else None
         self._pace, self._done = Cosine(epochs, batches.n_batches), 0.0
 
     def groups(self, epoch: int) -> list[Group]:
@@ -169,16 +172,24 @@ class AnchoredObjective(TreeObjective):
         return routed.distance, routed.patch, routed.log_path_probs, routed.p_right
 
     def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        log_y = log_predict(Routed(*outputs).log_path_probs, class_log_probs(self.tree.leaf_logits))
+        log_y = self._answer(Routed(*outputs).log_path_probs)
         target = self._target(inputs)
         if not target.is_floating_point():
             target = one_hot(target, log_y.shape[1]).to(log_y.dtype)
         losses = -(target * (log_y / self._temper).log_softmax(dim=1)).sum(dim=1)
-        if self.log_reach is not None and self._recipe.margin:
+        if self.log_reach is not None and self._turns is not None and self._recipe.margin:
             unit, recipe = self.log_reach.exp(), self._recipe
             misses = self._turns.misses(outputs[0], inputs.labels, recipe.near * unit, recipe.far * unit)
             losses = losses + recipe.margin * misses
         return losses, (log_y.argmax(dim=1) == inputs.labels).float()
+
+    def _answer(self, log_path_probs: Float[Tensor, "B L"]) -> Float[Tensor, "B K"]:
+        """Eq. 4, in short where every class has a leaf of its own, as in every tree but some that were mended."""
+        n_leaves, n_classes = self.tree.leaf_logits.shape
+        leaf_of_class = self._leaf_class.argsort()
+        if n_leaves == n_classes and torch.equal(self._leaf_class[leaf_of_class], torch.arange(n_classes)):
+            return log_predict_classes(log_path_probs, leaf_of_class, len(self._batches.entries) / n_classes)
+        return log_predict(log_path_probs, class_log_probs(self.tree.leaf_logits))
 
     def after_batch(self, inputs: Inputs) -> None:
         """Leaves stay as they are until the end."""
@@ -196,24 +207,27 @@ class AnchoredObjective(TreeObjective):
         if self.log_reach is not None:
             self.tree.reach.copy_(self.log_reach.exp())
         prototypes = self.tree.prototypes
-        found, seen = [prototypes.new_zeros(0, len(prototypes))], [torch.zeros(0, dtype=torch.long)]
-        for z, labels, _ in maps_of(self._sources, self.tree.features, prototypes.device):
-            found.append(nearest_patches(z, prototypes).distance)
-            seen.append(labels.cpu())
-        learn_usual(self.tree, *(torch.cat(distributed.gather(torch.cat(rows))) for rows in (found, seen)))
+        seen = maps_of(self._sources, self.tree.features, prototypes.device)
+        learn_usual(self.tree, ((nearest_patches(z, prototypes).distance, labels) for z, labels, _ in seen))
 
 
 @torch.no_grad()
-def learn_usual(tree: ProtoTree, distance: Float[Tensor, "M P"], labels: Int[Tensor, " M"]) -> None:
+def learn_usual(tree: ProtoTree, seen: Iterable[tuple[Float[Tensor, "M P"], Int[Tensor, " M"]]]) -> None:
     """How far most photos of the classes on each side of a node are from the patch that stands for that side.
 
-    Where a node compares two patches, that is how far they reach.
+    Where a node compares two patches, that is how far they reach. Of each photo only its own class's turns are kept.
     """
-    left, right = side_classes(tree)
-    own, is_choice = torch.cat([right, left]).cpu(), tree.question.kind == "choice"
-    for turn in range(2 * tree.topology.n_nodes):
-        mine = distance[own[turn, labels], turn if is_choice else turn % tree.topology.n_nodes]
-        tree.usual[turn] = torch.quantile(mine, USUAL) if len(mine) else 0
+    own, is_choice = torch.cat(side_classes(tree)[::-1]), tree.question.kind == "choice"
+    turns, found = [torch.zeros(0, dtype=torch.int32)], [tree.usual.new_zeros(0).cpu()]
+    for distance, labels in seen:
+        turn, photo = torch.nonzero(own[:, labels], as_tuple=True)
+        turns.append(turn.int().cpu())
+        found.append(distance[photo, turn if is_choice else turn % tree.topology.n_nodes].cpu())
+    every, apart = (torch.cat(distributed.gather(torch.cat(rows))) for rows in (turns, found))
+    counts = every.bincount(minlength=len(own)).tolist()
+    for number, mine in enumerate(apart[every.argsort(stable=True)].split(counts)):
+        some = mine[:: -(-len(mine) // MOST_USUAL) or 1]
+        tree.usual[number] = torch.quantile(some, USUAL) if len(some) else 0
     if is_choice:
         tree.reach.copy_(torch.where(tree.usual > 0, tree.usual / math.log(2), 1).clamp(*REACH_RANGE))
 
@@ -257,4 +271,6 @@ def random_patches(x: Float[Tensor, "B C H W"], share: float) -> Float[Tensor, "
     """The same random patches of every map of a batch."""
     n_patches = x.shape[2] * x.shape[3]
     order = torch.randperm(n_patches, device=x.device)
-    return x.flatten(2)[:, :, order[: max(FEWEST_PATCHES, math.ceil(share * n_patches))]][:, :, None]
+    chosen = order[: max(FEWEST_PATCHES, math.ceil(share * n_patches))]
+    # Channels stay side by side, as matrix products over patches want them.
+    return x.flatten(2).transpose(1, 2).index_select(1, chosen).transpose(1, 2)[:, :, None]

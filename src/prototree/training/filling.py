@@ -17,7 +17,7 @@ from torch import Tensor
 
 from prototree.data.loading import Loader, ViewDataset, photo_loader
 from prototree.errors import DataError, TrainError
-from prototree.files import make_folder, write_json
+from prototree.files import amount, make_folder, write_json
 from prototree.training import distributed
 from prototree.training.shared_maps import alone
 
@@ -76,7 +76,7 @@ class MapFile:
         except OSError as error:
             path.unlink(missing_ok=True)
             raise TrainError(
-                f"the cache of maps needs {size / 1e9:.2f} GB in {path.parent}, {free / 1e9:.2f} GB are free "
+                f"the cache of maps needs {amount(size)} in {path.parent}, {amount(free)} are free "
                 f"({error.strerror}); free some, cache fewer views, or train without a cache"
             ) from error
 

@@ -12,18 +12,16 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numpy import ndarray
 from torch import Tensor
 
 from prototree.data.loading import derived_seed
 from prototree.data.samples import name_in
 from prototree.errors import DataError
 from prototree.network.backbone import FeatureExtractor, WideHead
+from prototree.training.alike import Part, classes_in, halves, hierarchy
 from prototree.training.batches import CachedBatches
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
@@ -32,10 +30,9 @@ from prototree.tree.topology import Topology
 
 N_CANDIDATES, CANDIDATES_A_CLASS = 2000, 40  # random patches to choose the first prototypes from, at least
 LOOKED_AT, LOOKED_AT_A_CLASS = 1200, 12  # views that the choice is judged by, at least
-MAX_NUMBERS = 2e8  # of feature maps held in memory while choosing
-
-Part = int | list[Any]
-"""A class, or a group of parts."""
+MAX_NUMBERS = 2e8  # of feature maps held in memory while choosing, but for two maps of every class
+MAX_PAIRS = 1e8  # of views and candidates whose distances are held; beyond, each node compares so many of its own:
+NODE_VIEWS, NODE_CANDIDATES = 400, 1000
 
 
 @dataclass(frozen=True)
@@ -100,11 +97,11 @@ def grow(
     patch = torch.randint(n_patches, (n_candidates,), generator=generator)
     candidates = z.flatten(2)[photo, :, patch][:, :, None, None]
     looked_at = torch.randperm(len(z), generator=generator)[: max(LOOKED_AT, LOOKED_AT_A_CLASS * n_classes)]
-    distance = torch.cat([nearest_patches(z[some], candidates).distance for some in looked_at.split(64)])
     pooled = z.amax(dim=(2, 3))
-    means = torch.stack([pooled[labels == k].mean(dim=0) for k in range(n_classes)])
-    planter, points = _Planter(distance, labels[looked_at], labels[photo], question), means.double().numpy()
-    planter.grow(hierarchy(points, mean_path) if question == "presence" else halves(points, list(range(n_classes))))
+    means = torch.stack([pooled[rows].mean(dim=0) for rows in _rows_by_class(labels, n_classes)])
+    apart, points = _Apart(z, looked_at, candidates), means.double().numpy()
+    planter = _Planter(apart, labels[looked_at], labels[photo], question)
+    planter.grow(hierarchy(points, mean_path) if question == "presence" else halves(points))
     topology, nodes, leaf_ids = Topology.from_children(planter.left, planter.right)
     sides = [torch.tensor(side)[nodes] for side in (planter.chosen_right, planter.chosen_left) if side]
     chosen = torch.cat(sides)
@@ -129,47 +126,26 @@ def start_from(tree: ProtoTree, sources: CachedBatches, root: Path) -> Start:
     return Start(tree.topology, tree.leaf_logits.argmax(dim=1), torch.stack(anchors), tree.question.sharpness)
 
 
-def hierarchy(means: Float[ndarray, "K D"], longest: float) -> Part:
-    """Groups of alike classes, and groups of groups where else the way to a class would be long.
+class _Apart:
+    """How far views are from candidates: all known at once, or looked up a few at a time where they are too many."""
 
-    As few levels as a mean path of `longest` allows: a prototype then stands for few classes that are alike.
-    """
-    everything = list(range(len(means)))
-    levels = 2
-    while (found := _nest(means, everything, levels)) and mean_path(found) > longest and 2**levels < len(means):
-        levels += 1
-    return found
+    def __init__(
+        self, z: Float[Tensor, "views D H W"], views: Int[Tensor, " M"], candidates: Float[Tensor, "candidates D 1 1"]
+    ) -> None:
+        self._z, self._views, self._candidates = z, views, candidates
+        self._known: Tensor | None = None
+        self.is_known = len(views) * len(candidates) <= MAX_PAIRS
+        if self.is_known:
+            self._known = self._measured(views, candidates)
 
+    def between(self, rows: Int[Tensor, " m"], columns: Int[Tensor, " n"]) -> Float[Tensor, "m n"]:
+        """Some views and some candidates."""
+        if self._known is not None:
+            return self._known[rows][:, columns]
+        return self._measured(self._views[rows], self._candidates[columns])
 
-def halves(means: Float[ndarray, "K D"], classes: list[int]) -> Part:
-    """Two groups of alike classes, and each again, down to single ones."""
-    if len(classes) == 1:
-        return classes[0]
-    return [halves(means, [classes[place] for place in group]) for group in ward_groups(means[classes], 2)]
-
-
-def mean_path(part: Part) -> float:
-    """Decisions to a class on average, if the parts of a part leave it one by one in any order."""
-    return sum(_depths(part)) / len(_depths(part))
-
-
-def _nest(means: Float[ndarray, "K D"], classes: list[int], levels: int) -> Part:
-    if levels == 1 or len(classes) <= 2:
-        return list(classes)
-    groups = ward_groups(means[classes], round(1.4 * len(classes) ** (1 / levels)))
-    return [_nest(means, [classes[place] for place in group], levels - 1) for group in groups]
-
-
-def _depths(part: Part) -> list[float]:
-    if isinstance(part, int):
-        return [0.0]
-    # The i-th to leave has met i nodes, the last two one and the same.
-    own = (len(part) + 1) / 2 - 1 / len(part)
-    return [own + depth for one in part for depth in _depths(one)]
-
-
-def _classes(part: Part) -> list[int]:
-    return [part] if isinstance(part, int) else [label for one in part for label in _classes(one)]
+    def _measured(self, views: Int[Tensor, " m"], candidates: Float[Tensor, "n D 1 1"]) -> Float[Tensor, "m n"]:
+        return torch.cat([nearest_patches(self._z[some], candidates).distance for some in views.split(64)])
 
 
 class _Planter:
@@ -177,13 +153,14 @@ class _Planter:
 
     def __init__(
         self,
-        distance: Float[Tensor, "M candidates"],
+        apart: _Apart,
         labels: Int[Tensor, " M"],
         candidate_class: Int[Tensor, " candidates"],
         question: QuestionKind,
     ) -> None:
-        self._is_choice = question == "choice"
-        self._distance, self._labels, self._candidate_class = distance, labels, candidate_class
+        self._is_choice, self._apart = question == "choice", apart
+        n_classes = int(torch.cat([labels, candidate_class]).max()) + 1
+        self._rows, self._candidates = (_rows_by_class(some, n_classes) for some in (labels, candidate_class))
         self._free = torch.ones(len(candidate_class), dtype=torch.bool)
         self.left: list[int] = []
         self.right: list[int] = []
@@ -198,11 +175,11 @@ class _Planter:
             return ~(len(self.leaf_class) - 1)
         if len(part) == 1:
             return self.grow(part[0])
-        (_, candidate), place = max((self._best(_classes(one), _classes(part)), i) for i, one in enumerate(part))
+        (_, candidate), place = max((self._best(classes_in(one), classes_in(part)), i) for i, one in enumerate(part))
         rest = part[:place] + part[place + 1 :]
         self._take(candidate, self.chosen_right)
         if self._is_choice:
-            self._take(self._best(_classes(rest), _classes(part))[1], self.chosen_left)
+            self._take(self._best(classes_in(rest), classes_in(part))[1], self.chosen_left)
         node = len(self.left)
         self.left.append(0)
         self.right.append(0)
@@ -216,11 +193,27 @@ class _Planter:
         chosen.append(candidate)
 
     def _best(self, part: list[int], among: list[int]) -> tuple[float, int]:
-        rows = torch.isin(self._labels, torch.tensor(among))
-        own = torch.isin(self._candidate_class, torch.tensor(part))
-        columns = torch.nonzero(self._free & own if (self._free & own).any() else self._free)[:, 0]
-        gain = information_gain(self._distance[rows][:, columns], torch.isin(self._labels[rows], torch.tensor(part)))
+        inside = set(part)
+        own, others = _of(self._rows, part), _of(self._rows, [label for label in among if label not in inside])
+        columns = _of(self._candidates, part)
+        columns = columns[self._free[columns]]
+        if not len(columns):
+            columns = torch.nonzero(self._free)[:, 0]
+        if not self._apart.is_known:
+            own, others = own[: NODE_VIEWS // 2], others[: NODE_VIEWS // 2]
+            columns = columns[:NODE_CANDIDATES]
+        rows, order = torch.cat([own, others]).sort()
+        gain = information_gain(self._apart.between(rows, columns), order < len(own))
         return float(gain.max()), int(columns[gain.argmax()])
+
+
+def _rows_by_class(labels: Int[Tensor, " M"], n_classes: int) -> list[Int[Tensor, " _"]]:
+    """Where each class is, in order."""
+    return list(labels.argsort(stable=True).split(labels.bincount(minlength=n_classes).tolist()))
+
+
+def _of(by_class: list[Int[Tensor, " _"]], classes: list[int]) -> Int[Tensor, " _"]:
+    return torch.cat([by_class[label] for label in classes]).sort().values
 
 
 def information_gain(
@@ -255,30 +248,3 @@ def wide_head(features: FeatureExtractor) -> WideHead:
 def _entropy(p: Tensor) -> Tensor:
     p = p.clamp(1e-6, 1 - 1e-6)
     return -(p * p.log() + (1 - p) * (1 - p).log())
-
-
-def ward_groups(points: Float[ndarray, "K D"], n_groups: int) -> list[list[int]]:
-    """Merges the two clusters whose union raises the variance least, until `n_groups` are left."""
-    members = [[k] for k in range(len(points))]
-    centres, sizes = points.astype(np.float64).copy(), np.ones(len(points))
-    cost = _costs(centres, sizes)
-    while len(members) > max(n_groups, 1):
-        first, second = sorted(map(int, np.unravel_index(cost.argmin(), cost.shape)))
-        total = sizes[first] + sizes[second]
-        centres[first] = (sizes[first] * centres[first] + sizes[second] * centres[second]) / total
-        sizes[first] = total
-        members[first] += members.pop(second)
-        centres, sizes = np.delete(centres, second, axis=0), np.delete(sizes, second)
-        cost = np.delete(np.delete(cost, second, axis=0), second, axis=1)
-        cost[first] = cost[:, first] = _costs_of(first, centres, sizes)
-    return [sorted(group) for group in members]
-
-
-def _costs(centres: Float[ndarray, "n D"], sizes: Float[ndarray, " n"]) -> Float[ndarray, "n n"]:
-    return np.stack([_costs_of(i, centres, sizes) for i in range(len(centres))])
-
-
-def _costs_of(one: int, centres: Float[ndarray, "n D"], sizes: Float[ndarray, " n"]) -> Float[ndarray, " n"]:
-    cost = sizes * sizes[one] / (sizes + sizes[one]) * np.square(centres - centres[one]).sum(axis=1)
-    cost[one] = np.inf
-    return np.asarray(cost)

@@ -40,11 +40,12 @@ def judged(
 ) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"], Bool[Tensor, " M"]]:
     """Of these photos, shown whole: the lead of the greedy answer, how strange they are, and whether it is right."""
     rows: list[tuple[Tensor, ...]] = []
+    table = tree.leaf_table()
     for z, labels, places in maps_of(views, tree.eval().features, tree.prototypes.device):
         entries = [views.entries[place] for place in places.tolist()]
         wanted = [i for i, one in enumerate(entries) if one.view == FULL and one.sample_index in photos]
         if wanted:
-            decisions, own = tree.decide(tree.route(z[wanted])), labels[wanted]
+            decisions, own = tree.decide(tree.route(z[wanted]), table), labels[wanted]
             rows.append((places[wanted], decisions.lead, decisions.strangeness, decisions.labels("greedy") == own))
     empty = (torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.bool))
     columns = [torch.cat([column.cpu() for column in part]) for part in zip(empty, *rows, strict=True)]

@@ -41,7 +41,7 @@ class Interleaved(LeafTrainer):
 
     @torch.no_grad()
     def after_batch(self, tree: ProtoTree, routed: Routed | None, target: Target, n_batches: int) -> None:
-        counts = distributed.sum_over(count_batch(tree, routed, target))
+        counts = count_whole_batch(tree, routed, target)
         tree.leaf_logits.copy_(leaves.leaf_update(tree.leaf_logits, self.epoch_start, counts, n_batches))
 
 
@@ -70,10 +70,36 @@ def count_batch(tree: ProtoTree, routed: Routed | None, target: Target) -> Tenso
     return leaves.leaf_counts(log_path_probs, leaves.class_log_probs(tree.leaf_logits.detach()), target).contiguous()
 
 
+def count_whole_batch(tree: ProtoTree, routed: Routed | None, target: Target) -> Tensor:
+    """The same of the batch that all processes share.
+
+    With hard labels they exchange what the batch touched, L numbers for each of its classes, where that is less than
+    the whole matrix.
+    """
+    if distributed.shard().world_size == 1 or target.is_floating_point():
+        return distributed.sum_over(count_batch(tree, routed, target))
+    by_class = leaves.class_log_probs(tree.leaf_logits.detach()).T
+    log_path_probs = by_class.new_zeros(0, by_class.shape[1]) if routed is None else routed.log_path_probs.detach()
+    own, total = leaves.touched_counts(log_path_probs, by_class, target), torch.zeros_like(by_class)
+    if sum(distributed.lengths(len(own.classes))) >= len(by_class):
+        return distributed.sum_over(own.add_to(total).T.contiguous())
+    for classes, counts in zip(distributed.gather(own.classes), distributed.gather(own.counts), strict=True):
+        leaves.Touched(classes, counts).add_to(total)
+    return total.T
+
+
 @torch.no_grad()
 def refit_leaves(tree: ProtoTree, sweep: Sweep, n_sweeps: int = 1) -> None:
-    """Eq. 5 over the whole set, as often as asked."""
+    """Eq. 5 over the whole set, as often as asked; a batch with hard labels touches the rows of its classes alone."""
     for _ in range(n_sweeps):
-        counts = torch.zeros_like(tree.leaf_logits)
-        sweep(lambda routed, target, total=counts: total.add_(count_batch(tree, routed, target)))  # type: ignore[misc]
-        tree.leaf_logits.copy_(distributed.sum_over(counts))
+        by_class = leaves.class_log_probs(tree.leaf_logits.detach()).T.contiguous()
+        total = torch.zeros_like(by_class)
+
+        def visit(routed: Routed, target: Target, by_class: Tensor = by_class, total: Tensor = total) -> None:
+            if target.is_floating_point():
+                total.add_(leaves.leaf_counts(routed.log_path_probs, by_class.T, target).T)
+            else:
+                leaves.touched_counts(routed.log_path_probs, by_class, target).add_to(total)
+
+        sweep(visit)
+        tree.leaf_logits.copy_(distributed.sum_over(total).T)

@@ -12,7 +12,7 @@ Notation used for tensor shapes: V variants of a view, M views of photos, D prot
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -186,8 +186,12 @@ def cache_all_borders(
     tick: Tick | None = None,
     run: Path | None = None,
     engine: str = TORCH,
+    begin: Callable[[int], None] | None = None,
 ) -> list[MapCache]:
-    """The same for several data sets of the same photos, each of which is decoded once for all of them."""
+    """The same for several data sets of the same photos, each of which is decoded once for all of them.
+
+    `begin` hears how many views have to be looked at, before they are.
+    """
     if variants < 1:
         raise TrainError(f"expected at least one cached view of each photo, got {variants}")
     names = [_border_name(backbone, dataset, variants) for dataset in datasets]
@@ -198,6 +202,8 @@ def cache_all_borders(
         return [_place(folder, run, _file_name(name, chosen), shape) for name, shape in places]
 
     found = files(engine)
+    if begin is not None:
+        begin(variants * sum(len(one) for one, file in zip(datasets, found, strict=True) if not file.is_complete))
     if distributed.any_process(not all(file.is_complete for file in found)):
         with distributed.one_after_the_other():  # the first may have to convert it
             trunk = frozen(backbone, engine)

@@ -17,6 +17,7 @@ from prototree.training.batches import Batches
 from prototree.training.engine import Group, Loop, Objective, Options
 from prototree.training.leaf_training import Interleaved, LeafTrainer, Target, Visit
 from prototree.training.maps import Inputs
+from prototree.training.target_rows import TargetRows
 from prototree.tree.leaves import class_log_probs, predict
 from prototree.tree.model import ProtoTree, Routed
 
@@ -63,7 +64,7 @@ class Cosine:
 class SoftTargets:
     """A teacher's class probabilities for every entry of the data, mixed with the labels (§3, distillation)."""
 
-    probs: Float[Tensor, "entries K"]
+    probs: TargetRows
     weight: float
 
     def of(self, labels: Int[Tensor, " B"], entries: Int[Tensor, " B"]) -> Float[Tensor, "B K"]:

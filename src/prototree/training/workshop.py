@@ -103,12 +103,18 @@ class Workshop:
         every = [self._of_all_folds(dataset) for dataset in datasets]
         n_views = variants * sum(map(len, every))
         backbone.to(self.device).freeze(True)
-        gigabytes = cache_size(backbone, n_views, 1) / 1e9
-        self.observer.stage(
-            f"the network looks once at {n_views} views of the photos; what it finds is kept for all "
-            f"runs beside this one ({gigabytes:.2f} GB)"
-        )
-        found = self._kept(backbone, every, variants)
+
+        def begin(n_missing: int) -> None:
+            gigabytes = cache_size(backbone, n_missing, 1) / 1e9
+            # A stage in either case, so that an observer can count on it.
+            self.observer.stage(
+                f"the network looks once at {n_missing} views of the photos; what it finds is kept for all "
+                f"runs beside this one ({gigabytes:.2f} GB)"
+                if n_missing
+                else f"the network has looked at the {n_views} views of the photos before"
+            )
+
+        found = self._kept(backbone, every, variants, begin)
         pairs = zip(found, datasets, strict=True)
         return [one if one.entries is own.entries else one.same(own.entries) for one, own in pairs]
 
@@ -122,7 +128,13 @@ class Workshop:
             note_use(self.folder, name)
         return found
 
-    def _kept(self, backbone: Backbone, datasets: Sequence[ViewDataset], variants: int) -> list[MapCache]:
+    def _kept(
+        self,
+        backbone: Backbone,
+        datasets: Sequence[ViewDataset],
+        variants: int,
+        begin: Callable[[int], None] | None = None,
+    ) -> list[MapCache]:
         return cache_all_borders(
             backbone,
             datasets,
@@ -132,6 +144,7 @@ class Workshop:
             tick=self.observer.caching,
             run=self.folder,
             engine=self.engine,
+            begin=begin,
         )
 
     def _of_all_folds(self, dataset: ViewDataset) -> ViewDataset:

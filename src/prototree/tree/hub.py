@@ -58,4 +58,6 @@ def fetch(name: str | Path) -> Path:
 
 
 def _say(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    """Its first two lines: the client's advice behind them is for its own callers."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:200] or type(error).__name__

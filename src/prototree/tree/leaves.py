@@ -3,6 +3,9 @@
 Notation used for tensor shapes: B batch, L leaves, K classes.
 """
 
+import math
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -34,6 +37,20 @@ def log_predict(log_path_probs: Float[Tensor, "B L"], leaf_log_probs: Float[Tens
     return log_product
 
 
+def log_predict_classes(
+    log_path_probs: Float[Tensor, "B L"], leaf_of_class: Int[Tensor, " K"], count: float
+) -> Float[Tensor, "B K"]:
+    """The same where every class has one leaf, which has counted `count` images of it and none of others.
+
+    Such a leaf gives its own class e^c and each other one 1, divided by e^c + K − 1: no work with the whole matrix.
+    """
+    n_others = len(leaf_of_class) - 1
+    log_total = count + math.log1p(n_others * math.exp(-count))
+    log_gain = math.log(-math.expm1(-count)) - log_total + count
+    own = log_path_probs[:, leaf_of_class] + log_gain
+    return torch.logaddexp(own, own.new_tensor(-log_total))
+
+
 def log_likelihood(
     log_path_probs: Float[Tensor, "B L"], leaf_log_probs: Float[Tensor, "L K"], target: Labels | SoftLabels
 ) -> Float[Tensor, " B"]:
@@ -52,9 +69,31 @@ def leaf_counts(
     """
     if target.is_floating_point():
         return _soft_leaf_counts(log_path_probs, leaf_log_probs, target)
-    responsibility = (log_path_probs + leaf_log_probs.T[target]).softmax(dim=1)  # B L
+    touched = touched_counts(log_path_probs, leaf_log_probs.T, target)
     counts = torch.zeros_like(leaf_log_probs.T)  # K L: adding to rows is faster than to columns
-    return counts.index_add_(0, target, responsibility).T
+    return touched.add_to(counts).T
+
+
+@dataclass(frozen=True)
+class Touched:
+    """Counts of a batch with hard labels: all that is not 0, class by class."""
+
+    classes: Int[Tensor, " n"]
+    counts: Float[Tensor, "n L"]
+
+    def add_to(self, total: Float[Tensor, "K L"]) -> Float[Tensor, "K L"]:
+        """In place."""
+        return total.index_add_(0, self.classes, self.counts)
+
+
+def touched_counts(
+    log_path_probs: Float[Tensor, "B L"], log_probs_by_class: Float[Tensor, "K L"], target: Labels
+) -> Touched:
+    """Eq. 5 for hard labels, in the batch's own classes alone: work and memory do not depend on K."""
+    responsibility = (log_path_probs + log_probs_by_class[target]).softmax(dim=1)  # B L
+    classes, place = target.unique(return_inverse=True)
+    counts = responsibility.new_zeros(len(classes), responsibility.shape[1])
+    return Touched(classes, counts.index_add_(0, place, responsibility))
 
 
 def leaf_update(

@@ -69,6 +69,14 @@ class Routed:
 
 
 @dataclass(frozen=True)
+class LeafTable:
+    """The class distribution of every leaf, and its most probable class."""
+
+    probs: Float[Tensor, "L K"]
+    labels: Int[Tensor, " L"]
+
+
+@dataclass(frozen=True)
 class Decisions:
     """What the tree decides for a batch, by each of the three strategies (§5.3).
 
@@ -214,23 +222,29 @@ class ProtoTree(nn.Module):
         return leaves.log_likelihood(routed.log_path_probs, leaves.class_log_probs(self.leaf_logits), target)
 
     @torch.no_grad()
-    def decide(self, routed: Routed) -> Decisions:
-        """Soft, max-path and greedy decisions from one pass."""
+    def leaf_table(self) -> "LeafTable":
+        """What the leaves say; made once for many batches, it spares each the work of the whole matrix."""
         leaf_probs = leaves.class_log_probs(self.leaf_logits).exp()
         if not is_exporting() and not torch.isfinite(leaf_probs).all():
             raise ShapeError("expected finite leaves, got NaN or infinity; load the tree again, or train it again")
+        return LeafTable(leaf_probs, leaf_probs.argmax(dim=1))
+
+    @torch.no_grad()
+    def decide(self, routed: Routed, table: "LeafTable | None" = None) -> Decisions:
+        """Soft, max-path and greedy decisions from one pass; `table` is the tree's own `leaf_table`."""
+        table = table or self.leaf_table()
         p_right, log_path_probs = routed.p_right, routed.log_path_probs
         greedy = routing.greedy_leaves(p_right, self.topology)
         max_path = routing.max_path_leaves(log_path_probs)
         path = routing.path_to(greedy, p_right, self.topology)
-        ahead = lead(log_path_probs, greedy, leaf_probs.argmax(dim=1))
+        ahead = lead(log_path_probs, greedy, table.labels)
         sureness, apart = self.sureness.of(ahead), unusual(routed.distance, path, self.usual)
         strangeness = apart.amax(dim=1) if apart.shape[1] else torch.zeros_like(sureness)
         return Decisions(
-            soft=leaves.predict(log_path_probs, leaf_probs),
+            soft=leaves.predict(log_path_probs, table.probs),
             max_path=routing.path_to(max_path, p_right, self.topology),
             greedy=path,
-            leaf_probs=leaf_probs,
+            leaf_probs=table.probs,
             lead=ahead,
             sureness=sureness,
             unusual=apart,

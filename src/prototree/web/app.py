@@ -29,7 +29,7 @@ MAX_UPLOAD = 20 << 20
 MAX_WAITING = 96  # requests that wait for the network, whatever their size
 MAX_WAITING_BYTES = 384 << 20
 _UPLOAD = "/api/decisions"
-_REPORT_ASSETS = ("base.css", "tree.css", "tree.js", "decision.css")
+_REPORT_ASSETS = ("base.css", "tree.css", "mosaic.js", "tree.js", "decision.css")
 _OWN_ASSETS = ("app.css", "pages.css", "app.js", "explore.js", "try.js", "mend.js")
 _KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 _PICTURES = {"Cache-Control": "private, max-age=3600"}
@@ -185,6 +185,11 @@ def _add_trying(app: FastAPI, service: Service | Viewer, asking: Queue) -> None:
         """What the tree says of an image."""
         with asking.memory() as memory:
             content = await _body(request, memory)
+            if request.headers.get("content-type", "").lower().startswith("multipart/"):
+                raise NotAnImageError(
+                    "expected the bytes of a photo, got a form; send the file itself, as in: curl --data-binary "
+                    "@photo.jpg"
+                )
             async with asking.place():  # only whole requests stand in line
                 return await asking.run(partial(service.decide, content, name))
 

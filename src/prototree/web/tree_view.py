@@ -60,7 +60,7 @@ class TreeView:
             left=tuple(tree.topology.left.tolist()),
             right=tuple(tree.topology.right.tolist()),
             prototypes=prototypes,
-            leaf_probs=tuple(map(tuple, class_log_probs(tree.leaf_logits.detach()).exp().tolist())),
+            leaf_probs=class_log_probs(tree.leaf_logits.detach()).exp().cpu().numpy(),
             accuracy=bench.figures(state).accuracy,
             question=tree.question.kind,
             sharpness=tree.question.sharpness,

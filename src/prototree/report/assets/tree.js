@@ -116,8 +116,13 @@
   function best(ways, aspect) {
     const kept = [];
     for (const way of ways.sort((a, b) => a.width - b.width || a.height - b.height)) if (!kept.length || way.height < kept[kept.length - 1].height) kept.push(way);
-    const off = (way) => Math.abs(Math.log(way.width / (aspect * way.height)));
-    return kept.sort((a, b) => off(a) - off(b)).slice(0, mostWays);
+    if (kept.length <= mostWays) return kept;
+    const smallest = new Map(); // of each proportion, narrow and flat ones too
+    for (const way of kept) {
+      const off = Math.min(Math.max(Math.log(way.width / (aspect * way.height)), -2), 2), range = Math.floor(((off + 2) / 4) * mostWays), other = smallest.get(range);
+      if (!other || way.width * way.height < other.width * other.height) smallest.set(range, way);
+    }
+    return [...smallest.values()];
   }
 
   let aspect = 1.7; // of the window when the page was opened; a tree that jumped about with the window would be lost
@@ -159,6 +164,7 @@
     for (const [id, card] of mounted) if (!places.has(id)) unmount(id, card);
     for (const [id, card] of built) if (places.has(id)) dress(id, card);
     extent = measure();
+    mosaic.forget();
   }
 
   const sizeOf = (id) => (isLeaf(id) ? leafSize : closed.has(id) ? [leafSize[0], nodeSize[1]] : nodeSize);
@@ -251,6 +257,7 @@
 
   // ---- cards ----------------------------------------------------------------------------------------------------
 
+  const LONG = 30; // names with more letters are written smaller
   const built = new Map(); // every card made so far
   const mounted = new Map(); // those near the view, which are in the document
   let current = root, selected = null;
@@ -307,7 +314,7 @@
       const leaf = leafOf(id), facts = classOf(leaf.label), title = leaf.unsure ? "no clear class" : name(leaf.label);
       card.classList.toggle("unsure", leaf.unsure);
       card.append(leaf.unsure || !facts.photos.length ? make("span", { class: "nophoto" }) : make("img", { class: "face", src: facts.photos[0], alt: "", draggable: "false", decoding: "async" }),
-        make("bdi", { class: "name", text: title }), make("span", { class: "share", text: leaf.unsure ? "" : rightWords(facts) }));
+        make("bdi", { class: `name${[...title].length > LONG ? " long" : ""}`, text: title }), make("span", { class: "share", text: leaf.unsure ? "" : rightWords(facts) }));
       card.title = title;
       card.setAttribute("aria-label", [title, leaf.unsure ? "" : rightTitle(facts)].filter(Boolean).join(", "));
     } else {
@@ -379,10 +386,11 @@
     const margin = 200, width = map.clientWidth, height = map.clientHeight;
     const left = (-margin - view.x) / view.k, right = (width + margin - view.x) / view.k;
     const top = (-margin - view.y) / view.k, bottom = (height + margin - view.y) / view.k;
-    const fresh = [];
+    const fresh = [], seen = new Set();
+    for (const [id, spot] of places) if (all || (spot.x < right && spot.x + spot.width > left && spot.y < bottom && spot.y + spot.height > top)) seen.add(id);
+    showMosaic(!all && seen.size > MANY);
     for (const id of places.keys()) {
-      const spot = spotOf(id);
-      const near = all || (spot.x < right && spot.x + spot.width > left && spot.y < bottom && spot.y + spot.height > top);
+      const near = seen.has(id) && (!mosaicShown || trail.has(id) || id === current);
       if (near && !mounted.has(id)) {
         const card = built.get(id) || build(id);
         dress(id, card);
@@ -394,6 +402,45 @@
     if (!drawn || -view.x / view.k < drawn.left || -view.y / view.k < drawn.top || (width - view.x) / view.k > drawn.right || (height - view.y) / view.k > drawn.bottom) drawEdges();
     drawOverview();
   }
+
+  // Where very many cards are seen at once, one drawing stands for all that are not on the way to what was chosen.
+  const MANY = 360;
+  const mosaic = window.prototreeMosaic($("mosaic"), (id) => (isLeaf(id) ? (leafOf(id).unsure ? [] : classOf(leafOf(id).label).photos.slice(0, 1)) : sidesOf(id).map((side) => side.around || side.crop)),
+    () => mosaicShown && !map.classList.contains("moving"));
+  let mosaicShown = false, repaint = 0;
+  function showMosaic(many) {
+    if (mosaicShown !== many) map.classList.toggle("as-mosaic", (mosaicShown = many));
+    if (!many) return;
+    if (!mosaic.zoom) paintMosaic();
+    else if (Math.abs(Math.log(mosaic.zoom / view.k)) > 0.1) { // sharp again when the zoom has settled
+      clearTimeout(repaint);
+      repaint = setTimeout(() => { if (mosaicShown) paintMosaic(); }, 160);
+    }
+  }
+  function paintMosaic() {
+    const style = getComputedStyle(map), light = style.getPropertyValue("--hue-light"), strength = style.getPropertyValue("--hue-strength");
+    const colour = (hue) => `oklch(${light} ${strength} ${hue})`, paths = new Map();
+    for (const id of places.keys()) if (parents.get(id) !== null) paths.set(band(id), (paths.get(band(id)) || "") + edge(id));
+    mosaic.draw({
+      k: view.k, extent, ground: style.getPropertyValue("--card"),
+      cards: [...places].map(([id, spot]) => [id, spot, isLeaf(id) && leafOf(id).unsure ? style.getPropertyValue("--line") : colour(hues.get(id)), isLeaf(id)]),
+      lines: [...paths].map(([number, path]) => [path, colour((360 * (number + 0.5)) / HUES)]),
+    });
+  }
+  function cardAt(event) { // the card of the drawing at the pointer
+    const box = map.getBoundingClientRect(), x = (event.clientX - box.left - view.x) / view.k, y = (event.clientY - box.top - view.y) / view.k;
+    for (const [id, spot] of places) if (x >= spot.x && x <= spot.x + spot.width && y >= spot.y && y <= spot.y + spot.height) return id;
+    return null;
+  }
+  map.addEventListener("click", (event) => {
+    if (!mosaicShown || dragged || event.target.closest(".card")) return;
+    const id = cardAt(event);
+    if (id !== null) select(id);
+  });
+  map.addEventListener("mousemove", (event) => {
+    const id = mosaicShown && !event.buttons && !event.target.closest(".card") ? cardAt(event) : null;
+    map.title = id === null ? "" : belowWords(id);
+  });
 
   const smallest = () => Math.min(0.3, 0.7 * fitFor(extent).k);
 
@@ -468,6 +515,8 @@
     const dx = event.clientX - last.x, dy = event.clientY - last.y;
     if (!dragged && pointers.size === 1 && Math.hypot(dx, dy) < 5) return; // a click with a trembling hand
     if (!dragged) map.setPointerCapture(event.pointerId);
+    if (pointers.size === 1) map.classList.add("moving"); // what is drawn is only shifted, not drawn anew
+    else map.classList.remove("moving");
     dragged = true;
     if (pointers.size === 1) {
       view.x += dx;
@@ -482,7 +531,7 @@
     }
     pointers.set(event.pointerId, { x: event.clientX, y: event.clientY });
   });
-  for (const kind of ["pointerup", "pointercancel"]) addEventListener(kind, (event) => pointers.delete(event.pointerId));
+  for (const kind of ["pointerup", "pointercancel"]) addEventListener(kind, (event) => { pointers.delete(event.pointerId); map.classList.remove("moving"); });
   map.addEventListener("wheel", (event) => {
     event.preventDefault();
     cancelAnimationFrame(flight);
@@ -706,7 +755,7 @@
       choosing ? around(rather(id, right)[0]) : null,
       make("span", { class: `word ${turnClass(right)}`, text: turnWord(id, right) }), make("bdi", { text: belowWords(child) }));
     const ways = [go(nodeOf(id).right, true), go(nodeOf(id).left, false)];
-    return section("Where it leads", "", make("div", { class: "leads" }, ...(choosing ? ways.reverse() : ways)));
+    return choosing ? make("section", { class: "where" }, make("div", { class: "leads two" }, ...ways.reverse())) : section("Where it leads", "", make("div", { class: "leads" }, ...ways));
   }
 
   function whoHasIt(node, side) {
@@ -740,8 +789,8 @@
     const drawing = make("div", { class: "spread-frame" });
     drawing.innerHTML = spread; // drawn by report/spreads.py out of numbers and fixed words alone
     const hint = choosing
-      ? "Each training photo by how much nearer one piece is than the other: above the line the classes on the right, below it those on the left."
-      : "Each training photo by its distance, where 1 is the reach: above the line the classes behind “present”, below it those behind “absent”.";
+      ? "Each training photo by how much nearer one piece is than the other: 0 is as near to both, 1 is the right piece itself. Above the axis the classes on the right, below it those on the left."
+      : "Each training photo by its distance, where 1 is the reach: above the axis the classes behind “present”, below it those behind “absent”.";
     return section("How far the two sides are apart", hint, drawing, make("p", { class: "words", text: words }));
   }
 
@@ -996,7 +1045,8 @@
   $("theme").addEventListener("click", () => {
     const now = document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
     document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
-    drawOverview();
+    mosaic.forget();
+    showNow();
   });
 
   const acts = {
@@ -1068,6 +1118,7 @@
   }
   // The cards that are not seen yet, a few at a time while nothing else is to do: moving and printing find them ready.
   function buildAhead(waiting) {
+    if (places.size > 2 * MANY) return; // the pictures of so many would not all be kept ready
     for (const id of waiting.splice(0, 12)) if (places.has(id) && !built.has(id)) build(id);
     if (waiting.length) (window.requestIdleCallback || setTimeout)(() => buildAhead(waiting));
   }

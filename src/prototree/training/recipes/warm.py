@@ -9,6 +9,7 @@ the end moves nothing. Questions begin soft and become sharp, and towards the en
 the teacher's, so that it may be as sure as it is right (`anchored`).
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from prototree.training.workshop import Workshop
     from prototree.tree.model import ProtoTree
     from prototree.tree.sureness import Sureness
+
+log = logging.getLogger(__name__)
 
 _VIEWS, _HEAD, _TREE, _TARGETS, _BACKBONE = "views", "head as a classifier", "tree", "targets", "backbone"
 FEWEST_EPOCHS, MOST_EPOCHS = 6, 200  # large data at least and small data at most so often
@@ -225,6 +228,12 @@ class Warm(Recipe):
 
         held = held_photos(plain.entries, self.hold_out)
         if len(held) < FEWEST_HELD:
+            log.warning(
+                "how sure answers are is not learned: that takes %d photos to hold out, and one in %d of each class "
+                'gives %d; the sureness then only ranks answers, and the tree never says "I don\'t know" by itself; '
+                "add photos, or lower --hold-out",
+                *(FEWEST_HELD, self.hold_out, len(held)),
+            )
             return Sureness()
         workshop.observer.stage(f"a second tree, without {len(held)} photos, to learn how sure answers are")
         other = self._learn(workshop, backbone, without(plain, held), without(every, held), "held/")
@@ -270,7 +279,8 @@ class Warm(Recipe):
         workshop.observer.stage(f"training the head as a plain classifier for {epochs} epochs")
         workshop.train(head, batches, epochs, f"{folder}head")
         workshop.keep_yardstick(features.head, head.linear, folder)
-        return SoftTargets(head.probs(batches, self.temperature), self.teacher_weight)
+        probs = head.probs(batches, self.temperature, workshop.folder / folder)
+        return SoftTargets(probs, self.teacher_weight)
 
     def _tree_epochs(self, n_entries: int, share: float) -> int:
         return self.epochs or max(1, round(share * _epochs_for(self.tree_views, n_entries)))

@@ -53,6 +53,7 @@ def _run(job: dict[str, Any]) -> int:
     """In the copy: the command, with its output in files."""
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.chdir(job["folder"])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what runs in the background ignore it
     events = Events(Path(job["events"]), job["at"], job["signal"])
     for name in DISK_CALLS:

@@ -42,11 +42,19 @@ class Commands:
     server: "subprocess.Popen[str]"
     folder: Path
 
-    def run(self, *words: object, at: tuple[int, int] | None = None, number: int = signal.SIGKILL) -> Ended:
-        """One command; `at` is the stage and the event in it before which it gets the signal."""
+    def run(
+        self,
+        *words: object,
+        at: tuple[int, int] | None = None,
+        number: int = signal.SIGKILL,
+        folder: Path | None = None,
+        columns: int = 200,
+    ) -> Ended:
+        """One command, perhaps in a folder; `at` is the stage and the event in it before which it gets the signal."""
         files = {name: str(self.folder / name) for name in ("out", "err", "events")}
-        environment = {"PROTOTREE_CACHE": str(self.folder / "cache"), "COLUMNS": "200"}
+        environment = {"PROTOTREE_CACHE": str(self.folder / "cache"), "COLUMNS": str(columns)}
         job = {"words": list(map(str, words)), "at": at, "signal": int(number), "environment": environment, **files}
+        job["folder"] = str(folder or Path.cwd())
         assert self.server.stdin is not None
         assert self.server.stdout is not None
         self.server.stdin.write(json.dumps(job) + "\n")
