@@ -58,6 +58,7 @@ def small_tree(name: str, size: int, question: Question, prototype_size: tuple[i
 
 CASES = {
     "cnn, presence, crop": ("test_resnet", 96, Question("presence", 2.0), (1, 1)),
+    "cnn, choice, twice": ("test_resnet", 64, Question("choice", 6.0), (1, 1)),
     "vit, choice": ("test_vit", 96, Question("choice", 6.0), (1, 1)),
     "cnn, choice, large patches": ("test_efficientnet", 64, Question("choice", 3.0), (2, 1)),
 }
@@ -66,6 +67,8 @@ CASES = {
 @pytest.fixture(scope="module", params=list(CASES))
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ProtoTree, Path]:
     tree = small_tree(*CASES[request.param])
+    if "twice" in request.param:
+        tree.look((1.0, 0.7))
     if "crop" in request.param:
         tree.preprocessing = replace(tree.preprocessing, resize=tree.preprocessing.size + 11, interpolation="bilinear")
     folder = tmp_path_factory.mktemp("onnx")

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 
@@ -75,7 +77,7 @@ def test_the_leaf_update_uses_what_the_tree_said_before_the_optimisers_step(
 def test_whole_steps_agree_with_the_oracle(tiny_backbone: Backbone) -> None:
     """Algorithm 1 by hand in float64: the loss of Eq. 4, Adam as its authors write it, then the leaves of Eq. 5."""
     torch.manual_seed(1)
-    tree = ProtoTree(Topology.full(2), FeatureExtractor(tiny_backbone, 4), 3).double()
+    tree = ProtoTree(Topology.full(2), FeatureExtractor(copy.deepcopy(tiny_backbone), 4), 3).double()
     rate, epsilon, beta = 0.02, 1e-7, (0.9, 0.999)
     batches = MapBatches(tiny_backbone.n_channels, n_items=7, batch_size=4)  # the last batch has three
     batches.maps = batches.maps.double()

@@ -6,6 +6,7 @@ split over processes without any state to carry along. The sampler hands (epoch,
 which therefore need not be restarted to learn of a new epoch.
 """
 
+import copy
 import hashlib
 import logging
 import math
@@ -27,6 +28,7 @@ from prototree.data.samples import Problem, Sample
 from prototree.data.views import View, region_of, squash
 from prototree.errors import ConfigError, DataError
 from prototree.network.geometry import Size
+from prototree.network.looks import Closer
 from prototree.network.preprocessing import Preprocessing
 
 logger = logging.getLogger(__name__)
@@ -109,6 +111,14 @@ class ViewDataset(Dataset[Item]):
     def over(self, samples: Sequence[Sample]) -> "ViewDataset":
         """The same views of other samples."""
         return ViewDataset(samples, self._views, self.preprocessing, transform=self.transform, seed=self.seed)
+
+    def looking(self, share: float) -> "ViewDataset":
+        """The same entries as the network is shown them at a look (`network.looks`)."""
+        if share == 1:
+            return self
+        closer = copy.copy(self)
+        closer.transform = Closer(self.transform, share)
+        return closer
 
     def __len__(self) -> int:
         return len(self.entries)

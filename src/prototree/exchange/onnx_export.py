@@ -38,7 +38,7 @@ MEANING = {
     "leaf": "number of the leaf that the path ends in; its conditions are in `rules`",
     "right": "probability of going right at each node; the path goes right above one half",
     "similarity": "of each prototype to the patch of the photo that is nearest to it",
-    "patch": "number of that patch, row by row in a grid of `patches`",
+    "patch": "number of that patch, row by row in a grid of `patches`, whose rows are shared evenly by the `looks`",
 }
 _MAX_BYTES = 2**31 - 1  # a protobuf cannot hold more
 
@@ -123,6 +123,7 @@ def metadata(tree: ProtoTree, notes: dict[int, str] | None = None) -> dict[str, 
             for number, source in enumerate(tree.sources)
         ],
         "patches": list(grid.shape),
+        "looks": list(tree.features.backbone.looks),
         "preprocessing": tree.preprocessing.to_json(),
         "meaning": MEANING,
     }

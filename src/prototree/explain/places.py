@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor
 
@@ -52,7 +52,8 @@ def cell_finding(tree: ProtoTree, patch: int, similarity_map: Grid) -> Finding:
 def peak_finding(tree: ProtoTree, patch: int, similarity_map: Grid) -> Finding:
     """What pages show: a square around the middle of the peak of the similarity map."""
     apart = tree.question.relative_distance(torch.from_numpy(similarity_map.copy()))
-    row, column = (float(place) for place in peak_places(apart[None], torch.tensor([patch])))
+    found = peak_places(apart[None], torch.tensor([patch]), tree.grid.look_rows)
+    row, column = (float(place) for place in found)
     return Finding("peak", peak_box(tree.grid, row, column), similarity_map)
 
 
@@ -61,7 +62,7 @@ def peaks(
 ) -> Float[Tensor, "n 2"]:
     """Row and column of the middle of each peak, from the distances of all patches of a photo to a prototype."""
     reach = LN2 * tree.reach[prototypes]
-    return torch.stack(peak_places(apart / reach[:, None, None], patch), dim=1)
+    return torch.stack(peak_places(apart / reach[:, None, None], patch, tree.grid.look_rows), dim=1)
 
 
 def grid_finding(method: Method, grid: Grid, preprocessing: Preprocessing) -> Finding:
@@ -125,25 +126,39 @@ class InputFrame:
         """A box of the input in the photo's pixels."""
         return to_photo(box, self.view, self.size, self.preprocessing)
 
-    def heat(self, grid: Grid, shape: tuple[int, int], patch: tuple[int, int] = (1, 1)) -> Heat:
+    def heat(
+        self, grid: Grid, shape: tuple[int, int], patch: tuple[int, int] = (1, 1), extents: Sequence[Box] = ()
+    ) -> Heat:
         """The grid from 0 to 1 on `shape` rows and columns that cover the whole photo, by bicubic interpolation.
 
         For a similarity map of prototypes of several cells, `patch` is their height and width in cells: each value
-        then stands at the centre of its patch. A flat map gives zeros.
+        then stands at the centre of its patch. Where the network looks more than once, `extents` are what the looks
+        cover of the input, and the highest value of all looks counts. A flat map gives zeros.
         """
-        photo = self.box(Box.whole((self.preprocessing.size,) * 2))
+        extents = extents or (Box.whole((self.preprocessing.size,) * 2),)
+        each = [
+            self._stretched(own, shape, patch, extent)
+            for own, extent in zip(np.split(grid, len(extents)), extents, strict=True)
+        ]
+        stretched = np.stack([np.where(seen, values, -np.inf) for values, seen in each]).max(axis=0)
+        # The cubic dips below the lowest value beside a peak; that is no reason to call the lowest value more than 0.
+        return _from_zero_to_one(stretched, float(grid.min()), np.isfinite(stretched))
+
+    def _stretched(
+        self, grid: Grid, shape: tuple[int, int], patch: tuple[int, int], extent: Box
+    ) -> tuple[Float[ndarray, "_ _"], Bool[ndarray, "_ _"]]:
+        """The grid of one look over the whole photo, and where in the photo that look is."""
+        photo = self.box(extent)
         weights = [
-            _interpolation(count, cells, extent, edges, wide)
-            for count, cells, extent, edges, wide in (
+            _interpolation(count, cells, length, edges, wide)
+            for count, cells, length, edges, wide in (
                 (shape[0], grid.shape[0], self.size[1], (photo.top, photo.bottom), patch[0]),
                 (shape[1], grid.shape[1], self.size[0], (photo.left, photo.right), patch[1]),
             )
         ]
         values = grid[:, ::-1] if self.view.flip else grid
-        stretched = weights[0] @ values.astype(np.float64) @ weights[1].T
         seen = np.logical_and.outer(*(own.any(axis=1) for own in weights))
-        # The cubic dips below the lowest value beside a peak; that is no reason to call the lowest value more than 0.
-        return _from_zero_to_one(stretched, float(grid.min()), seen)
+        return weights[0] @ values.astype(np.float64) @ weights[1].T, seen
 
 
 @dataclass(frozen=True)
@@ -158,13 +173,11 @@ class SeenPhoto:
 
     def match(self, tree: ProtoTree, similarity: float, findings: Sequence[Finding]) -> Match:
         """The findings brought to the photo; the first one is cut out of it."""
-        size: tuple[int, int] = (tree.prototypes.shape[2], tree.prototypes.shape[3])
-        shape = (self.picture.shape[0], self.picture.shape[1])
         where = tuple(
             Location(
                 method=finding.method,
                 box=self.frame.box(finding.box),
-                heat=self.frame.heat(finding.grid, shape, size if finding.method in ("peak", "cell") else (1, 1)),
+                heat=self._heat(tree, finding),
                 hiding=finding.hiding,
             )
             for finding in findings
@@ -179,6 +192,12 @@ class SeenPhoto:
             where=where,
             around=cut_out(self.photo, where[0].box.surroundings(AROUND, self.photo.size), AROUND_SIDE),
         )
+
+    def _heat(self, tree: ProtoTree, finding: Finding) -> Heat:
+        shape = (self.picture.shape[0], self.picture.shape[1])
+        if finding.method not in ("peak", "cell"):
+            return self.frame.heat(finding.grid, shape)
+        return self.frame.heat(finding.grid, shape, (tree.grid.height, tree.grid.width), tree.grid.extents)
 
 
 def _interpolation(

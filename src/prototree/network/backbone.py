@@ -21,6 +21,7 @@ from torch.nn.functional import linear, relu
 
 import prototree.network.torchvision_guard  # noqa: F401  (before timm)
 from prototree.errors import ConfigError, ShapeError, WeightsError
+from prototree.network.looks import ONCE, Looks, stacked
 from prototree.network.preprocessing import Preprocessing
 from prototree.network.weights import load_weights, packaged_lite0
 
@@ -41,7 +42,8 @@ class Backbone(nn.Module):
 
     `weights` is a file, "hub" for timm's own pretrained weights, "auto" for the hub or else the packaged
     EfficientNet-Lite0, or None for a random start. `level` −1 is the last map, −2 the finer one before it. Without
-    `split` all of it is trunk.
+    `split` all of it is trunk. A network that has learned may look more than once at a picture (`looks`); `once`,
+    trunk and tail, which are there for learning, look once, and so does `map_size` count.
 
     Examples:
         >>> backbone = Backbone("resnet18", None, image_size=64)
@@ -62,6 +64,7 @@ class Backbone(nn.Module):
         self.name = _AUTO_NAME if name == AUTO else name
         self.level = level
         self.frozen = False
+        self.looks: Looks = ONCE
         self._tail_names: list[str] = []
         self.net, self.preprocessing = _build(self.name, image_size)
         self.eval()  # the trial runs below must not move batch-norm statistics
@@ -93,7 +96,11 @@ class Backbone(nn.Module):
         image = torch.rand(1, 3, side, side, generator=generator, device="cpu")
         return image.to(next(self.net.parameters()).device)
 
-    def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C H W"]:
+    def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C nH W"]:
+        return stacked(self.once, images, self.looks)
+
+    def once(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C H W"]:
+        """The map of a single look, at all of the picture."""
         if not hasattr(self.net, "forward_intermediates"):
             return self.net.forward_features(images)  # type: ignore[operator, no-any-return]
         options = {"intermediates_only": True, "output_fmt": "NCHW", "stop_early": True}
@@ -102,17 +109,17 @@ class Backbone(nn.Module):
     def trunk(self, images: Float[Tensor, "B 3 h w"]) -> Tensor:
         """The border: what the tail gets as its input."""
         if not self._tail_names:
-            return self(images)  # type: ignore[no-any-return]
+            return self.once(images)
         seen: list[Tensor] = []
         hook = self._tail[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
-            self(images)
+            self.once(images)
         finally:
             hook.remove()
         return seen[0]
 
     def tail(self, border: Tensor) -> Float[Tensor, "B C H W"]:
-        """From the border to the feature map; `tail(trunk(images))` is `forward(images)`."""
+        """From the border to the feature map; `tail(trunk(images))` is `once(images)`."""
         for module in self._tail:
             border = module(border)
         return self._finish(border, self._prefix, self.map_size)

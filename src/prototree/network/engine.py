@@ -25,6 +25,7 @@ from prototree.files import cache_folder, write_file
 from prototree.network import conversion
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.folding import TOLERANCE, folded
+from prototree.network.looks import stacked
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ class FrozenFeatures:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        return self.features.from_map(self.trunk(images)).contiguous()
+        maps = stacked(self.trunk, images, self.features.backbone.looks)
+        return self.features.from_map(maps).contiguous()
 
 
 def engine_for(wanted: str, device: torch.device, n_photos: int) -> str:

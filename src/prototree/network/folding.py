@@ -53,7 +53,7 @@ def _pairs(backbone: Backbone, image: Tensor) -> list[tuple[nn.Conv2d, str]]:
         for name, module in backbone.net.named_modules()
         if not list(module.children()) or isinstance(module, nn.modules.batchnorm._BatchNorm)
     ]
-    backbone(image)
+    backbone.once(image)
     for hook in hooks:
         hook.remove()
     single = [(made_by[tensor], names[0]) for tensor, names in users.items() if tensor in made_by and len(names) == 1]

@@ -104,22 +104,30 @@ class Box:
 class PatchGrid:
     """The patches of `height`×`width` cells in a map of `rows`×`columns` cells, over an input of `side` pixels.
 
-    A patch is named by the row and column of its upper left cell, or by its number, counted row by row.
+    A patch is named by the row and column of its upper left cell, or by its number, counted row by row. Where the
+    network looks more than once, `extents` are what each look covers of the input; the map of the second look goes on
+    below that of the first.
 
     >>> PatchGrid(rows=7, columns=7, side=224).box(0, 1)
     Box(left=32.0, top=0.0, right=64.0, bottom=32.0)
     """
 
-    rows: int
+    rows: int  # of one look
     columns: int
     side: int
     height: int = 1
     width: int = 1
+    extents: tuple[Box, ...] = ()  # none: one look at all of the input
+
+    @property
+    def look_rows(self) -> int:
+        """How many rows of patches one look has."""
+        return self.rows - self.height + 1
 
     @property
     def shape(self) -> tuple[int, int]:
         """How many patches there are, down and across."""
-        return self.rows - self.height + 1, self.columns - self.width + 1
+        return self.look_rows * max(len(self.extents), 1), self.columns - self.width + 1
 
     @property
     def n_patches(self) -> int:
@@ -139,11 +147,18 @@ class PatchGrid:
 
     def box(self, row: int | float, column: int | float) -> Box:
         """The cells of a patch, in pixels of the input; a place between patches has a box of the same size."""
-        down, across = self.side / self.rows, self.side / self.columns
-        return Box(column * across, row * down, (column + self.width) * across, (row + self.height) * down)
+        place = int(row // self.look_rows) if self.extents else 0
+        extent = self.extents[place] if self.extents else Box.whole((self.side, self.side))
+        row, down, across = row - place * self.look_rows, extent.height / self.rows, extent.width / self.columns
+        return Box(
+            extent.left + column * across,
+            extent.top + row * down,
+            extent.left + (column + self.width) * across,
+            extent.top + (row + self.height) * down,
+        )
 
     def nearest(self, x: float, y: float) -> tuple[int, int]:
-        """The patch whose middle is nearest to a point of the input."""
+        """The patch of the first look whose middle is nearest to a point of the input."""
         row = round(min(max(y * self.rows / self.side - self.height / 2, 0.0), float(self.rows - self.height)))
         column = round(min(max(x * self.columns / self.side - self.width / 2, 0.0), float(self.columns - self.width)))
         return row, column

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from prototree.config import Config
-from prototree.data import ImageData
+from prototree.data import ImageData, Sample
 from prototree.data.loading import Entry, ViewDataset, derived_seed
 from prototree.data.views import evaluation_views
 from prototree.evaluation.classifier import ClassifierAccuracy
@@ -26,7 +26,7 @@ from prototree.progress import Observer
 from prototree.run import CONFIG, METRICS, METRICS_VERSION, MISTAKES, PICTURES, RESULTS, Run
 from prototree.training import distributed
 from prototree.training.batches import Batches, maps_of
-from prototree.training.maps import kept_sets
+from prototree.training.maps import MapCache, kept_sets
 from prototree.training.projection import Projected, SourcePhotos, measure_again, project
 from prototree.training.shared_maps import OWN_CACHE, USED
 from prototree.training.workshop import Workshop
@@ -122,7 +122,7 @@ class Stages:
         if distributed.is_first():
             write_pictures(projected.tree, self.data, self.run.folder / PICTURES)
         if config.recipe.keeps_maps:  # another pass costs little
-            self._keep_spreads(projected.tree, batches)
+            self._keep_spreads(projected.tree)
         self.run.note(
             projection={
                 "constrained": config.constrain_classes,
@@ -134,10 +134,10 @@ class Stages:
         )
         return projected
 
-    def _keep_spreads(self, tree: ProtoTree, batches: Batches) -> None:
+    def _keep_spreads(self, tree: ProtoTree) -> None:
         """So that the first decision that is explained already shows where its photo lies among the training photos."""
-        maps = maps_of(batches, tree.features, self.device)
-        spreads = count_spreads(tree, maps, first_views(batches.entries))
+        batches = self.workshop.cached(self._maps(tree, self.data.train))
+        spreads = count_spreads(tree, maps_of(batches, tree.features, self.device), first_views(batches.entries))
         if distributed.is_first():
             keep_spreads(tree, spreads, self.run.folder / PAGES)
 
@@ -174,8 +174,13 @@ class Stages:
         dataset = ViewDataset(self.data.test, evaluation_views, tree.preprocessing)
         if not kept or not self.config.recipe.keeps_maps or self.config.strict:
             return self.workshop.photos(dataset)
+        return self.workshop.cached(self._maps(tree, self.data.test))
+
+    def _maps(self, tree: ProtoTree, samples: Sequence[Sample]) -> MapCache:
+        """Whole photos as the tree sees them."""
+        dataset = ViewDataset(samples, evaluation_views, tree.preprocessing)
         sets = kept_sets(self.data, self.config.recipe.source_views(self.data), tree.preprocessing)
-        return self.workshop.cached(self.workshop.test_maps(tree.features.backbone.unsplit(), dataset, sets))
+        return self.workshop.judged_maps(tree.features.backbone.unsplit(), dataset, sets)
 
     def _with_any_class(self, tree: ProtoTree) -> ProtoTree:
         """The tree with the prototypes that were found without class constraints."""

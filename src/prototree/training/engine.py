@@ -106,7 +106,7 @@ class Loop:
         self._saved_at = time.monotonic()
         # Adam as in the paper; where there is weight decay, apart from the gradient's moments.
         groups = [{"params": group.parameters} for group in objective.groups(0)]
-        self._optimiser = torch.optim.AdamW(groups, eps=options.epsilon, fused=True)
+        self._optimiser = torch.optim.AdamW(groups, eps=options.epsilon)  # fused, a resumed run would differ in last bits
         torch.manual_seed(options.seed)
         if options.folder is not None and options.resume and (options.folder / STATE).exists():
             self._restore(options.folder)

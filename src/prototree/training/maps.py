@@ -13,7 +13,7 @@ Notation used for tensor shapes: V variants of a view, M views of photos, D prot
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from prototree.errors import TrainError
 from prototree.files import read_json
 from prototree.network.backbone import Backbone
 from prototree.network.engine import ONNXRUNTIME, TORCH, frozen, frozen_features
+from prototree.network.looks import ONCE
 from prototree.network.preprocessing import Preprocessing
 from prototree.training import distributed
 from prototree.training.filling import VERSION, Job, Made, MapFile, Tick, fill_missing, from_photos
@@ -63,24 +64,36 @@ class MapCache:
     entries: Sequence[Entry]
     unreadable: frozenset[int]
     rows: tuple[int, ...] | None = None  # of each entry in the files; None: the entries are all rows in order
+    closer: tuple["MapCache", ...] = ()  # the same entries at the network's further looks
 
     @property
     def names(self) -> list[str]:
         """Of the files."""
-        return [Path(str(file.filename)).name for file in self.files if isinstance(file, np.memmap)]
+        own = [Path(str(file.filename)).name for file in self.files if isinstance(file, np.memmap)]
+        return own + [name for cache in self.closer for name in cache.names]
+
+    @staticmethod
+    def of_looks(looks: Sequence["MapCache"]) -> "MapCache":
+        """Maps of all looks at the same entries, from those of each."""
+        first, *closer = looks
+        return replace(
+            first, unreadable=first.unreadable.union(*(one.unreadable for one in closer)), closer=tuple(closer)
+        )
 
     def only(self, places: Sequence[int]) -> "MapCache":
         """Some of the entries, in the order named."""
         unreadable = frozenset(new for new, old in enumerate(places) if old in self.unreadable)
         rows = tuple(self._rows[place] for place in places)
-        return MapCache(self.files, tuple(self.entries[place] for place in places), unreadable, rows)
+        entries, closer = tuple(self.entries[place] for place in places), (one.only(places) for one in self.closer)
+        return MapCache(self.files, entries, unreadable, rows, tuple(closer))
 
     def join(self, other: "MapCache") -> "MapCache":
         """The entries of both."""
         unreadable = self.unreadable | {len(self.entries) + index for index in other.unreadable}
         n_rows = sum(file.shape[1] for file in self.files)
         rows = (*self._rows, *(n_rows + row for row in other._rows))
-        return MapCache(self.files + other.files, (*self.entries, *other.entries), unreadable, rows)
+        closer = tuple(one.join(more) for one, more in zip(self.closer, other.closer, strict=True))
+        return MapCache(self.files + other.files, (*self.entries, *other.entries), unreadable, rows, closer)
 
     def same(self, entries: Sequence[Entry]) -> "MapCache":
         """The maps of other entries, each of which is a view that this one has too."""
@@ -93,6 +106,12 @@ class MapCache:
 
     def read(self, indices: Sequence[int], epoch: int) -> Inputs:
         usable = [index for index in indices if index not in self.unreadable]
+        labels = torch.tensor([self.entries[index].sample.label for index in usable], dtype=torch.long)
+        looks = [one._values(usable, epoch) for one in (self, *self.closer)]
+        values = torch.cat(looks, dim=2) if self.closer else looks[0]
+        return Inputs(values, labels, torch.tensor(usable, dtype=torch.long))
+
+    def _values(self, usable: Sequence[int], epoch: int) -> Tensor:
         row_of = usable if self.rows is None else [self.rows[index] for index in usable]
         # Memory of torch's own, aligned: where numbers lie can decide the last bits of a matrix product.
         values = torch.empty(len(usable), *self.files[0].shape[2:])
@@ -102,8 +121,7 @@ class MapCache:
             here = [place for place, row in enumerate(row_of) if start <= row < start + file.shape[1]]
             rows[here] = file[epoch % len(file), [row_of[place] - start for place in here]]
             start += file.shape[1]
-        labels = torch.tensor([self.entries[index].sample.label for index in usable], dtype=torch.long)
-        return Inputs(values, labels, torch.tensor(usable, dtype=torch.long))
+        return values
 
 
 @dataclass(frozen=True)
@@ -233,19 +251,27 @@ def kept_borders(
     among: Sequence[ViewDataset] = (),
     engines: Sequence[str] = (ONNXRUNTIME, TORCH),
 ) -> MapCache | None:
-    """The backbone's maps of every entry, where a run or those beside it have them; none is computed.
+    """The backbone's maps of every entry, at all its looks, where a run or those beside it have them; none is computed.
 
     Maps of another set of views are as good, if it has these views among others.
     """
     whole = copy.copy(backbone).unsplit()
     wanted = {_key(entry) for entry in dataset.entries}
-    for wider in (dataset, *(other for other in among if wanted <= {_key(entry) for entry in other.entries})):
-        name, shape = _border_name(whole, wider, 1), (1, len(wider), backbone.n_channels, *backbone.map_size)
-        for engine in engines:
+    sets = (dataset, *(other for other in among if wanted <= {_key(entry) for entry in other.entries}))
+
+    def found(share: float, engine: str) -> MapCache | None:
+        for wider in (one.looking(share) for one in sets):
+            name, shape = _border_name(whole, wider, 1), (1, len(wider), backbone.n_channels, *backbone.map_size)
             file = _place(shared_folder(run), run, _file_name(name, engine), shape)
             if file.is_complete:
-                found = _opened(file, wider)
-                return found if wider is dataset else found.same(dataset.entries)
+                own = _opened(file, wider)
+                return own if wider.entries is dataset.entries else own.same(dataset.entries)
+        return None
+
+    for engine in engines:
+        looks = [one for share in backbone.looks if (one := found(share, engine)) is not None]
+        if len(looks) == len(backbone.looks):
+            return MapCache.of_looks(looks)
     return None
 
 
@@ -263,7 +289,9 @@ def cache_features(
     `kept` are the backbone's maps of the same entries, where there are any: only the head is left to do.
     """
     name = _feature_name(tree, dataset) if kept is None else f"{_feature_name(tree, dataset)}-kept"
-    shape = (1, len(dataset), tree.features.depth, *tree.features.backbone.map_size)
+    backbone = tree.features.backbone
+    n_rows, n_columns = backbone.map_size
+    shape = (1, len(dataset), tree.features.depth, len(backbone.looks) * n_rows, n_columns)
     file, device = MapFile(folder / f"{name}.f32", shape), tree.prototypes.device
 
     def make() -> Made:
@@ -338,7 +366,9 @@ def _add_views(digest: "hashlib._Hash", dataset: ViewDataset) -> None:
 
 
 def _feature_name(tree: ProtoTree, dataset: ViewDataset) -> str:
-    digest = hashlib.sha256(f"{VERSION} features {tree.features.backbone.level} {dataset.preprocessing}".encode())
+    backbone = tree.features.backbone
+    looks = f" {backbone.looks}" if backbone.looks != ONCE else ""
+    digest = hashlib.sha256(f"{VERSION} features {backbone.level} {dataset.preprocessing}{looks}".encode())
     for name, tensor in tree.features.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())

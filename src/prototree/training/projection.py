@@ -186,7 +186,8 @@ def measure_again(projected: Projected, entries: Sequence[Entry]) -> None:
         own = patches[nearest.patch[nodes]]
         tree.prototypes[nodes] = own.view(len(nodes), *tree.prototypes.shape[1:])
         apart = torch.cdist(own, patches, compute_mode="donot_use_mm_for_euclid_dist").view(-1, *tree.grid.shape)
-        peaks = peak_places(apart / (LN2 * tree.reach[nodes, None, None]), nearest.patch[nodes])
+        apart = apart / (LN2 * tree.reach[nodes, None, None])
+        peaks = peak_places(apart, nearest.patch[nodes], tree.grid.look_rows)
         for node, row, column in zip(nodes.tolist(), *(found.tolist() for found in peaks), strict=True):
             shown[node] = _in_photo(peak_box(tree.grid, row, column), entries[place], tree.preprocessing)
     tree.sources = tuple(

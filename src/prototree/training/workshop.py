@@ -118,12 +118,12 @@ class Workshop:
         pairs = zip(found, datasets, strict=True)
         return [one if one.entries is own.entries else one.same(own.entries) for one, own in pairs]
 
-    def test_maps(self, backbone: Backbone, dataset: ViewDataset, among: Sequence[ViewDataset]) -> MapCache:
-        """The same of views of test photos; perhaps they are there already, among those of other sets."""
+    def judged_maps(self, backbone: Backbone, dataset: ViewDataset, among: Sequence[ViewDataset]) -> MapCache:
+        """The same of whole photos, at all looks; perhaps they are there already, among those of other sets."""
         backbone.to(self.device).freeze(True)
         found = kept_borders(backbone, dataset, self.folder, among, [self.engine])
         if distributed.any_process(found is None) or found is None:
-            return self._kept(backbone, [dataset], 1)[0]
+            return MapCache.of_looks(self._kept(backbone, [dataset.looking(share) for share in backbone.looks], 1))
         for name in found.names:
             note_use(self.folder, name)
         return found

@@ -32,6 +32,7 @@ from prototree.files import (
     write_json,
 )
 from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.looks import ONCE
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree import archive, hub
 from prototree.tree.model import ProtoTree, PrototypeSource
@@ -40,8 +41,9 @@ from prototree.tree.sureness import Sureness
 from prototree.tree.topology import Topology
 from prototree.tree.validation import check_fit, check_header, check_height, check_values
 
-VERSION = 3
-"""1: the paper's similarity was the only one. 2: no checksum of the description, and nobody knew what is usual."""
+VERSION = 4
+"""1: the paper's similarity was the only one. 2: no checksum of the description, and nobody knew what is usual.
+3: every network looked once."""
 
 MAX_WEIGHTS_BYTES = 8 * 2**30
 WEIGHTS, TREE = "weights.safetensors", "tree.json"
@@ -75,7 +77,12 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
         },
         "question": dataclasses.asdict(tree.question),
         "sureness": dataclasses.asdict(tree.sureness),
-        "backbone": {"name": backbone.name, "level": backbone.level, "head_width": tree.features.head_width},
+        "backbone": {
+            "name": backbone.name,
+            "level": backbone.level,
+            "looks": list(backbone.looks),
+            "head_width": tree.features.head_width,
+        },
         "preprocessing": tree.preprocessing.to_json(),
     }
     tensors = tree.state_dict()
@@ -137,6 +144,8 @@ def located(place: Path | str) -> Path:
 def fingerprint(tree: ProtoTree) -> str:
     """What names a tree: the questions it asks, in which order, and its answers."""
     digest = hashlib.sha256(repr((tree.topology.left.tolist(), tree.topology.right.tolist())).encode())
+    if tree.features.backbone.looks != ONCE:
+        digest.update(repr(tree.features.backbone.looks).encode())
     for tensor in (tree.prototypes, tree.leaf_logits):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:32]
@@ -225,7 +234,7 @@ def _as_now(header: dict[str, Any]) -> dict[str, Any]:
     if own["version"] < VERSION:
         own = {**older, **own}
         own["sureness"] = {**older["sureness"], **own["sureness"]}
-        own["backbone"] = {"head_width": 0, **own["backbone"]}
+        own["backbone"] = {"head_width": 0, "looks": list(ONCE), **own["backbone"]}
         extra = {"region": None, "flip": False, "shown": None}
         sources = [source and {**extra, **source} for source in own["prototypes"]["sources"]]
         own["prototypes"] = {**own["prototypes"], "sources": sources}
@@ -260,7 +269,7 @@ def _build(header: dict[str, Any], backbone_of: Callable[[str, int, int], Backbo
     tree.preprocessing = preprocessing
     tree.sureness = Sureness(**header["sureness"])
     tree.sources = tuple(source and _source(source) for source in header["prototypes"]["sources"])
-    return tree
+    return tree.look(tuple(float(share) for share in header["backbone"]["looks"]))
 
 
 def _source(values: dict[str, Any]) -> PrototypeSource:

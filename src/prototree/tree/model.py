@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from prototree.errors import ShapeError
 from prototree.network.backbone import FeatureExtractor
 from prototree.network.geometry import PatchGrid
+from prototree.network.looks import ONCE, Looks, checked, extent
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree import leaves, routing
 from prototree.tree.patches import NearestPatches, extract_patches, is_exporting, nearest_patches
@@ -183,8 +184,22 @@ class ProtoTree(nn.Module):
     @property
     def grid(self) -> PatchGrid:
         """Where the patches that prototypes are compared with lie in the network's input."""
-        (rows, columns), (height, width) = self.features.backbone.map_size, self.prototypes.shape[2:]
-        return PatchGrid(rows, columns, self.preprocessing.size, height, width)
+        backbone, side = self.features.backbone, self.preprocessing.size
+        extents = () if backbone.looks == ONCE else tuple(extent(share, side) for share in backbone.looks)
+        return PatchGrid(*backbone.map_size, side, self.prototypes.shape[2], self.prototypes.shape[3], extents)
+
+    def look(self, looks: Looks) -> "ProtoTree":
+        """Makes the tree look at every picture so often from now on, and at what of it (`network.looks`)."""
+        if checked(looks) != ONCE and tuple(self.prototypes.shape[2:]) != (1, 1):
+            raise ShapeError(
+                f"expected prototypes of one cell in a tree that looks {len(looks)} times, because larger ones would "
+                f"reach from one look into another; got {self.prototypes.shape[2]}×{self.prototypes.shape[3]} cells"
+            )
+        features, backbone = copy.copy(self.features), copy.copy(self.features.backbone)  # others may share them
+        features._modules = dict(self.features._modules)
+        features.backbone, backbone.looks = backbone, looks
+        self.features = features
+        return self
 
     def forward(self, images: Float[Tensor, "B 3 h w"]) -> Routed:
         """Images through the network and the tree."""

@@ -19,18 +19,21 @@ FALL = 0.2  # of the reach: a patch that is farther by this counts e times less
 
 
 def peak_places(
-    distance: Float[Tensor, "n rows columns"], patch: Int[Tensor, " n"]
+    distance: Float[Tensor, "n rows columns"], patch: Int[Tensor, " n"], look_rows: int | None = None
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Row and column, no whole numbers, of the middle of the peak around the nearest patch of each map.
 
-    Distances are in units of the reach. A patch counts by its own upper left cell, as everywhere.
+    Distances are in units of the reach. A patch counts by its own upper left cell, as everywhere. Where the network
+    looks more than once, each look has `look_rows` of the rows, and only patches of the same look are neighbours.
     """
     rows, columns = distance.shape[1:]
+    look_rows = look_rows or rows
     down = torch.arange(rows, device=distance.device, dtype=distance.dtype)
     across = torch.arange(columns, device=distance.device, dtype=distance.dtype)
     row, column = (patch // columns)[:, None], (patch % columns)[:, None]
-    radii = [max(1, int(RADIUS_SHARE * count)) for count in (rows, columns)]
-    near = ((down - row).abs() <= radii[0])[:, :, None] & ((across - column).abs() <= radii[1])[:, None, :]
+    radii = [max(1, int(RADIUS_SHARE * count)) for count in (look_rows, columns)]
+    beside = ((down - row).abs() <= radii[0]) & (down // look_rows == row // look_rows)
+    near = beside[:, :, None] & ((across - column).abs() <= radii[1])[:, None, :]
     weight = (-distance / FALL).masked_fill(~near, -torch.inf).flatten(1).softmax(dim=1).view_as(distance)
     return (weight.sum(dim=2) * down).sum(dim=1), (weight.sum(dim=1) * across).sum(dim=1)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from prototree.errors import CheckpointError
+from prototree.network.looks import LEAST_SHARE, MOST_LOOKS
 from prototree.network.preprocessing import MAX_SIDE
 from prototree.tree.fields import Check, Name, integer, list_of, number, one_of, perhaps, record, text, truth, wrong
 from prototree.tree.model import ProtoTree
@@ -140,7 +141,14 @@ _FIELDS: dict[str, Check] = {
             "farthest": number(0.0),
         }
     ),
-    "backbone": record({"name": text, "level": integer(-64, -1), "head_width": integer(0, MAX_WIDTH)}),
+    "backbone": record(
+        {
+            "name": text,
+            "level": integer(-64, -1),
+            "looks": list_of(number(LEAST_SHARE, 1.0), 1, MOST_LOOKS),
+            "head_width": integer(0, MAX_WIDTH),
+        }
+    ),
     "preprocessing": record(
         {
             "size": integer(1, MAX_SIDE),

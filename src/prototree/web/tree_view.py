@@ -121,7 +121,8 @@ class TreeView:
         grid = state.tree.similarity(apart[..., None], [number])[..., 0].numpy()
         size = photo_size(entry.sample)
         frame = InputFrame(entry.view, size, state.tree.preprocessing)
-        heat = frame.heat(grid, _HEAT, (prototype.shape[2], prototype.shape[3]))
+        cells = state.tree.grid
+        heat = frame.heat(grid, _HEAT, (cells.height, cells.width), cells.extents)
         urls[f"photo-{number}"] = self._gallery.photo_url(own)
         shown = bench.shown(state, number, own)
         urls[f"crop-{number}"] = self._gallery.crop_url(own, shown)
