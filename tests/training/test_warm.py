@@ -245,7 +245,8 @@ def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
     assert found["n_prototypes"] == 4
     assert run.metrics["projection"]["mean_distance"] < 0.02, "the cache rounds to float16, nothing else differs"
     assert found["accuracy"] == run.metrics["stages"]["pruned"]["accuracy"]
-    assert len(maps_used(run.folder)) == 3, "training views twice, and test photos; projection uses those"
+    assert run.tree().features.backbone.looks == (1.0, 0.7)
+    assert len(maps_used(run.folder)) == 5, "sources and test photos at two looks, varied views at one"
     assert_prototypes_are_their_patches(run)
     spreads = spreads_of(run, run.tree())  # a decision is shown among the training photos before the first report
     assert sorted(spreads) == [0, 1]
@@ -299,6 +300,6 @@ def test_a_pretrained_backbone_is_tuned_at_its_own_rate(tmp_path: Path) -> None:
 def test_too_few_photos_to_learn_how_sure_answers_are_is_said(caplog: pytest.LogCaptureFixture) -> None:
     photos = [Entry(i, Sample(Path(f"{i}.jpg"), i % 6), FULL) for i in range(96)]
     nobody: Any = None
-    sureness = Warm()._how_sure(nobody, nobody, SimpleNamespace(entries=photos), nobody)  # type: ignore[arg-type]
-    assert sureness.n_photos == 0
+    maps: Any = SimpleNamespace(plain=SimpleNamespace(entries=photos))
+    Warm()._how_sure(nobody, nobody, nobody, maps)
     assert "that takes 20 photos to hold out, and one in 5 of each class gives 18" in caplog.text

@@ -1,13 +1,15 @@
 """Photos held out of a training on cached maps, and what a tree says of them.
 
-Notation used for tensor shapes: M photos.
+Notation used for tensor shapes: M photos, P prototypes.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from prototree.data.loading import Entry
@@ -15,9 +17,14 @@ from prototree.data.views import FULL
 from prototree.training import distributed
 from prototree.training.batches import CachedBatches, maps_of
 from prototree.training.maps import MapCache
-from prototree.tree.model import ProtoTree
+from prototree.tree.model import ProtoTree, Routed
+from prototree.tree.patches import NearestPatches
+from prototree.tree.questions import SHARPNESS_RANGE, Question
+from prototree.tree.sureness import Sureness, fit_sureness
 
 FEWEST_HELD = 20  # photos that sureness is fitted on, at least
+MOST_HELD = 5000  # and at most
+SHARPER_STEPS = 20  # tenths of the tree's own sharpness
 
 
 def held_photos(entries: Sequence[Entry], every: int) -> frozenset[int]:
@@ -34,20 +41,54 @@ def without(cache: MapCache, photos: Collection[int]) -> MapCache:
     return cache.only([place for place, one in enumerate(cache.entries) if one.sample_index not in photos])
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a tree that has not seen some photos finds in them, shown whole."""
+
+    distance: Float[Tensor, "M P"]
+    labels: Int[Tensor, " M"]
+
+    def routed(self, tree: ProtoTree, question: Question | None = None) -> Routed:
+        """The photos through the tree, with its own question or another."""
+        return tree.routed(NearestPatches(self.distance, torch.zeros_like(self.distance, dtype=torch.long)), question)
+
+
 @torch.no_grad()
-def judged(
-    tree: ProtoTree, views: CachedBatches, photos: Collection[int]
-) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"], Bool[Tensor, " M"]]:
-    """Of these photos, shown whole: the lead of the greedy answer, how strange they are, and whether it is right."""
-    rows: list[tuple[Tensor, ...]] = []
-    table = tree.leaf_table()
+def look_at_held(tree: ProtoTree, views: CachedBatches, photos: Collection[int]) -> Held:
+    """Whole views of these photos, of very many some; in several processes all get the same."""
+    photos = frozenset(sorted(photos)[:: -(-len(photos) // MOST_HELD) or 1])
+    rows = [(torch.zeros(0, dtype=torch.long), torch.zeros(0, tree.n_prototypes), torch.zeros(0, dtype=torch.long))]
     for z, labels, places in maps_of(views, tree.eval().features, tree.prototypes.device):
         entries = [views.entries[place] for place in places.tolist()]
         wanted = [i for i, one in enumerate(entries) if one.view == FULL and one.sample_index in photos]
         if wanted:
-            decisions, own = tree.decide(tree.route(z[wanted]), table), labels[wanted]
-            rows.append((places[wanted], decisions.lead, decisions.strangeness, decisions.labels("greedy") == own))
-    empty = (torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.bool))
-    columns = [torch.cat([column.cpu() for column in part]) for part in zip(empty, *rows, strict=True)]
-    leads, strangeness, is_right = distributed.gather_in_order(*columns)
-    return leads, strangeness, is_right
+            rows.append((places[wanted].cpu(), tree.route(z[wanted]).distance.cpu(), labels[wanted].cpu()))
+    columns = [torch.cat(part) for part in zip(*rows, strict=True)]
+    distance, labels = distributed.gather_in_order(*columns)
+    device = tree.prototypes.device
+    return Held(distance.to(device), labels.to(device))
+
+
+@torch.no_grad()
+def fit_sharpness(tree: ProtoTree, held: Held) -> float:
+    """How sharp questions must be for Eq. 4's probabilities to be true of photos that the tree has not seen.
+
+    A tree that learned to be as unsure as its softened teacher is less sure than it is right. Of all sharpnesses from
+    its own to three times that, the least is taken whose likelihood the photos cannot tell from the best, within one
+    standard error (Breiman et al., *Classification and Regression Trees*, 1984, take the simplest tree by that rule).
+    """
+    low, high = SHARPNESS_RANGE[tree.question.kind]
+    own = tree.question.sharpness
+    tried = [own * (1 + step / 10) for step in range(SHARPER_STEPS + 1) if low <= own * (1 + step / 10) <= high]
+    paths = (held.routed(tree, replace(tree.question, sharpness=sharpness)) for sharpness in tried)
+    losses = torch.stack([-tree.log_likelihood(routed, held.labels).double() for routed in paths])  # tried × photos
+    worse = losses - losses[losses.mean(dim=1).argmin()]
+    error = worse.std(dim=1) / math.sqrt(len(held.labels))
+    return tried[int((worse.mean(dim=1) <= error).int().argmax())]
+
+
+def fit_held(tree: ProtoTree, held: Held) -> Sureness:
+    """How sure the tree's answers are, and when it gives none."""
+    decisions = tree.decide(held.routed(tree))
+    is_right = decisions.labels("greedy") == held.labels
+    return fit_sureness(decisions.lead.cpu(), decisions.strangeness.cpu(), is_right.cpu())

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from prototree.training.objectives import SoftTargets
     from prototree.training.workshop import Workshop
     from prototree.tree.model import ProtoTree
-    from prototree.tree.sureness import Sureness
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ class Warm(Recipe):
         low=0, high=1_000_000, often=True,
     )  # fmt: skip
     tree_views: int = setting(
-        54_000, "views that the tree sees, where epochs is 0", touch="Rarely: longer training overfits.", group=_TREE,
+        45_000, "views that the tree sees, where epochs is 0", touch="Rarely: longer training overfits.", group=_TREE,
         low=1, high=10**12,
     )  # fmt: skip
     rate: float = setting(
@@ -189,7 +188,7 @@ class Warm(Recipe):
         maps = self._maps(workshop, backbone, self._looks() if start is None else backbone.looks)
         tree = self._learn(workshop, backbone, maps, "", start)
         if start is None and self.hold_out:
-            tree.sureness = self._how_sure(workshop, backbone, maps)
+            self._how_sure(tree, workshop, backbone, maps)
         return tree
 
     def _looks(self) -> "Looks":
@@ -231,10 +230,16 @@ class Warm(Recipe):
         refit_leaves(tree, objective.sweep_labels, n_sweeps=LEAF_SWEEPS)
         return tree.look(maps.looks)
 
-    def _how_sure(self, workshop: "Workshop", backbone: "Backbone", maps: "Maps") -> "Sureness":
+    def _how_sure(self, tree: "ProtoTree", workshop: "Workshop", backbone: "Backbone", maps: "Maps") -> None:
         """Fitted on photos that a second tree, trained like the first, has not seen; the first one loses none."""
-        from prototree.training.holding_out import FEWEST_HELD, held_photos, judged, without
-        from prototree.tree.sureness import Sureness, fit_sureness
+        from prototree.training.holding_out import (
+            FEWEST_HELD,
+            fit_held,
+            fit_sharpness,
+            held_photos,
+            look_at_held,
+            without,
+        )
 
         held = held_photos(maps.plain.entries, self.hold_out)
         if len(held) < FEWEST_HELD:
@@ -244,11 +249,13 @@ class Warm(Recipe):
                 "add photos, or lower --hold-out",
                 *(FEWEST_HELD, self.hold_out, len(held)),
             )
-            return Sureness()
+            return
         workshop.observer.stage(f"a second tree, without {len(held)} photos, to learn how sure answers are")
         rest = Maps(without(maps.judged, held), without(maps.every, held), maps.looks)
         other = self._learn(workshop, backbone, rest, "held/")
-        return fit_sureness(*judged(other, workshop.cached(maps.judged), held))
+        found = look_at_held(other, workshop.cached(maps.judged), held)
+        other.question = tree.question = replace(tree.question, sharpness=fit_sharpness(other, found))
+        tree.sureness = fit_held(other, found)
 
     def source_batches(self, workshop: "Workshop", tree: "ProtoTree") -> "Batches":
         from prototree.training.maps import MapCache
