@@ -1,10 +1,12 @@
 """What each ingredient of the recipe `warm` gives, on a validation share of the training photos.
 
-python benchmarks/ablation.py DATA --out FOLDER [--rows "the recipe,no margin"] [--seeds 0,1,2] [--fold 0]
+python benchmarks/ablation.py DATA --out FOLDER [--rows "the recipe,one look"] [--seeds 0,1,2] [--fold 0] [--cut 50x30]
 
-Every fifth training photo of each class is held out (`--fold` says which); the test photos are not touched. Each row
-changes settings of the preset `auto`. Runs that are finished are not done again; the frozen network runs once for all
-rows that see the same views.
+Every fifth training photo of each class is held out (`--fold` says which); the test photos are not touched. With
+`--cut` it is a part of the data as in cuts.py, judged by its own test photos: for data whose figures are reported
+nowhere else. Each row changes settings of the preset `auto`; no second tree is trained to learn how sure answers are,
+so questions stay as sharp as they learned to be. Runs that are finished are not done again; the frozen network runs
+once for all rows that see the same views.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from cuts import cut
 from prototree.data import ImageData, Sample, open_data
 from prototree.pipeline.fit import fit
 from prototree.run import Run
@@ -22,6 +25,8 @@ from prototree.training.recipes.warm import Warm
 FOLDS = 5
 ROWS: dict[str, dict[str, Any]] = {
     "the recipe": {},
+    "one look": {"closer_look": 0.0},
+    "no single patches": {"patch_weight": 0.0},
     "half as long": {"tree_views": Warm.tree_views // 2},
     "twice as long": {"tree_views": Warm.tree_views * 2},
     "head's time halved": {"head_views": Warm.head_views // 2},
@@ -59,11 +64,13 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS), help="names, separated by commas")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--fold", type=int, default=0)
+    parser.add_argument("--cut", help="such as 50x30: so many classes and training photos of each")
     words = parser.parse_args()
     names = [name.strip() for name in words.rows.split(",")]
     if unknown := [name for name in names if name not in ROWS]:
         parser.error(f"unknown row {unknown[0]!r}; expected some of: {', '.join(ROWS)}")
-    data = held_out(open_data(words.data), words.fold)
+    data = open_data(words.data)
+    data = cut(data, words.cut) if words.cut else held_out(data, words.fold)
     print(f"{len(data.train)} photos to learn from, {len(data.test)} to judge by\n")
     print("| row | soft | max-path | greedy | prototypes | path | seconds of training |")
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
@@ -88,7 +95,7 @@ def one_run(data: ImageData, out: Path, name: str, seed: int, fold: int) -> Run:
     folder = out / f"{name.replace(' ', '_').replace(':', '')}-{seed}-{fold}"
     run = Run(folder)
     if "evaluate" not in run.metrics.get("seconds", {}):
-        fit(data, folder, settings={**ROWS[name], "seed": seed}, resume=True)
+        fit(data, folder, settings={**ROWS[name], "seed": seed, "hold_out": 0}, resume=True)
     return run
 
 

@@ -1,6 +1,7 @@
 """The benchmarks that train: what the ablation holds out and changes, what its rows share, and how data is cut."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -27,6 +28,9 @@ QUICK = {
     "epochs": 1,
     "workers": 0,
 }
+
+
+sys.path.append(str(FOLDER))  # benchmarks use each other
 
 
 def benchmark(name: str) -> ModuleType:

@@ -55,7 +55,7 @@ class Warm(Recipe):
     )  # fmt: skip
     closer_look: float = setting(
         0.7, "share of each side that a second, closer look at the middle of a photo covers; 0: the tree looks once",
-        touch="0 halves the time of an answer, for about two points of accuracy.", group=_VIEWS, low=0, high=0.95,
+        touch="0 halves the time of an answer, for one or two points of accuracy.", group=_VIEWS, low=0, high=0.95,
     )  # fmt: skip
     patch_share: float = setting(
         0.75, "share of a map's patches that a step sees", touch="Rarely: 1 is slower and no better.", group=_VIEWS,
@@ -93,7 +93,7 @@ class Warm(Recipe):
         low=0, high=1_000_000, often=True,
     )  # fmt: skip
     tree_views: int = setting(
-        45_000, "views that the tree sees, where epochs is 0", touch="Rarely: longer training overfits.", group=_TREE,
+        54_000, "views that the tree sees, where epochs is 0", touch="Rarely: longer training overfits.", group=_TREE,
         low=1, high=10**12,
     )  # fmt: skip
     rate: float = setting(
