@@ -49,10 +49,11 @@ class Commands:
         number: int = signal.SIGKILL,
         folder: Path | None = None,
         columns: int = 200,
+        cache: Path | None = None,
     ) -> Ended:
         """One command, perhaps in a folder; `at` is the stage and the event in it before which it gets the signal."""
         files = {name: str(self.folder / name) for name in ("out", "err", "events")}
-        environment = {"PROTOTREE_CACHE": str(self.folder / "cache"), "COLUMNS": str(columns)}
+        environment = {"PROTOTREE_CACHE": str(cache or self.folder / "cache"), "COLUMNS": str(columns)}
         job = {"words": list(map(str, words)), "at": at, "signal": int(number), "environment": environment, **files}
         job["folder"] = str(folder or Path.cwd())
         assert self.server.stdin is not None

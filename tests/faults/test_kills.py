@@ -39,7 +39,8 @@ class Ground:
 
     def train(self, run: Path, *words: str, workers: int = 0, **when: Any) -> Ended:
         settings = options(self._settings | {"workers": workers})
-        return self.do.run("train", self.photos, "--out", run, *settings, *words, **when)
+        cache = run.parent / "cache"  # of its own, so that every run writes what the undisturbed one does
+        return self.do.run("train", self.photos, "--out", run, *settings, *words, cache=cache, **when)
 
     def new_run(self) -> Path:
         """A folder of the same name: a run's name stands in its tables."""

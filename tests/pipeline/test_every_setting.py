@@ -58,6 +58,7 @@ PAPER_CHANGES: dict[str, Any] = {
 }
 WARM_CHANGES: dict[str, Any] = {
     "views": 4,
+    "closer_look": 0.5,
     "head_epochs": 3,
     "head_rate": 0.1,
     "head_decay": 0.9,
