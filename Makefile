@@ -24,11 +24,12 @@ browser:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1; } \
 		|| echo "Chromium is missing and could not be installed; the tests of pages will be skipped"
 
+# Each file of tests in one process, so that what its tests share is made once.
 test: check browser
-	$(BIN)/python -m pytest -q -n auto -m "not slow"
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow"
 
 test-all: check browser
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto --dist loadfile
 
 bench: setup
 	$(BIN)/python benchmarks/bench_inference.py

@@ -38,22 +38,22 @@ def main(photos: Path, out: Path, question: str) -> None:
         workshop = Workshop(out / "run", data, config, device, Observer())
         torch.manual_seed(0)
         backbone = recipe._backbone(workshop)
-        plain, every = recipe._maps(workshop, backbone)
+        maps = recipe._maps(workshop, backbone, recipe._looks())
         torch.set_default_dtype(torch.float64)
         MapCache.read = _read_as_doubles(MapCache.read)  # type: ignore[method-assign]
-        tree = recipe._learn(workshop, backbone, plain, every, "")
-        sureness = recipe._how_sure(workshop, backbone, plain, every)
+        tree = recipe._learn(workshop, backbone, maps, "")
+        recipe._how_sure(tree, workshop, backbone, maps)
         classifier = load_yardstick(tree.features, tree.n_classes, out / "run")
         assert classifier is not None
-        assert plain.read([0], 0).values[0, 0].numel() > FEWEST_PATCHES, "patches are chosen"
+        assert maps.plain.read([0], 0).values[0, 0].numel() > FEWEST_PATCHES, "patches are chosen"
         if distributed.is_first():
             tensors = {**tree.state_dict(), **{f"classifier.{k}": v for k, v in classifier.state_dict().items()}}
             safetensors.torch.save_file({k: v.contiguous() for k, v in tensors.items()}, out / "tree.safetensors")
             found = {
                 "processes": distributed.shard().world_size,
                 "topology": [tree.topology.left.tolist(), tree.topology.right.tolist()],
-                "sureness": dataclasses.astuple(sureness),
-                "unreadable": len(every.unreadable),
+                "sureness": [*dataclasses.astuple(tree.sureness), tree.question.sharpness],
+                "unreadable": len(maps.every.unreadable),
             }
             (out / "found.json").write_text(json.dumps(found))
 
