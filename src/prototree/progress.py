@@ -118,7 +118,7 @@ class Display(Observer):
                 for name in ("loss", "accuracy", "images_per_second"):
                     self._writer.add_scalar(f"train/{name}", getattr(row, name), row.epoch)
         except OSError as error:
-            log.warning("nothing is written for TensorBoard any more: %s", error)
+            log.warning("TensorBoard logging has stopped: %s", error)
             self._tensorboard = self._writer = None
 
     def _show(self, what: str, done: int, total: int | None, news: str) -> None:

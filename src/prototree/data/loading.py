@@ -335,8 +335,8 @@ class Loader:
                 if not str(error).startswith("DataLoader worker"):
                     raise
                 raise DataError(
-                    "a process that loads photos has died, perhaps for lack of memory; try again, perhaps with fewer "
-                    f"of them (the setting workers; with 0 there are none) ({str(error).strip()})"
+                    "a process that loads photos has died, perhaps because memory ran out; try again with fewer of "
+                    f"them, such as --workers 0 ({str(error).strip()})"
                 ) from error
             self._note(packet.problems)
             yield packet.batch

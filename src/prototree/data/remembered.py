@@ -48,7 +48,7 @@ def write_table(file: Path, rows: Mapping[str, Row]) -> None:
         remove_leftovers(file.parent.glob(".*"))
         write_file(file, json.dumps({"version": _VERSION, "files": rows}).encode())
     except (OSError, CheckpointError) as error:
-        logger.debug("what was learnt of these files could not be kept in %s: %s", file, error)
+        logger.debug("what is known about these files could not be kept in %s: %s", file, error)
 
 
 def photo_digests(paths: Iterable[Path]) -> dict[Path, str]:

@@ -219,7 +219,7 @@ class Backbone(nn.Module):
                 except (RuntimeError, TypeError, IndexError):
                     continue
         log.warning(
-            "the last block of %s cannot learn while the rest stays as it is; all of it learns, or nothing does",
+            "the last block of %s cannot be trained while the rest is frozen; either all of it is trained, or nothing",
             self.name,
         )
         return [], _as_it_is

@@ -30,7 +30,7 @@ def evaluate_parts(
     tree, images = opened.tree(), opened.data(data)
     if not any(sample.parts for sample in (*images.train, *images.test)):
         observer.stage("the data does not say where parts are; only hiding is measured")
-    observer.stage(f"looking where {tree.n_prototypes} prototypes are found, and hiding them")
+    observer.stage(f"finding {tree.n_prototypes} prototypes in the photos, and hiding them")
     config = opened.config
     sets = kept_sets(images, config.recipe.source_views(images), tree.preprocessing)
     found = measure_parts(

@@ -145,7 +145,7 @@ def reproduce(
     for number, (height, seed) in enumerate(((h, s) for h in heights for s in range(seeds)), start=1):
         own = {**chosen, "height": height, "seed": seed}
         if _finished(folder / _run_name(height, seed)):
-            observer.stage(f"run {number} of {total}: height {height}, seed {seed} is done already")
+            observer.stage(f"run {number} of {total}: height {height}, seed {seed} is already done")
             continue
         observer.stage(f"run {number} of {total}: height {height}, seed {seed}")
         fit(
@@ -240,7 +240,11 @@ def _write(name: str, folder: Path, heights: Iterable[int], n_classes: int) -> t
     }
     for file, table in tables.items():
         files.write_file(folder / f"{file}.csv", table.to_csv().encode())
-    text = [f"# {name}: measured beside published", _HOW_TO_READ, *(table.to_markdown() for table in tables.values())]
+    text = [
+        f"# {name}: measured and published figures",
+        _HOW_TO_READ,
+        *(table.to_markdown() for table in tables.values()),
+    ]
     if plots.available():
         for file, figure in _figures(name, published.height, runs, votes, n_classes).items():
             files.write_file(folder / file, plots.png(figure))
@@ -314,12 +318,15 @@ def _strategy_table(name: str, published: Published, runs: Mapping[int, list[dic
 def _constraint_table(published: Published, runs: Mapping[int, list[dict[str, Any]]]) -> Table:
     own = runs.get(published.height, [])
     rows = []
-    for stage, what in ((ANY_CLASS, "without class constraints (Eq. 6)"), (PROJECTED, "with them (Eq. S1)")):
+    for stage, what in (
+        (ANY_CLASS, "without class constraints (Eq. 6)"),
+        (PROJECTED, "with class constraints (Eq. S1)"),
+    ):
         accuracies = [100 * run["stages"][stage]["accuracy"]["soft"] for run in own if stage in run["stages"]]
         rows.append((what, _spread(accuracies, 3), *_known((published.constraints.get(stage, NOT_PUBLISHED),), 1)))
     costs = [run["projection"]["constraint_cost"] for run in own if run["projection"]["constraint_cost"] is not None]
     cost = f"{statistics.fmean(costs):.2e}" if costs else NOT_RUN
-    rows.append(("how much farther with them, on average", cost, "5.86e-05" if published.constraints else "–"))
+    rows.append(("mean extra distance with constraints", cost, "5.86e-05" if published.constraints else "–"))
     title = f"Table S4: projection with and without class constraints, h = {published.height}"
     return Table(title, ("projection", "measured", "published"), tuple(rows))
 

@@ -210,11 +210,11 @@ class _Child:
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return (lines or ["it said nothing"])[-1].removeprefix("error: ")
+        return (lines or ["no output"])[-1].removeprefix("error: ")
 
 
 def _run_all(waiting: Iterable[_Child], jobs: int, threads: int, observer: Observer) -> None:
-    """Some at a time; one that fails stops those that are not begun, and is told of when the others are done."""
+    """Some at a time. If one fails, no more are started; the error is raised once the running ones are done."""
     left, running, failed = list(waiting), list[_Child](), list[_Child]()
     try:
         _heed_termination()
@@ -222,7 +222,7 @@ def _run_all(waiting: Iterable[_Child], jobs: int, threads: int, observer: Obser
             while left and len(running) < jobs and not failed:
                 running.append(left.pop(0))
                 running[-1].start(threads)
-                observer.stage(f"{running[-1].name} begins; it says how it goes in {running[-1].log}")
+                observer.stage(f"{running[-1].name} has started; its output is in {running[-1].log}")
             if failed and not running:
                 break
             time.sleep(_LOOK_SECONDS)
@@ -239,7 +239,7 @@ def _run_all(waiting: Iterable[_Child], jobs: int, threads: int, observer: Obser
     if any(one.process is not None and one.process.returncode in _STOPPED for one in failed):
         raise Interrupted
     if failed:
-        raise TrainError(f"{failed[0].name} failed: {failed[0].last_words()} (all it said is in {failed[0].log})")
+        raise TrainError(f"{failed[0].name} failed: {failed[0].last_words()} (its output is in {failed[0].log})")
 
 
 def _heed_termination() -> None:

@@ -42,7 +42,7 @@ from prototree.tree.topology import Topology
 from prototree.tree.validation import check_fit, check_header, check_height, check_values
 
 VERSION = 4
-"""1: the paper's similarity was the only one. 2: no checksum of the description, and nobody knew what is usual.
+"""1: the paper's similarity was the only one. 2: no checksum of the description, no usual distances.
 3: every network looked once."""
 
 MAX_WEIGHTS_BYTES = 8 * 2**30

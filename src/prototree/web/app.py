@@ -39,12 +39,12 @@ Refusals = dict[int | str, dict[str, Any]]
 _DESCRIPTIONS = {
     400: "Not a request for this server, or an empty upload",
     401: "The token is missing",
-    404: "There is none of that number",
-    409: "The tree has been changed meanwhile",
+    404: "No item has that number",
+    409: "The tree has been changed in the meantime",
     413: "Too large",
     415: "Not an image",
     422: "Not possible",
-    503: "Too much is waiting; Retry-After says when to come again",
+    503: "Too many requests are waiting; Retry-After says when to try again",
 }
 STATUS: dict[type[Exception], int] = {
     NotFoundError: 404,
