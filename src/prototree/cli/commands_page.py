@@ -13,7 +13,7 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "Made from the code by `make settings`; change it there. `prototree COMMAND --help` prints the same. `train`,",
+        "`prototree COMMAND --help` prints the same. This page is made from the code by `make settings`. `train`,",
         "`relearn` and `reproduce` also take every [setting](../settings.md) as `--NAME VALUE`.",
     ]
     for name, command in _commands(typer.main.get_command(app)):
