@@ -984,7 +984,7 @@
     if (key.childElementCount) return;
     key.append(make("p", { class: "quiet", text: choosing
       ? "Begin at the first card. Compare the photo with both patches and continue at the one that the photo is more like, until you reach a class."
-      : "Begin at the first card. If you find its piece in the photo, take “present”, else “absent”, until you arrive at a class." }));
+      : "Begin at the first card. If you find its patch in the photo, take “present”, else “absent”, until you reach a class." }));
     const list = make("ol", { class: "couplets" }), open = [root], order = [];
     while (open.length) {
       const id = open.pop();
