@@ -41,14 +41,14 @@ class Turn:
         return self.words({})
 
     def words(self, notes: Mapping[int, str]) -> str:
-        """`has “red chest”`, or `rather 7 than 17`: prototypes by the user's own words where there are some."""
+        """`has “red chest”`, or `more like 7 than 17`: prototypes by the user's own words where there are some."""
 
         def name(prototype: int | None) -> str:
             note = notes.get(prototype, "") if prototype is not None else ""
             return f"“{' '.join(note.split())}”" if note else str(prototype)
 
         if self.rather is not None:
-            return f"rather {name(self.rather)} than {name(self.than)}"
+            return f"more like {name(self.rather)} than {name(self.than)}"
         return f"{'has' if self.present else 'lacks'} {name(self.node)}"
 
 

@@ -275,11 +275,11 @@ class Reading:
         return f"{count(len(names), 'class', 'classes')}: {listed(names, most)}"
 
     def turn_words(self, turns: Iterable[tuple[int, bool]]) -> str:
-        """`has “long beak”, 7; lacks 3`, first what must be present; or `rather 7 than 17`; numbers are prototypes."""
+        """`has “long beak”, 7; lacks 3`, present ones first; or `more like 7 than 17`. Numbers are prototypes."""
         turns, said = tuple(turns), []
         if self.is_choice:
             pairs = [map(prototype_name, self.rather(node, right)) for node, right in turns]
-            return ", ".join(f"rather {near} than {far}" for near, far in pairs)
+            return ", ".join(f"more like {near} than {far}" for near, far in pairs)
         for word, wanted in (("has", True), ("lacks", False)):
             names = [prototype_name(self.explanation.prototypes[node]) for node, has in turns if has is wanted]
             if names:

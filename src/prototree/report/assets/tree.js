@@ -58,7 +58,7 @@
     return right ? "present" : "absent";
   }
   function turnWords(id, right) {
-    if (choosing) return `rather ${rather(id, right).map(short).join(" than ")}`;
+    if (choosing) return `more like ${rather(id, right).map(short).join(" than ")}`;
     return `${right ? "has" : "lacks"} ${short(nodeOf(id))}`;
   }
   const turnClass = (right) => (right || choosing ? "present" : "absent"); // a choice is no absence
