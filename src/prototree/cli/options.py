@@ -1,6 +1,6 @@
 """Settings on the command line: `--NAME VALUE` for every one of them, and their help, short and whole."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Annotated, Any
 
@@ -66,21 +66,18 @@ def settings_page() -> str:
         "in a TOML file for `--preset`: common settings at the top, those of a recipe in a table with its name. A",
         "setting that the chosen recipe does not use is refused. This page is made from the code by `make settings`.",
     ]
-    for title, described in (
-        ("Every run", Common.described()),
-        *((f"Recipe {name}: {recipe.summary}", recipe.described()) for name, recipe in RECIPES.items()),
-    ):
-        lines += ["", f"## {title}", *(line for one in described for line in _section(one))]
+    lines += ["", "## Every run", *_sections(Common.described())]
+    for name, recipe in RECIPES.items():
+        lines += ["", f"## Recipe {name}", "", f"{recipe.summary[0].upper()}{recipe.summary[1:]}."]
+        lines += _sections(recipe.described())
     return "\n".join([*lines, ""])
 
 
-def _section(one: Setting) -> list[str]:
-    meaning = one.about.meaning[0].upper() + one.about.meaning[1:]
-    return [
-        *("", f"### `{one.option}`", ""),
-        *(f"{meaning}.", ""),
-        f"Default `{_shown(one.default)}`; {one.values.replace('|', ' or ')}. *When to change it:* {one.about.touch}",
-    ]
+def _sections(settings: Iterable[Setting]) -> Iterator[str]:
+    for one in settings:
+        yield from ("", f"### `{one.option}`", "", f"{one.about.meaning[0].upper()}{one.about.meaning[1:]}.", "")
+        default = f"*Default:* `{_shown(one.default)}` ({one.values.replace(' | ', ' or ')})."
+        yield f"{default} *When to change it:* {one.about.touch}"
 
 
 def _shown(default: object) -> str:
