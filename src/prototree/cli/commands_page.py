@@ -45,7 +45,7 @@ def _row(one: Any) -> str:
 
 def _default(one: Any) -> str:
     if one.required:
-        return "needed"
+        return "required"
     if one.default is None:
         return "none"
     value = getattr(one.default, "value", one.default)  # a choice is an enum
