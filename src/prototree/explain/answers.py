@@ -54,7 +54,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a tree says of one photo.
+    """A tree's answer for one photo.
 
     Examples:
         >>> answer = prototree.ask("runs/photos", "bird.jpg")
@@ -72,15 +72,15 @@ class Answer:
 
     @property
     def said(self) -> str:
-        """The label, or that the tree does not know."""
+        """The label, or "I don't know"."""
         return self.label if self.known else UNKNOWN
 
     def path_words(self, notes: Mapping[int, str] | None = None) -> str:
-        """The questions on the way with their answers."""
+        """The questions on the path with their answers."""
         return ", ".join(turn.words(notes or {}) for turn in self.path) or "no question asked"
 
     def words(self, notes: Mapping[int, str] | None = None) -> str:
-        """As a line for people: the answer, how sure it is, and the way to it."""
+        """One line of text: the answer, its sureness and its path."""
         best = "" if self.known else f"{self.label} "
         return f"{self.said} ({best}{percent(self.sureness)} sure): {self.path_words(notes)}"
 

@@ -20,7 +20,7 @@ def evaluate_parts(
 ) -> PartFigures:
     """Part purity, consistency, stability and hiding of a run's last tree; adds them to metrics.json and results.md.
 
-    `photos` is how many test photos of each prototype are altered. Data without part annotations gives hiding alone.
+    `photos` is how many test photos per prototype are altered. Without part annotations only hiding is measured.
 
     Examples:
         >>> evaluate_parts("runs/cub50").purity("test")  # doctest: +SKIP

@@ -123,10 +123,10 @@ def reproduce(
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> Reproduction:
-    """The paper's tables for one data set. What is done is skipped, what was interrupted is continued.
+    """The paper's tables for one data set. Finished runs are skipped, interrupted ones are continued.
 
-    Tables are written again after every run, so that a long experiment can be read while it runs; with `seeds=0` only
-    they are. Without `heights`: the one of the paper's Tables 1–3, or the default for the number of classes.
+    Tables are written again after every run, so that you can read them during a long experiment; with `seeds=0` only
+    the tables are written. Without `heights`: that of the paper's Tables 1–3, or the default for the number of classes.
 
     Examples:
         >>> reproduce("cub", "runs/cub", heights=[7, 8, 9], data="CUB_200_2011/").tables  # doctest: +SKIP

@@ -101,10 +101,10 @@ def cross_validate(
     machine: Machine = AS_CORES_ALLOW,
     observer: Observer | None = None,
 ) -> Several:
-    """Divides all photos into `folds` parts and leaves each out once, to judge a tree of the others: mean ± deviation.
+    """Cross-validation: each of `folds` parts is the test set of one tree; gives mean ± standard deviation.
 
     Examples:
-        >>> cross_validate("photos/", "runs/judged", folds=5).table  # doctest: +SKIP
+        >>> cross_validate("photos/", "runs/folds", folds=5).table  # doctest: +SKIP
         Table(title='5 folds', ...)
     """
     config, out = preset(preset_name).changed(settings or {}), Path(out)

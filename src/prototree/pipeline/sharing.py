@@ -36,8 +36,8 @@ def pack(
 ) -> Path:
     """Writes one file that `load`, `predict`, `explain`, `report` and `serve` open like a run's folder.
 
-    Its pages show neighbours, shares and tests of the training photos. They are computed first if the photos are here
-    and no report has done so; without `pages` they are left out.
+    Its pages show neighbours, shares and tests from the training photos. These are computed first if the photos are
+    here and no report has done so; without `pages` they are left out.
 
     Examples:
         >>> pack("runs/photos", "bird-tree.prototree", pages=False).name

@@ -29,9 +29,9 @@ def meet_strangers(
     data: str | Path | None = None,
     observer: Observer | None = None,
 ) -> dict[str, Strangers]:
-    """How well a run's tree tells the photos of each source from its own test photos; also noted in metrics.json.
+    """How well a run's tree tells the photos of each source from its own test photos; also written to metrics.json.
 
-    A source is a folder of photos, or a data set, of which the test photos are taken.
+    A source is a folder of photos, or a data set whose test photos are used.
 
     Examples:
         >>> found = meet_strangers("runs/photos", ["strangers/"])  # doctest: +SKIP

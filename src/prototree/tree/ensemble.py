@@ -19,7 +19,7 @@ from prototree.tree.strategies import Strategy
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Trees over the same classes that see photos in the same way.
+    """Trees with the same classes and the same preprocessing, which vote.
 
     Examples:
         >>> both = Ensemble([tree, tree])
@@ -72,7 +72,7 @@ class Ensemble:
 
     @torch.no_grad()
     def predict_map(self, backbone_map: Float[Tensor, "B C H W"]) -> list[Decisions]:
-        """The decisions of each tree from the map of the one backbone that they share."""
+        """The decisions of each tree from the map of the backbone that all of them share."""
         return [tree.decide(tree.route(tree.features.from_map(backbone_map))) for tree in self.trees]
 
     def class_probs(self, images: Float[Tensor, "B 3 h w"], strategy: Strategy = "soft") -> Float[Tensor, "B K"]:
