@@ -92,7 +92,7 @@ class Display(Observer):
         self.counting("views", done, total)
 
     def counting(self, what: str, done: int, total: int | None) -> None:
-        """How many of how many things are done; None where nobody knows how many there are."""
+        """How many of how many things are done; None if it is unknown how many there are."""
         self._show(what, done, total, f"{done / max(time.monotonic() - self._started, 1e-9):.0f}/s")
 
     def batch(self, epoch: int, batch: int, n_batches: int, loss: float, accuracy: float, rate: float) -> None:

@@ -1,6 +1,6 @@
-"""What was learnt about files, kept in the platform's place for caches, so that the next look is quick.
+"""What is known about files, kept in the platform's cache folder, so that the next scan is fast.
 
-Each row of a table begins with the length and the time of change of its file; one that differs is no longer believed.
+Each row of a table begins with the length and the time of change of its file; if one differs, the row is ignored.
 """
 
 import hashlib

@@ -93,7 +93,7 @@ def yardstick_words(metrics: Mapping[str, Any]) -> str:
 
 
 def detail_table(metrics: Mapping[str, Any]) -> Table:
-    """The same stages: how far the hard strategies follow the soft one, and how far probabilities can be believed."""
+    """The same stages: how far the hard strategies follow the soft one, and how well probabilities are calibrated."""
     rows = tuple(
         (
             stage_name(stage),

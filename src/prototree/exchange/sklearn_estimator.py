@@ -189,7 +189,7 @@ _OWN = ("preset", "strategy", "image_shape", "out")
 
 @contextmanager
 def _folder(out: str | Path | None) -> Iterator[tuple[Path, Path]]:
-    """Where pictures wait to be learnt from, and where the run is written; both go if nobody wants to keep them."""
+    """Folders for the pictures to train on and for the run; both are removed unless they are to be kept."""
     if out is not None:
         pictures = Path(out) / "photos"
         pictures.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,7 @@ class Match:
     photo: Picture  # the whole photo, reduced
     crop: Picture  # what lies in the first box
     where: tuple[Location, ...]  # what is shown first
-    around: Picture | None = None  # what lies about the first box, `AROUND` times as wide; None: cut it out of `photo`
+    around: Picture | None = None  # the first box and around it, `AROUND` times as wide; None: cut from `photo`
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Surroundings:
 
     @classmethod
     def of(cls, photo: Picture, size: Size, box: Box) -> "Surroundings":
-        """What lies about a box of a photo of this size, cut out of a small picture of the photo."""
+        """The surroundings of a box in a photo of this size, cut out of a small picture of the photo."""
         (height, width, _), (across, down) = photo.shape, size
         whole, own = box.surroundings(AROUND, size), box.clip(size)
         top, left = int(whole.top / down * height), int(whole.left / across * width)

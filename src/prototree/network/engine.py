@@ -118,7 +118,7 @@ class _Trunk(nn.Module):
 
 
 def _converted(backbone: Backbone, path: Path) -> Frozen:
-    """The trunk in onnxruntime, from the folder for caches; what is missing or damaged there is converted anew."""
+    """The trunk in onnxruntime, from the folder for caches; what is missing or damaged there is converted again."""
     found = _opened(path, backbone) if path.exists() else None
     if found is None:
         log.info("converting %s for onnxruntime, once for these weights", backbone.name)

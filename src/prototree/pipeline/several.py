@@ -1,4 +1,4 @@
-"""Several runs of the same data: another seed each, to vote, or another part of the photos left out, to be judged on.
+"""Several runs on the same data: with different seeds, to vote, or with different parts left out, to cross-validate.
 
 Each run is a process of its own, started by the same command that a person would type, with a fixed number of threads.
 So it comes out the same whether the runs follow each other or go side by side, and whatever the program that asked for

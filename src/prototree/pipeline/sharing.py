@@ -1,4 +1,4 @@
-"""A run to send to somebody: one file with the tree, its pictures and its figures; and a run without what is spare."""
+"""Packs a run into one file with the tree, its pictures and its figures; and tidies what a run no longer needs."""
 
 import shutil
 import stat

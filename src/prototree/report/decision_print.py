@@ -40,7 +40,7 @@ _STEPS_A_ROW = 5
 
 
 def decision_png(explanation: DecisionExplanation, strategy: Strategy) -> Image.Image:
-    """The photo, each prototype on its way with the photo's best piece, and the class at the end."""
+    """The photo, each prototype on its path with the photo's best patch, and the class at the end."""
     return printing.image(decision_drawing(explanation, strategy))
 
 

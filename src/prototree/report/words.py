@@ -215,7 +215,7 @@ class Reading:
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
-        """One a leaf, by the leaf's number."""
+        """One per leaf, by the leaf's number."""
         tree, rules = self.explanation, {}
         way: dict[int, tuple[tuple[int, bool], ...]] = {0 if tree.left else ~0: ()}
         for id_, _ in reading_order(tree.left, tree.right):

@@ -158,7 +158,7 @@ class Workshop:
         train(objective, batches, epochs, self._options(name), self.observer)
 
     def keep_yardstick(self, head: nn.Module, linear: nn.Linear, folder: str = "") -> None:
-        """Keeps the classifier that taught the tree, so that the tree can be judged beside it."""
+        """Keeps the classifier that taught the tree, so that the two can be compared."""
         if distributed.is_first():
             save_yardstick(head, linear, self.folder / folder)
 
