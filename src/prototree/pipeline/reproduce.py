@@ -1,4 +1,4 @@
-"""The paper's tables by one command: trains what is missing, and sets what was measured beside what was published.
+"""The paper's tables with one command: trains what is missing, and compares it with the published figures.
 
 Published figures are those of Tables 1–3 and S4–S6 of Nauta, van Bree, Seifert (CVPR 2021).
 """
@@ -210,7 +210,7 @@ def _runs(folder: Path) -> dict[int, list[Run]]:
 
 
 def _vote(folder: Path, height: int, observer: Observer) -> None:
-    """Judges the ensembles of the runs of one height, unless that was done for the same runs."""
+    """Evaluates the ensembles of the runs of one height, unless that was done for the same runs."""
     names = [run.folder.name for run in _runs(folder)[height]]
     if len(names) > 1 and _votes(folder, height)["runs"] != names:
         metrics = combine([folder / name for name in names], observer=observer).to_json()

@@ -44,13 +44,13 @@ class Several:
 
 @dataclass(frozen=True)
 class Machine:
-    """How many runs go side by side, and how many threads each has; 0: as the cores allow."""
+    """How many runs go at the same time, and how many threads each has; 0: from the number of cores."""
 
     jobs: int = 0
     threads: int = 0
 
     def shared_out(self, n_runs: int) -> tuple[int, int]:
-        """Runs at a time and threads of each. Only threads decide what comes out, jobs only when."""
+        """Runs at a time, and threads per run. Threads may change the last bits; jobs change only the time."""
         if self.jobs < 0 or self.threads < 0:
             raise ConfigError(f"expected jobs and threads of at least 0, got {self.jobs} and {self.threads}")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -243,7 +243,7 @@ def _run_all(waiting: Iterable[_Child], jobs: int, threads: int, observer: Obser
 
 
 def _heed_termination() -> None:
-    """A request to end is heeded as Ctrl+C is; only the main thread can be asked."""
+    """A request to end works like Ctrl+C; only the main thread can receive it."""
     if threading.current_thread() is threading.main_thread():
 
         def end(*_: object) -> None:
