@@ -43,6 +43,7 @@ from prototree.explain.spreads import decisive
 from prototree.explain.whole_tree import pictures_of, spreads_of
 from prototree.network.preprocessing import Preprocessing
 from prototree.run import Run
+from prototree.tree.ensemble import ballot
 from prototree.tree.model import Decisions, ProtoTree, Routed
 from prototree.tree.patches import distance_map
 from prototree.tree.questions import LN2
@@ -98,6 +99,7 @@ def explain_image(
         runner_up={strategy: decided.runner_up(strategy) for strategy in _PATHS},
         question=tree.question.kind,
         sureness_photos=tree.sureness.n_photos,
+        in_vote=tuple(ballot(tree, decided.routed).soft[0].tolist()),
     )
 
 

@@ -290,6 +290,7 @@ class DecisionExplanation:
     sureness: float = 1.0  # that the greedy answer is right: of the answers called 70 % sure, 70 of 100 are
     doubt: Doubt | None = None  # why the tree does not know; None: it knows
     sureness_photos: int = 0  # that the sureness was fitted on; 0: never measured
+    in_vote: tuple[float, ...] = ()  # K, what the tree says where several vote
 
     @property
     def answer(self) -> int:

@@ -168,8 +168,8 @@ def combine(
             tree.to(device)
         batches = work.test_batches(ensemble.trees[0], kept=ensemble.shares_backbone)
         photos = ((one.values.to(device), one.labels.to(device)) for one in batches.epoch(0))
-        decide = ensemble.predict_map if isinstance(batches, CachedBatches) else ensemble.predict
-        return evaluate_ensemble(ensemble, photos, decide)
+        vote = ensemble.ballots_of_map if isinstance(batches, CachedBatches) else ensemble.ballots
+        return evaluate_ensemble(ensemble, photos, vote)
 
 
 def _sample(data: ImageData, config: Config) -> ImageData:
