@@ -34,7 +34,7 @@ _TEMPORARY = re.compile(
 def read_regular(path: Path | str, limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes; anything else is an `OSError` that says what it is.
 
-    A pipe or a device is never waited for.
+    Never waits for a pipe or a device.
     """
     with open_regular(path, limit) as file:
         content = file.read(limit + 1)
@@ -88,7 +88,7 @@ def write_file(path: Path, content: bytes, *, survives: bool = True) -> None:
 def replacing(path: Path, waiting: Path | None = None, *, survives: bool = True) -> Iterator[IO[bytes]]:
     """A file to write to that takes the place of `path` when all is written.
 
-    What goes wrong takes it away again, unless it was to wait under a name of the caller's choice.
+    After an error it is removed, unless it was to stay under a name of the caller's choice.
     """
     temporary = waiting or path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -251,7 +251,7 @@ def _checksum(content: dict[str, Any]) -> str:
 def sync_folder(folder: Path) -> None:
     """Makes renames in a folder last through a loss of power, where the file system can.
 
-    Where it cannot, that is no error: the rename has happened, and nobody may believe that it has not.
+    If it cannot, that is not an error: the rename has happened, and callers must not believe otherwise.
     """
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
@@ -266,5 +266,5 @@ def _encoded(text: str) -> bytes:
 
 
 def amount(n_bytes: int) -> str:
-    """So many bytes in words."""
+    """A number of bytes, in words."""
     return f"{n_bytes / 2**20:,.0f} MiB" if n_bytes >= 2**20 else f"{n_bytes:,} bytes"

@@ -83,7 +83,7 @@ def read_photo(source: Source, *, at_least: int | None = None) -> Photo:
             raise DataError(f"{name} cannot be decoded ({_say(error)}); {_advice(name)}") from error
     if orientation in _UPRIGHT:
         rgb = rgb.transpose(_UPRIGHT[orientation])
-    rgb.info = {}  # its rotation mark and transparency have been obeyed; nobody should obey them twice
+    rgb.info = {}  # its rotation mark and transparency have been applied; they must not be applied twice
     return Photo(rgb, size)
 
 

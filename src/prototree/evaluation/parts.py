@@ -19,7 +19,7 @@ Place = Literal["peak", "cell"]
 """What a box stands around: the middle of the peak of the similarity map, as pages show it, or the nearest cell."""
 PLACES: tuple[Place, ...] = ("peak", "cell")
 
-NEAREST = 10  # photos that purity is judged by
+NEAREST = 10  # photos that purity is measured on
 BOX_SHARE = 1 / 7  # of the input's side: PIP-Net's box around a patch
 WIDE_SHARE = 72 / 224  # Huang et al.'s
 CONSISTENT = 0.8  # share of the photos that must show the same part

@@ -67,9 +67,9 @@ def explain_image(
 ) -> DecisionExplanation:
     """How a tree decides about one image, by both hard strategies, and what the runner-up would have needed.
 
-    A run brings the pictures of its prototypes, its notes and, once it has a report, the spreads of its nodes along.
-    By itself it costs one forward pass and the pictures. `attribution` also asks what each similarity on the way
-    depends on and tests every box by hiding it (some 15 passes for each prototype on the way); `occlusion` takes 49
+    A run also provides the pictures of its prototypes, its notes and, if they were counted, the spreads of its nodes.
+    Without options it costs one forward pass and the pictures. `attribution` also finds what each similarity on the
+    path depends on and tests every box by hiding it (about 15 passes per prototype on the path); `occlusion` takes 49
     more.
 
     Examples:

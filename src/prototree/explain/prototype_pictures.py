@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 PHOTO_SIDE = 256  # pixels of the longer side of a whole photo's picture
 THUMB_SIDE = 128  # of one among many
 CROP_SIDE = 128
-AROUND_SIDE = 192  # of what lies about a patch
+AROUND_SIDE = 192  # of the surroundings of a patch
 CLASS_SIDE = 176  # of an example of a class
 _DETAIL = 1024  # a photo's shorter side keeps at least this many pixels before a box is cut out of it
 _GREY = 160
@@ -98,7 +98,7 @@ class PrototypePictures:
         return self._shown(prototype).photo
 
     def around(self, prototype: int) -> Surroundings | None:
-        """The patch with what lies about it; None where there is no picture of it."""
+        """The patch with its surroundings; None if there is no picture of it."""
         source, shown = self._sources[prototype], self._shown(prototype)
         if source is None or not shown.found:
             return None

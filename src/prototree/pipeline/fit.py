@@ -37,10 +37,10 @@ def fit(
     start: ProtoTree | None = None,
     observer: Observer | None = None,
 ) -> Run:
-    """From photos to a small readable tree and its numbers. Also runs under `torchrun`.
+    """Trains, prunes, projects and evaluates a tree, as `prototree train` does. Also runs under `torchrun`.
 
     `data` is a folder, a CSV list, or what `prototree.data.given` takes: a DataFrame (path, label, perhaps split), a
-    pair of photos and labels, a dataset of torch or Hugging Face, or a mapping from train and test to such. `start` is
+    pair of photos and labels, a dataset of torch or Hugging Face, or a mapping from train and test to these. `start` is
     a tree whose prototypes stay where they are while the network learns with them.
 
     Examples:
@@ -130,7 +130,7 @@ def redo(
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> Run:
-    """One stage of a run again, with other settings or on other data with the same classes.
+    """Runs one stage of a run again, with other settings or on other data with the same classes.
 
     Examples:
         >>> run = redo("runs/photos", "evaluate")
@@ -150,7 +150,7 @@ def redo(
 def combine(
     folders: Iterable[str | Path], *, data: str | Path | None = None, observer: Observer | None = None
 ) -> EnsembleMetrics:
-    """The trees of several runs as one ensemble, judged on the test photos of the first run's data, or of others.
+    """The trees of several runs as one ensemble, evaluated on the test photos of the first run's data, or of others.
 
     Examples:
         >>> found = combine(["runs/photos", "runs/photos"])

@@ -1,4 +1,4 @@
-"""A run to send to somebody: one file with the tree, its pictures and its figures; and a run without what is spare."""
+"""Packs a run into one file with the tree, its pictures and its figures; and tidies what a run no longer needs."""
 
 import shutil
 import stat
@@ -26,7 +26,9 @@ from prototree.tree.shared_files import is_shared
 _SPARE = ("last", "head", "held", "pretrained", "teacher", OWN_CACHE)
 _METRICS_KEPT = ("version", "data", "classes", "stages", "classifier", "pruning", "projection", "parts")
 _CLASSES_NAMED = 200
-_NOT_LEARNED = " The sureness was not learned from held-out photos: it ranks answers, and is no share of right ones."
+_NOT_LEARNED = (
+    " The sureness was not fitted on held-out photos: it ranks answers, but it is not a share of right answers."
+)
 
 
 def pack(
@@ -34,8 +36,8 @@ def pack(
 ) -> Path:
     """Writes one file that `load`, `predict`, `explain`, `report` and `serve` open like a run's folder.
 
-    Its pages show neighbours, shares and tests of the training photos. They are computed first if the photos are here
-    and no report has done so; without `pages` they are left out.
+    Its pages show neighbours, shares and tests from the training photos. These are computed first if the photos are
+    here and no report has done so; without `pages` they are left out.
 
     Examples:
         >>> pack("runs/photos", "bird-tree.prototree", pages=False).name
@@ -123,7 +125,7 @@ def card(run: Run, tree: ProtoTree, name: str) -> str:
         lines += [f"- learned from {data['train']} photos"]
     if accuracy := figures.get("accuracy"):
         shares = f"{percent(accuracy['greedy'], 1)} by a single path, {percent(accuracy['soft'], 1)} by all leaves"
-        lines += [f"- right on test photos ({figures['n_images']} of them): {shares}"]
+        lines += [f"- accuracy on {figures['n_images']} test photos: {shares}"]
     lines += [
         "",
         "```sh",
@@ -133,8 +135,8 @@ def card(run: Run, tree: ProtoTree, name: str) -> str:
         f"prototree report {name}{SUFFIX}",
         "```",
         "",
-        "It knows its own classes alone, and was judged on photos like those that it learned from: on others it may be "
-        "wrong more often. Use `--at-least 0.7` for answers of at least that sureness."
+        "It knows only these classes, and was tested on photos like its training photos: on others it may be "
+        'wrong more often. With `--at-least 0.7`, answers that are less than 70 % sure become "I don\'t know".'
         + ("" if tree.sureness.n_photos else _NOT_LEARNED),
         "",
         "## Classes",
@@ -167,7 +169,7 @@ def tidy(run: str | Path | Run) -> list[Freed]:
     run = Run.open(run).expect_changeable()
     if not run.last_metrics:
         raise ConfigError(
-            f"{run.folder} is not finished: it would be lost what its training goes on from; finish it first with "
+            f"{run.folder} is not finished: its training could not continue after tidying; finish it first with "
             "`prototree train … --resume`"
         )
     folder = run.folder.resolve()

@@ -314,7 +314,7 @@ def _from_borders(tree: ProtoTree, kept: MapCache) -> Made:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes maps that a killed process was computing; they begin anew."""
+    """Removes maps that a killed process was computing, so that they are computed again."""
     for path in folder.glob("*.partial"):
         path.unlink(missing_ok=True)
 

@@ -135,8 +135,7 @@ def _checked(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
     size, limit = sum(entry.file_size for entry in known), _MAX_GROWTH * path.stat().st_size + (1 << 20)
     if size > limit:
         raise CheckpointError(
-            f"{path} would become {size:,} bytes, more than a file of its size can honestly hold ({limit:,}); it is "
-            "not opened"
+            f"{path} would become {size:,} bytes, more than a file of its size can hold ({limit:,}); it is not opened"
         )
     return known
 

@@ -34,7 +34,7 @@ class Ballot:
     soft: Float[Tensor, "B K"]
 
     def weighted(self, strategy: Strategy) -> Float[Tensor, "B K"]:
-        """Class probabilities, times what they count: 1, or for the greedy path how sure the tree is of it."""
+        """Class probabilities times their weight in the vote: 1, or the sureness for the greedy path."""
         if strategy == "soft":
             return self.soft
         probs = self.decisions.class_probs(strategy)
@@ -53,7 +53,7 @@ def ballot(tree: ProtoTree, routed: Routed) -> Ballot:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Trees over the same classes that see photos in the same way.
+    """Trees with the same classes and the same preprocessing, which vote.
 
     Examples:
         >>> both = Ensemble([tree, tree])
