@@ -25,11 +25,14 @@ def test_only_temporary_files_of_processes_that_are_gone_are_removed(tmp_path: P
 def test_what_is_prepared_beside_a_file_goes_also_where_a_process_was_killed(tmp_path: Path) -> None:
     out = tmp_path / "odd [name]"
     if (killed := os.fork()) == 0:
-        with prepared_beside(out) as folder:
-            (folder / "half").write_text("x")
-            write_file(out, b"old")
-            (tmp_path / f".{out.name}.{os.getpid()}.tmp").write_text("half")
-            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            with prepared_beside(out) as folder:
+                (folder / "half").write_text("x")
+                write_file(out, b"old")
+                (tmp_path / f".{out.name}.{os.getpid()}.tmp").write_text("half")
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
     os.waitpid(killed, 0)
     assert len(list(tmp_path.iterdir())) == 3
     with prepared_beside(out) as one, prepared_beside(out) as other:

@@ -23,11 +23,13 @@ def test_a_folder_is_held_by_one_and_free_again_afterwards(tmp_path: Path) -> No
 def test_a_killed_process_lets_go_although_its_own_copy_lives_on(tmp_path: Path) -> None:
     held_it, told = os.pipe()
     if (killed := os.fork()) == 0:
-        with held(tmp_path):
-            copy = os.fork()
-            if copy:
-                os.write(told, str(copy).encode())
-            signal.pause()
+        try:
+            with held(tmp_path):
+                if copy := os.fork():
+                    os.write(told, str(copy).encode())
+                signal.pause()
+        finally:
+            os._exit(1)
     copy = int(os.read(held_it, 20))
     with pytest.raises(ConfigError):
         held(tmp_path).__enter__()

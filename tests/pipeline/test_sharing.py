@@ -118,7 +118,10 @@ def test_a_killed_process_leaves_nothing_for_good(
     if (killed := os.fork()) == 0:
         monkeypatch.setattr(shutil, "copyfileobj", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         monkeypatch.setattr(archive, "_copy", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        do()
+        try:
+            do()
+        finally:
+            os._exit(1)
     assert os.waitpid(killed, 0)[1] == signal.SIGKILL
     assert list(place.rglob(".a.*")), "it was killed in the middle"
     do()
