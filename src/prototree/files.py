@@ -5,6 +5,7 @@ No torch here, and no pickle anywhere.
 
 import contextlib
 import errno
+import glob
 import hashlib
 import io
 import json
@@ -13,6 +14,7 @@ import re
 import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +31,7 @@ CHECKSUM = "sha256"
 _TEMPORARY = re.compile(
     r"\..+\.(?:(?P<file>\d+)\.tmp|partial-(?P<folder>\d+)(?:-\w+)?)"
 )  # with the process that made it
+_preparing: set[Path] = set()  # folders of other threads of this process
 
 
 def read_regular(path: Path | str, limit: int) -> bytes:
@@ -121,6 +124,20 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def prepared_beside(path: Path) -> Iterator[Path]:
+    """A folder beside `path` in which it is prepared, gone afterwards; those of killed processes go first."""
+    make_folder(path.parent)
+    remove_leftovers(set(path.parent.glob(f".{glob.escape(path.name)}.*")) - _preparing)
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-{os.getpid()}-", dir=path.parent))
+    _preparing.add(folder)
+    try:
+        yield folder
+    finally:
+        _preparing.discard(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_running(process: int) -> bool:

@@ -14,11 +14,12 @@ import timm
 import torch
 from PIL import Image
 
-from killed_runs import commands
+from killed_runs import commands, content
 from prototree.config import preset
 from prototree.data import open_data
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.tables import percent
+from prototree.locks import held
 from prototree.pipeline.fit import combine, derived, fit, redo
 from prototree.pipeline.stages import STAGES
 from prototree.run import Run
@@ -55,6 +56,20 @@ def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
         return fit(photos, tmp_path_factory.mktemp("runs") / "a", settings=TINY | {"threshold": 0.34})
+
+
+def test_two_programs_never_work_in_one_folder(finished: Run, photos: Path) -> None:
+    before = content(finished.folder)
+    settings = TINY | {"threshold": 0.34}
+    with held(finished.folder):
+        for work in (
+            lambda: fit(photos, finished.folder, settings=settings, resume=True),
+            lambda: fit(photos, finished.folder, settings=settings, overwrite=True),
+            lambda: redo(finished.folder, "prune"),
+        ):
+            with pytest.raises(ConfigError, match="another prototree is at work in"):
+                work()
+    assert content(finished.folder) == before
 
 
 def test_a_run_leaves_everything_it_should(finished: Run) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import stat
 import warnings
 import zipfile
@@ -101,6 +102,31 @@ def test_it_says_nothing_of_this_machine_and_is_no_larger_than_it_must_be(run: R
 
 def test_the_same_run_gives_the_same_bytes(run: Run, packed: Path, tmp_path: Path) -> None:
     assert pack(run, tmp_path / "squares.prototree").read_bytes() == packed.read_bytes()
+
+
+@pytest.mark.parametrize("work", ["pack", "open"])
+def test_a_killed_process_leaves_nothing_for_good(
+    run: Run, packed: Path, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    file = Path(shutil.copy(packed, tmp_path / "a.prototree"))
+    place = own_cache / "packed" if work == "open" else tmp_path
+
+    def do() -> object:
+        return pack(run, file, pages=False) if work == "pack" else prototree.load(file)
+
+    if (killed := os.fork()) == 0:
+        monkeypatch.setattr(shutil, "copyfileobj", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr(archive, "_copy", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        try:
+            do()
+        finally:
+            os._exit(1)
+    assert os.waitpid(killed, 0)[1] == signal.SIGKILL
+    assert list(place.rglob(".a.*")), "it was killed in the middle"
+    do()
+    assert list(place.rglob(".*")) == []
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 def test_what_is_packed_stays_as_it_is(run: Run, packed: Path) -> None:

@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 
 from prototree.data.loading import Shard
+from prototree.errors import TrainError
 from prototree.training import distributed
 from prototree.training.shared_maps import shared_folder
 from tiny_training import write_squares
@@ -95,6 +96,20 @@ def test_processes_exchange_the_counts_that_a_batch_touched(tmp_path: Path) -> N
     assert single <= n_leaves + 10
     assert all_classes <= n_leaves * n_classes + 10, "never more than the whole matrix"
     assert sum(one["traffic"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("WORLD_SIZE", "2", "not RANK; start them with torchrun"),
+        ("WORLD_SIZE", "two", "a whole number in"),
+        ("LOCAL_RANK", "", "a whole number in"),
+    ],
+)
+def test_an_odd_environment_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(TrainError, match=said):
+        distributed.processes().__enter__()
 
 
 def test_alone_everything_is_a_no_op() -> None:

@@ -1,5 +1,6 @@
 """Commands that make runs, and the stages of runs: train, relearn, reproduce, prune, project, evaluate."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -8,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from prototree.cli.console import DataArgument, DataOption, RunArgument, app, console, error_console, print_table, say
+from prototree.cli.console import (
+    DataArgument,
+    DataOption,
+    RunArgument,
+    app,
+    console,
+    error_console,
+    harmless,
+    print_table,
+    say,
+)
 from prototree.cli.options import HelpAll, command_with_settings, parsed
 from prototree.config import AUTO_PRESET, preset_names
 from prototree.errors import ConfigError
@@ -190,7 +201,7 @@ def _stoppable(folder: Path, remedy: str) -> Iterator[None]:
         from prototree.pipeline.folders import what_is_kept
 
         words = f"stopped; {what_is_kept(folder)}; {remedy}"
-        error_console.print(words, highlight=False, markup=False, soft_wrap=True)
+        error_console.print(harmless(words), highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
 
 
@@ -215,7 +226,10 @@ def _print_parts(run: Path, data: str | None) -> None:
 
 
 def _redo(folder: Path, data: str | None, stage: str, settings: dict[str, object]) -> None:
-    with _stoppable(folder, f"run it again with: prototree {stage} {folder}"), Display(console) as display:
+    with (
+        _stoppable(folder, f"run it again with: prototree {stage} {shlex.quote(str(folder))}"),
+        Display(console) as display,
+    ):
         from prototree.pipeline.fit import redo
 
         redo(folder, stage, data=data, settings=settings, observer=display)

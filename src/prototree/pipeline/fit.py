@@ -83,18 +83,19 @@ def train_run(
         images = data if isinstance(data, ImageData) else open_source(data, config)
         config, images = derived(config, images), _sample(images, config)
         identity, observer, train = identity_of(config, images, start), observer or Observer(), "train" in chosen
-        run = folders.prepare(Path(out), config, identity, resume=resume, overwrite=overwrite, train=train)
-        if train and folders.is_finished(run, chosen):
-            observer.stage(f"nothing to do: {run.folder} is finished ({', '.join(chosen)})")
-            return run
-        source = str(data if isinstance(data, str | Path) else images.root)
-        run.note(source=source, **({folders.IDENTITY: identity} if train else {}))
-        work = Stages(run, images, config, device, observer, start)
-        for stage in chosen:
-            began = time.monotonic()
-            getattr(work, stage)()
-            run.note(seconds={**run.metrics.get("seconds", {}), stage: round(time.monotonic() - began, 1)})
-            distributed.wait_for_all()
+        with folders.held(Path(out)):
+            run = folders.prepare(Path(out), config, identity, resume=resume, overwrite=overwrite, train=train)
+            if train and folders.is_finished(run, chosen):
+                observer.stage(f"nothing to do: {run.folder} is finished ({', '.join(chosen)})")
+                return run
+            source = str(data if isinstance(data, str | Path) else images.root)
+            run.note(source=source, **({folders.IDENTITY: identity} if train else {}))
+            work = Stages(run, images, config, device, observer, start)
+            for stage in chosen:
+                began = time.monotonic()
+                getattr(work, stage)()
+                run.note(seconds={**run.metrics.get("seconds", {}), stage: round(time.monotonic() - began, 1)})
+                distributed.wait_for_all()
     return run
 
 
@@ -139,7 +140,7 @@ def redo(
     """
     run = Run.open(folder).expect_changeable()
     config = run.config.changed(settings or {})
-    with distributed.processes() as device:
+    with distributed.processes() as device, folders.held(run.folder):
         if distributed.is_first():
             folders.tidy(run.folder)
         images = _sample(run.data(data), config)

@@ -2,7 +2,6 @@
 
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
 from prototree.explain.kept_spreads import SPREADS, kept_spreads
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.whole_tree import explain_tree
-from prototree.files import write_file, write_json
+from prototree.files import prepared_beside, write_file, write_json
 from prototree.run import CONFIG, METRICS, NOTES, PICTURES, Run
 from prototree.training.shared_maps import OWN_CACHE, maps_used, shared_folder
 from prototree.tree import checkpoint
@@ -49,8 +48,7 @@ def pack(
     stage = checkpoint.last_stage(run.folder)
     if stage is None:
         raise CheckpointError(f"expected a run with a trained tree in {run.folder}, found none; train one first")
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+    with prepared_beside(out) as folder:
         tree = write_shared(run, stage, folder, find_pages=pages, tick=tick)
         write_json(folder / MARK, {"kind": "packed prototree", "version": 1, "made_by": f"prototree {__version__}"})
         write_file(folder / "README.md", card(run, tree, out.stem).encode(errors="replace"))

@@ -27,7 +27,6 @@ from prototree.data.remembered import photo_digests
 from prototree.data.samples import ImageData
 from prototree.data.views import View, evaluation_views
 from prototree.errors import TrainError
-from prototree.files import read_json
 from prototree.network.backbone import Backbone
 from prototree.network.engine import ONNXRUNTIME, TORCH, frozen, frozen_features
 from prototree.network.looks import ONCE
@@ -335,7 +334,7 @@ def _file_name(name: str, engine: str) -> str:
 
 
 def _opened(file: MapFile, dataset: ViewDataset) -> MapCache:
-    return MapCache((file.rows(),), dataset.entries, frozenset(read_json(file.description)["unreadable"]))
+    return MapCache((file.rows(),), dataset.entries, file.unreadable())
 
 
 def _border_shape(backbone: Backbone) -> tuple[int, ...]:

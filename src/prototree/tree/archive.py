@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from prototree.errors import CheckpointError
-from prototree.files import MAX_TEXT_BYTES, cache_folder, open_regular, replacing
+from prototree.files import MAX_TEXT_BYTES, cache_folder, open_regular, prepared_beside, replacing
 from prototree.tree.shared_files import MAX_FILES, is_shared
 
 SUFFIX = ".prototree"
@@ -90,8 +90,7 @@ def _cache(name: str) -> Path:
 def _take_out(file: IO[bytes], path: Path, folder: Path) -> None:
     with _opened(file, path) as archive:
         entries = _checked(archive, path)
-        waiting = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
-        try:
+        with prepared_beside(folder) as waiting:
             for entry in entries:
                 target = waiting / entry.filename
                 target.parent.mkdir(exist_ok=True)
@@ -104,8 +103,6 @@ def _take_out(file: IO[bytes], path: Path, folder: Path) -> None:
             except OSError:
                 if not (folder / MARK).exists():  # unless another process was faster
                     raise
-        finally:
-            shutil.rmtree(waiting, ignore_errors=True)
 
 
 @contextmanager
