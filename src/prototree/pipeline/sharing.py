@@ -167,8 +167,8 @@ def tidy(run: str | Path | Run) -> list[Freed]:
     run = Run.open(run).expect_changeable()
     if not run.last_metrics:
         raise ConfigError(
-            f"{run.folder} is not finished: it would be lost what its training goes on from; finish it first with "
-            "`prototree train … --resume`"
+            f"{run.folder} is not finished, and tidying would remove what its training continues from; finish it first "
+            "with `prototree train … --resume`"
         )
     folder = run.folder.resolve()
     spare = [folder / name for name in _SPARE] + [folder.with_name(f"{folder.name}-mend") / "maps"]
