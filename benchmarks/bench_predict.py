@@ -1,9 +1,9 @@
 """Photos per second of `predict_each` against the floor: decoding, and batched passes of the folded backbone.
 
 The floor is written out with Pillow: open (reduced where the file allows it), convert, resize, normalise, stack 32, run
-the folded backbone once for each look of the tree. It knows no head, no tree, no rotation marks and no broken files. Both use one thread for the
-network; `predict_each` reads on one thread beside it. Rounds take turns, and medians are compared: of processor time,
-which says what the package adds, and of time on the clock, which is what people wait for.
+the folded backbone once for each look of the tree. It knows no head, no tree, no rotation marks and no broken files.
+Both use one thread for the network; `predict_each` reads on one thread beside it. Rounds take turns, and medians are
+compared: of processor time, which says what the package adds, and of time on the clock, which is what people wait for.
 
     python benchmarks/bench_predict.py [RUN FOLDER]
 
