@@ -122,7 +122,7 @@ def _run_prototree(words: list[str], given: str) -> None:
         words = [*words, "--species", "3", "--train", "8", "--test", "4"]
     elif words[0] == "relearn" and not Path(words[1]).exists():  # what the page has people save in the browser
         open_session(words[1].removesuffix("-mended-1")).save()
-    before, sys.stdin = sys.stdin, io.StringIO(given)
+    before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(given.encode()))
     try:
         code = app(words, standalone_mode=False)
     finally:

@@ -9,6 +9,7 @@ import stat
 import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from prototree.explain.whole_tree import explain_tree, store_pictures
 from prototree.files import read_json, write_json
 from prototree.pipeline.sharing import pack, tidy
 from prototree.run import Run
-from prototree.tree import archive
+from prototree.tree import archive, checkpoint
 from prototree.tree.questions import Question
 from prototree.tree.strategies import HARD, STRATEGIES
 from tiny_mending import content_of, same_tree, tiny_run
@@ -284,6 +285,29 @@ def test_files_of_this_machine_are_not_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run" / "config.toml").write_text(config.to_toml())
     with zipfile.ZipFile(pack(tmp_path / "run", tmp_path / "x.prototree", pages=False)) as file:
         assert not any(b"/home/me" in file.read(name) for name in file.namelist())
+
+
+def test_photos_that_lie_elsewhere_do_not_tell_where(run: Run, tmp_path: Path) -> None:
+    photos, folder = tmp_path / "home" / "me" / "secret" / "squares", tmp_path / "lists" / "deep"
+    shutil.copytree(run.source, photos)
+    folder.mkdir(parents=True)
+    rows = [(path, path.parent.name, path.parts[-3]) for path in sorted(photos.rglob("*.png"))]
+    (folder / "data.csv").write_text("path,label,split\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows))
+    shutil.copytree(run.folder, tmp_path / "run")
+    copy, tree = Run(tmp_path / "run"), run.tree()
+    copy.note(source=str(folder / "data.csv"))
+    by_name = {path.relative_to(photos).as_posix(): os.path.relpath(path, folder) for path, *_ in rows}
+    tree.sources = tuple(source and replace(source, image=by_name[source.image]) for source in tree.sources)
+    checkpoint.save(tree, copy.folder / "projected")
+    file = pack(copy, tmp_path / "x.prototree")
+    with zipfile.ZipFile(file) as inside:
+        assert not any(b"secret" in inside.read(name) for name in inside.namelist())
+    opened = explain_tree(Run.open(file))
+    for one in opened.prototypes:
+        assert one.source.image.count("/") == 1
+        assert one.source.crop.std() > 0, "its picture is found under the new name"
+        assert one.nearest
+        assert all(match.image.count("/") == 1 for match in one.nearest)
 
 
 def test_too_many_files_are_refused(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,7 +251,7 @@ def _read(item: _Item) -> _Ready:
     try:
         return _Ready(item, item.read(), "")
     except DataError as error:
-        return _Ready(item, None, str(error))
+        return _Ready(item, None, str(error).removeprefix(f"{item.name} "))  # its row begins with the name
 
 
 def _batched(items: Iterator[_Ready], size: int) -> Iterator[list[_Ready]]:

@@ -3,17 +3,18 @@
 import shutil
 import stat
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from prototree._version import __version__
 from prototree.errors import CheckpointError, ConfigError
 from prototree.evaluation.tables import percent
-from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
+from prototree.explain.kept_pages import PAGE_LIST, PAGES, KeptPages, keep_pages
 from prototree.explain.kept_spreads import SPREADS, kept_spreads
-from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
+from prototree.explain.prototype_pictures import PICTURE_LIST, PrototypePictures, write_pictures
 from prototree.explain.whole_tree import explain_tree
-from prototree.files import prepared_beside, write_file, write_json
+from prototree.files import prepared_beside, read_json, write_file, write_json
 from prototree.run import CONFIG, METRICS, NOTES, PICTURES, Run
 from prototree.training.shared_maps import OWN_CACHE, maps_used, shared_folder
 from prototree.tree import checkpoint
@@ -65,14 +66,39 @@ def write_shared(
     Nothing in it names a folder of this machine. What its pages show is found out first if asked for.
     """
     tree = run.tree(stage)
-    checkpoint.save(tree, folder / stage)
     write_file(folder / CONFIG, _without_paths(run).encode(errors="surrogatepass"))
     write_json(folder / METRICS, {key: value for key, value in run.metrics.items() if key in _METRICS_KEPT})
     if run.notes:
         write_json(folder / NOTES, {str(number): text for number, text in run.notes.items()})
     _write_pictures(run, tree, folder / PICTURES)
     _write_pages(run, tree, folder / PAGES, find_pages, tick)
+    tree = _without_places(tree, [folder / PICTURES / PICTURE_LIST, folder / PAGES / PAGE_LIST])
+    checkpoint.save(tree, folder / stage)
     return tree
+
+
+def _without_places(tree: ProtoTree, lists: Iterable[Path]) -> ProtoTree:
+    """The tree, and lists about it, with names of photos that do not tell where on this machine they are."""
+    named = [source and replace(source, image=_shared_name(source.image)) for source in tree.sources]
+    tree.sources = tuple(named)
+    for path in lists:
+        if path.exists():
+            write_json(path, _renamed(read_json(path)))
+    return tree
+
+
+def _shared_name(image: str) -> str:
+    """Of a photo that lies elsewhere than its list, only the file and its folder."""
+    inner = [part for part in image.split("/") if part != ".."]
+    return "/".join(inner[-2:]) if image.startswith("../") else image
+
+
+def _renamed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _renamed(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_renamed(inner) for inner in value]
+    return _shared_name(value) if isinstance(value, str) else value
 
 
 def _write_pictures(run: Run, tree: ProtoTree, folder: Path) -> None:
@@ -167,8 +193,8 @@ def tidy(run: str | Path | Run) -> list[Freed]:
     run = Run.open(run).expect_changeable()
     if not run.last_metrics:
         raise ConfigError(
-            f"{run.folder} is not finished: its training could not continue after tidying; finish it first with "
-            "`prototree train … --resume`"
+            f"{run.folder} is not finished, and tidying would remove what its training continues from; finish it first "
+            "with `prototree train … --resume`"
         )
     folder = run.folder.resolve()
     spare = [folder / name for name in _SPARE] + [folder.with_name(f"{folder.name}-mend") / "maps"]
