@@ -121,8 +121,17 @@ class PartFigures:
         def mean_within(name: str) -> float | None:
             return sum(one.n_within * (getattr(one, name) or 0.0) for one in found) / within if within else None
 
-        names = ("turned_away", "random_turned_away", "distance", "distance_hidden", "random_distance_hidden")
-        return HidingShare(total, *map(mean, names), within, *map(mean_within, ("lost", "random_lost")))
+        return HidingShare(
+            total,
+            turned_away=mean("turned_away"),
+            random_turned_away=mean("random_turned_away"),
+            distance=mean("distance"),
+            distance_hidden=mean("distance_hidden"),
+            random_distance_hidden=mean("random_distance_hidden"),
+            n_within=within,
+            lost=mean_within("lost"),
+            random_lost=mean_within("random_lost"),
+        )
 
     def _purities(self, split: Split, place: Place) -> list[float]:
         found = [one.purity.get(place, {}) for one in self.prototypes]
