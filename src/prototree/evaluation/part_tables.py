@@ -69,6 +69,11 @@ def part_table(parts: Mapping[str, Any]) -> Table:
         rows.append(
             (f"hiding {name}: turned away (random boxes)", "–", f"{percent(found['turned_away'], 1)} ({chance})")
         )
+        if found.get("lost") is not None:
+            lost, chance = (percent(found[key], 1) for key in ("lost", "random_lost"))
+            rows.append(
+                (f"hiding {name}: turned away, or nothing within reach (random boxes)", "–", f"{lost} ({chance})")
+            )
         moved = " → ".join(_number(found[key]) for key in ("distance", "distance_hidden"))
         random = _number(found["random_distance_hidden"])
         rows.append((f"hiding {name}: distance in reaches (random boxes)", "–", f"{moved} ({random})"))
