@@ -318,7 +318,7 @@ class SavedShape(Shape):
 
 
 class LearningShape(Shape):
-    """Whether the network is learning on, and the shares of right answers (most likely path) when it is done."""
+    """Whether the network is learning on, and the shares of right answers (greedy path) when it is done."""
 
     state: Literal["idle", "learning", "done", "opened", "failed"]  # opened: the app shows the new run now
     run: str = ""
