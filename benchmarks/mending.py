@@ -58,7 +58,7 @@ def three_trees(out: Path, seed: int, photo: int) -> dict[str, Run]:
     """As trained, as mended, and after learning; the first alone where no photo was misled."""
     run, mended = Run(out / f"seed{seed}"), Run(out / f"seed{seed}-photo{photo}")
     if "evaluate" not in run.metrics.get("seconds", {}):
-        fit(out / "berries", run.folder, preset_name="demo", settings={"seed": seed}, resume=True)
+        fit(out.resolve() / "berries", run.folder, preset_name="demo", settings={"seed": seed}, resume=True)
     if not mended.folder.exists() and not mend(run, mended.folder, photo):
         return {"trained": run}
     learned = relearn(mended.folder, mended.folder.with_name(f"{mended.folder.name}-learned"))
