@@ -24,12 +24,14 @@ browser:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1; } \
 		|| echo "Chromium is missing and could not be installed; the tests of pages will be skipped"
 
-# Each file of tests in one process, so that what its tests share is made once.
+# Each file of tests in one process, so that what its tests share is made once; in the order of tests/conftest.py.
+SPREAD := -n auto --dist loadfile --no-loadscope-reorder
+
 test: check browser
-	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -q $(SPREAD) -m "not slow"
 
 test-all: check browser
-	$(BIN)/python -m pytest -q -n auto --dist loadfile
+	$(BIN)/python -m pytest -q $(SPREAD)
 
 bench: setup
 	$(BIN)/python benchmarks/bench_inference.py

@@ -29,7 +29,7 @@ for path in sys.argv[2:]:
         probability = found["right"][0, node] if right else 1 - found["right"][0, node]
         if about["question"] == "choice":
             rather, than = (node, node + n_nodes) if right else (node + n_nodes, node)
-            print(f"  rather {patch_of(rather)} than {patch_of(than)} ({probability:.0%})")
+            print(f"  more like {patch_of(rather)} than {patch_of(than)} ({probability:.0%})")
         else:
             print(f"  {'has' if right else 'lacks'} {patch_of(node)} ({probability:.0%})")
     best = np.argsort(-found["probabilities"][0])[:3]

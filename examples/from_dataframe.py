@@ -11,7 +11,7 @@ import prototree
 
 SETTINGS = dict(word.split("=", 1) for word in sys.argv[3:])
 
-table = pandas.read_csv(sys.argv[1])
+table = pandas.read_csv(sys.argv[1], dtype={"label": str})  # names, also where they look like numbers
 run = prototree.fit(table, sys.argv[2], settings=SETTINGS)
 
 answers = [one.answer for one in prototree.predict(run, table["path"].tolist())]

@@ -55,6 +55,11 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
     assert complaints == []
 
 
+def drawn(page: Any) -> None:
+    """Waits until what was asked of a page is drawn: it draws in the next frame."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def serious_findings(page: Any) -> list[str]:
     """What axe-core finds on a page that keeps somebody out, each with its first place; in light, then in dark."""
     found = importlib.util.find_spec("axe_playwright_python")

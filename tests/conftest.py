@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import jaxtyping
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 from browser_pages import browser, open_page
 from prototree.data import ImageData, open_data
+from prototree.evaluation import plots
 from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.pipeline import results
 from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology
 
@@ -25,7 +28,20 @@ torch.set_num_threads(1)  # tests run side by side, one process a core
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
+# Begun first, the longest of them before the others, so that in the end no process waits for a long file of another.
+LONG_FILES = (
+    "test_kills", "test_documents", "test_every_setting", "test_distributed", "test_run", "test_report_browser",
+    "test_web_browser", "test_warm", "test_several", "test_reproduction", "test_relearning", "test_full_disk",
+    "test_web", "test_web_learning", "test_examples", "test_hostile_requests", "test_mending", "test_sklearn_estimator",
+    "test_sharing", "test_report_pages", "test_explain", "test_cli", "test_onnx_export", "test_hub", "test_checkpoint",
+)  # fmt: skip
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +50,20 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("PROTOTREE_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_plots() -> Iterator[None]:
+    """Runs leave no plots, as without matplotlib: in a tiny run, drawing them takes most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "plots", SimpleNamespace(available=lambda: False))
+        yield
+
+
+@pytest.fixture
+def with_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what is drawn or written is tested, there are plots."""
+    monkeypatch.setattr(results, "plots", plots)
 
 
 @pytest.fixture(scope="session")

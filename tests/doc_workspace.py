@@ -24,7 +24,7 @@ from tiny_training import TINY, TINY_WARM
 
 ROOT = Path(__file__).parents[1]
 COLOURS = {"bluebird": (50, 60, 200), "cardinal": (200, 40, 40), "greenfinch": (40, 180, 60)}
-QUICK = {**TINY_WARM, "head_epochs": 6, "epochs": 6, "pretrain_epochs": 1, "views": 2, "hold_out": 0}
+QUICK = {**TINY_WARM, "head_epochs": 3, "epochs": 3, "pretrain_epochs": 1, "views": 2, "hold_out": 0}
 _NOT_RUN = "<!-- not run:"
 _KEPT: dict[tuple[str, ...], Path] = {}
 _KEPT_IN = Path(tempfile.mkdtemp(prefix="prototree-documents-"))
@@ -122,7 +122,7 @@ def _run_prototree(words: list[str], given: str) -> None:
         words = [*words, "--species", "3", "--train", "8", "--test", "4"]
     elif words[0] == "relearn" and not Path(words[1]).exists():  # what the page has people save in the browser
         open_session(words[1].removesuffix("-mended-1")).save()
-    before, sys.stdin = sys.stdin, io.StringIO(given)
+    before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(given.encode()))
     try:
         code = app(words, standalone_mode=False)
     finally:

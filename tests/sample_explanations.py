@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -48,6 +49,7 @@ AWKWARD_NAMES = (
 )
 
 
+@lru_cache(256)  # many tests draw the same tree
 def picture(seed: int, width: int, height: int) -> Picture:
     """A smooth coloured blob with some noise: compresses about as well as a photo."""
     rng = np.random.default_rng(seed)
@@ -58,7 +60,9 @@ def picture(seed: int, width: int, height: int) -> Picture:
         channels.append(np.sin(a * x + b) + np.cos(c * y + d) + np.sin(11 * (x - 0.5) * (y - 0.4) * a))
     waves = np.stack(channels, axis=-1)
     noise = rng.normal(0, 0.12, (height, width, 1))
-    return np.clip(128 + 52 * (waves + noise), 0, 255).astype(np.uint8)
+    pixels = np.clip(128 + 52 * (waves + noise), 0, 255).astype(np.uint8)
+    pixels.setflags(write=False)
+    return pixels
 
 
 def match(seed: int, n_classes: int, methods: tuple[Method, ...] = ("cell", "attribution", "occlusion")) -> Match:

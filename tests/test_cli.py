@@ -11,7 +11,9 @@ import pytest
 from data_files import write_classes
 from killed_runs import Commands, commands
 from prototree._version import __version__
+from prototree.cli.console import print_table, say, say_error
 from prototree.cli.options import settings_page
+from prototree.evaluation.tables import Table
 from prototree.files import write_json
 from prototree.settings import Common
 from prototree.training.recipes import RECIPES
@@ -53,6 +55,18 @@ def test_help_of_train_is_short_and_the_whole_of_it_lists_every_setting() -> Non
 
 def test_the_document_of_settings_is_that_of_the_code() -> None:
     assert (Path(__file__).parents[1] / "docs" / "settings.md").read_text() == settings_page(), "run: make settings"
+
+
+def test_names_give_the_terminal_no_orders(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "ü \x1b]0;title\x07\x1b[31m\r\x9bowl\tnight"
+    say(name)
+    say_error(name)
+    print_table(Table(name, (name,), ((name,),)))
+    shown = capsys.readouterr()
+    for text in (shown.out, shown.err):
+        assert "owl" in text
+        assert "ü" in text
+        assert not set(text) & set("\x1b\x07\r\x9b")
 
 
 @pytest.mark.parametrize("columns", [40, 80])

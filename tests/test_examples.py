@@ -39,8 +39,13 @@ def test_a_table_of_photos(tmp_path: Path) -> None:
     words = [f"{key}={value}" for key, value in QUICK.items()]
     table = tmp_path / "photos.csv"
     lines = table.read_text().replace("\nphotos/", f"\n{tmp_path}/photos/")  # seen from any folder
+    for number, name in enumerate(("bluebird", "cardinal", "greenfinch")):
+        lines = lines.replace(f",{name}", f",00{number}")
     table.write_text(lines)
-    assert "of 33 photos are answered wrongly" in run("from_dataframe.py", str(table), str(tmp_path / "run"), *words)
+    output = run("from_dataframe.py", str(table), str(tmp_path / "run"), *words)
+    assert "of 33 photos are answered wrongly" in output
+    assert "33 of 33" not in output, "names that look like numbers are names"
+    assert "001 " in output
 
 
 def test_an_estimator_of_scikit_learn(tmp_path: Path) -> None:

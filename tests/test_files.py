@@ -1,12 +1,13 @@
 """Temporary files of processes that are gone."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from prototree.errors import CheckpointError
-from prototree.files import remove_leftovers, write_file, write_listed
+from prototree.files import prepared_beside, remove_leftovers, write_file, write_listed
 
 
 def test_only_temporary_files_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
@@ -19,6 +20,25 @@ def test_only_temporary_files_of_processes_that_are_gone_are_removed(tmp_path: P
     (tmp_path / f".run.partial-{alive}").mkdir()
     remove_leftovers(tmp_path.glob(".*"))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, f".run.partial-{alive}"])
+
+
+def test_what_is_prepared_beside_a_file_goes_also_where_a_process_was_killed(tmp_path: Path) -> None:
+    out = tmp_path / "odd [name]"
+    if (killed := os.fork()) == 0:
+        try:
+            with prepared_beside(out) as folder:
+                (folder / "half").write_text("x")
+                write_file(out, b"old")
+                (tmp_path / f".{out.name}.{os.getpid()}.tmp").write_text("half")
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    os.waitpid(killed, 0)
+    assert len(list(tmp_path.iterdir())) == 3
+    with prepared_beside(out) as one, prepared_beside(out) as other:
+        assert one.is_dir(), "another thread's stays"
+        assert {path.name for path in tmp_path.iterdir()} == {out.name, one.name, other.name}
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
 def test_an_interrupted_write_leaves_the_old_content_and_nothing_else(

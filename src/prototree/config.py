@@ -23,7 +23,7 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class Config(Common):
-    """Settings of a run. 0 stands for: derived from the data.
+    """All settings of a run. For some of them 0 means: derived from the data.
 
     Examples:
         >>> preset("auto").changed({"seed": 1, "views": 4}).recipe.views
@@ -45,7 +45,7 @@ class Config(Common):
         return replace(self, **self.parsed(common), recipe=recipe.changed(own))
 
     def identity(self) -> dict[str, Any]:
-        """What decides what comes out of a run; a run is only continued with the same."""
+        """The settings that decide the result of a run; it can only be continued with the same ones."""
         return {**super().identity(), "recipe": self.recipe.name, **self.recipe.identity()}
 
     def to_toml(self) -> str:

@@ -17,7 +17,7 @@ ProtoTreeError
 
 
 class ProtoTreeError(Exception):
-    """Base of all errors this package raises on purpose.
+    """Base class of all errors that this package raises on purpose.
 
     Examples:
         >>> try:

@@ -5,6 +5,7 @@ No torch here, and no pickle anywhere.
 
 import contextlib
 import errno
+import glob
 import hashlib
 import io
 import json
@@ -13,6 +14,7 @@ import re
 import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,12 +31,13 @@ CHECKSUM = "sha256"
 _TEMPORARY = re.compile(
     r"\..+\.(?:(?P<file>\d+)\.tmp|partial-(?P<folder>\d+)(?:-\w+)?)"
 )  # with the process that made it
+_preparing: set[Path] = set()  # folders of other threads of this process
 
 
 def read_regular(path: Path | str, limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes; anything else is an `OSError` that says what it is.
 
-    A pipe or a device is never waited for.
+    Never waits for a pipe or a device.
     """
     with open_regular(path, limit) as file:
         content = file.read(limit + 1)
@@ -88,7 +91,7 @@ def write_file(path: Path, content: bytes, *, survives: bool = True) -> None:
 def replacing(path: Path, waiting: Path | None = None, *, survives: bool = True) -> Iterator[IO[bytes]]:
     """A file to write to that takes the place of `path` when all is written.
 
-    What goes wrong takes it away again, unless it was to wait under a name of the caller's choice.
+    After an error it is removed, unless it was to stay under a name of the caller's choice.
     """
     temporary = waiting or path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -121,6 +124,20 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def prepared_beside(path: Path) -> Iterator[Path]:
+    """A folder beside `path` in which it is prepared, gone afterwards; those of killed processes go first."""
+    make_folder(path.parent)
+    remove_leftovers(set(path.parent.glob(f".{glob.escape(path.name)}.*")) - _preparing)
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-{os.getpid()}-", dir=path.parent))
+    _preparing.add(folder)
+    try:
+        yield folder
+    finally:
+        _preparing.discard(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_running(process: int) -> bool:
@@ -251,7 +268,7 @@ def _checksum(content: dict[str, Any]) -> str:
 def sync_folder(folder: Path) -> None:
     """Makes renames in a folder last through a loss of power, where the file system can.
 
-    Where it cannot, that is no error: the rename has happened, and nobody may believe that it has not.
+    If it cannot, that is not an error: the rename has happened, and callers must not believe otherwise.
     """
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
@@ -266,5 +283,5 @@ def _encoded(text: str) -> bytes:
 
 
 def amount(n_bytes: int) -> str:
-    """So many bytes in words."""
+    """A number of bytes, in words."""
     return f"{n_bytes / 2**20:,.0f} MiB" if n_bytes >= 2**20 else f"{n_bytes:,} bytes"

@@ -92,7 +92,7 @@ class Display(Observer):
         self.counting("views", done, total)
 
     def counting(self, what: str, done: int, total: int | None) -> None:
-        """How many of how many things are done; None where nobody knows how many there are."""
+        """How many of how many things are done; None if it is unknown how many there are."""
         self._show(what, done, total, f"{done / max(time.monotonic() - self._started, 1e-9):.0f}/s")
 
     def batch(self, epoch: int, batch: int, n_batches: int, loss: float, accuracy: float, rate: float) -> None:
@@ -118,7 +118,7 @@ class Display(Observer):
                 for name in ("loss", "accuracy", "images_per_second"):
                     self._writer.add_scalar(f"train/{name}", getattr(row, name), row.epoch)
         except OSError as error:
-            log.warning("nothing is written for TensorBoard any more: %s", error)
+            log.warning("TensorBoard logging has stopped: %s", error)
             self._tensorboard = self._writer = None
 
     def _show(self, what: str, done: int, total: int | None, news: str) -> None:

@@ -25,7 +25,7 @@ RESULTS = "results.md"  # the last file that a run writes
 
 @dataclass(frozen=True)
 class Run:
-    """A folder of results, or what a packed one holds of it.
+    """The folder of one training with all its results, or a packed tree.
 
     Examples:
         >>> run = Run.open("runs/photos")
@@ -47,16 +47,16 @@ class Run:
 
     @property
     def is_packed(self) -> bool:
-        """Whether it came out of a file that `pack` made: to be looked at and asked, not to be changed."""
+        """Whether it comes from a file that `pack` made, which cannot be changed."""
         return (self.folder / archive.MARK).exists()
 
     @property
     def called(self) -> str:
-        """What messages call it: where a packed one is unpacked means nothing to its reader."""
+        """Its name in messages; for a packed tree not the folder that it was unpacked to."""
         return f"the packed tree {self.folder.name}" if self.is_packed else str(self.folder)
 
     def expect_changeable(self) -> "Run":
-        """Refuses what would change a run that came out of a file."""
+        """Raises an error if the run is packed and so cannot be changed."""
         if self.is_packed:
             raise ConfigError(
                 f"{self.folder.name} is a packed tree, which can be asked and looked at but not changed; use the "
@@ -65,14 +65,14 @@ class Run:
         return self
 
     def tree(self, stage: str | None = None) -> ProtoTree:
-        """The tree after a stage; by default the last one there is."""
+        """The tree after a stage; by default after the last one."""
         if stage is None and checkpoint.last_stage(self.folder) is None:
             raise CheckpointError(f"expected a run with a trained tree in {self.called}, found none; train one first")
         return checkpoint.load(self.folder / (stage or ""))
 
     @property
     def config(self) -> Config:
-        """What it was made with; the defaults where the folder does not say."""
+        """The settings it was made with; the defaults if the folder does not say."""
         path = self.folder / CONFIG
         return read_config(path) if path.exists() else Config()
 
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def source(self) -> str:
-        """What the data that the run was made with was opened by."""
+        """The path or name from which the run's data was opened."""
         source = self.metrics.get("source")
         if source is None:
             raise DataError(f"{self.called} does not say which data it was made with; name it with --data")
@@ -106,7 +106,7 @@ class Run:
             raise CheckpointError(f"{path} is damaged ({error}); expected node numbers and texts") from error
 
     def part_figures(self, tree: ProtoTree) -> Mapping[str, Any]:
-        """What `evaluate --parts` found, if it was of this very tree; else empty."""
+        """What `evaluate --parts` found, if it was for exactly this tree; else empty."""
         found = self.metrics.get("parts", {})
         return found if found.get("tree") == checkpoint.fingerprint(tree) else {}
 
@@ -121,7 +121,7 @@ class Run:
         return self._with_own_classes(self._open_data(source), source)
 
     def data_if_here(self) -> ImageData | None:
-        """The data that the run was made with, or None where it is not on this machine."""
+        """The data that the run was made with, or None if it is not on this machine."""
         if "source" not in self.metrics:
             return None
         try:
@@ -133,7 +133,7 @@ class Run:
 
     @property
     def data_is_here(self) -> bool:
-        """Whether what the run was made with can be opened here; its photos are not looked at."""
+        """Whether the run's data can be opened on this machine; its photos are not checked."""
         return "source" in self.metrics and not self.is_packed and is_here(self.source)
 
     def _open_data(self, source: str | Path) -> ImageData:

@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses whose fields carry their meaning, their range and when to touch them. No torch here.
+"""Settings as frozen dataclasses whose fields carry their meaning, their range and when to change them. No torch here.
 
 From the fields come the errors, the help of the command line, the comments in `config.toml`, and `docs/settings.md`.
 `Common` are the settings of every run; each recipe adds its own (`training.recipes`), and `config` puts them together.
@@ -16,7 +16,7 @@ from prototree.errors import ConfigError
 
 @dataclass(frozen=True)
 class About:
-    """What a setting means, what it may be, and when to touch it."""
+    """What a setting means, what it may be, and when to change it."""
 
     meaning: str
     touch: str
@@ -140,22 +140,22 @@ class Common(Settings):
 
     backbone: str = setting(
         "auto",
-        "the network: a model of timm, or auto (EfficientNet-Lite0)",
-        touch="You have a GPU, or weights of a network that knows photos like yours.",
+        "the network: the name of a timm model, or auto (EfficientNet-Lite0)",
+        touch="You have a GPU, or weights that were trained on photos like yours.",
         group=_NETWORK,
         often=True,
     )
     weights: str = setting(
         "auto",
-        "its weights: auto, hub (timm's own), none (random), or a file",
+        "weights of the network: auto, hub (timm's own), none (random), or a file",
         touch="You have a file of weights.",
         group=_NETWORK,
         often=True,
     )
     level: int = setting(
         -1,
-        "which feature map: -1 the last, -2 a finer one, and so on",
-        touch="What matters in your photos is small: -2 gives patches of half the side.",
+        "which feature map: -1 is the last, -2 a finer one, and so on",
+        touch="What matters in your photos is small: with -2 a patch has half the side.",
         group=_NETWORK,
         low=-16,
         high=-1,
@@ -163,7 +163,7 @@ class Common(Settings):
     image_size: int = setting(
         224,
         "side of the square that the network sees, in pixels",
-        touch="Larger for finer patches, at a cost that grows with its square.",
+        touch="Larger gives finer patches; the cost grows with the square.",
         group=_NETWORK,
         low=16,
         high=4096,
@@ -171,15 +171,15 @@ class Common(Settings):
     )
     resize: int = setting(
         0,
-        "photos are resized to this side before image_size is cut out; 0: no cut",
-        touch="The paper's recipe for cars has 256.",
+        "photos are resized to this side, then a square of image_size is cropped; 0: no cropping",
+        touch="The preset cars has 256, as in the paper.",
         group=_NETWORK,
         low=0,
         high=4096,
     )
     depth: int = setting(
         256,
-        "numbers in a prototype (D)",
+        "numbers per cell of a prototype (D)",
         touch="Rarely; 128 was worse on birds.",
         group=_NETWORK,
         low=1,
@@ -187,21 +187,21 @@ class Common(Settings):
     )
     head_width: int = setting(
         0,
-        "width of a hidden layer between the network's map and the prototypes; 0: none, as in the paper",
-        touch="Less for a faster head, more for many classes.",
+        "width of a hidden layer between the feature map and the prototypes; 0: none, as in the paper",
+        touch="Smaller for a faster head, larger for many classes.",
         group=_NETWORK,
         low=0,
         high=65536,
     )
     augment: str = setting(
         "light",
-        "how training photos are varied: none, light, colour, cub or cars",
-        touch="none where colour or orientation carries the label.",
+        "random changes to training photos: none, light, colour, cub or cars",
+        touch="none if the label depends on colour or orientation.",
         group=_DATA,
     )
     test_share: float = setting(
         0.2,
-        "share of the photos kept for testing where the data has no split of its own",
+        "share of the photos kept for testing if the data has no split of its own",
         touch="You have few photos, or very many.",
         group=_DATA,
         low=0.01,
@@ -210,28 +210,30 @@ class Common(Settings):
     )
     fold: str = setting(
         "",
-        "which part of all photos is kept for testing, such as 2/5; empty: the split of the data, or test_share",
-        touch="You judge by cross-validation: --folds 5 takes all five in turn.",
+        "the part of the photos kept for testing, such as 2/5; empty: the data's own split, or test_share",
+        touch="You cross-validate by hand; --folds 5 runs all five parts.",
         group=_DATA,
     )
     bootstrap: bool = setting(
         False,
-        "train on a bootstrap sample of the photos, another for each seed",
+        "train on a bootstrap sample of the photos, a different one for each seed",
         touch="You train several trees to vote.",
         group=_DATA,
     )
     strict: bool = setting(
         False,
-        "a photo that cannot be read is an error instead of being left out",
-        touch="Every file must count.",
+        "a photo that cannot be read is an error; otherwise it is skipped",
+        touch="Every file must be used.",
         group=_DATA,
         free=True,
     )
-    batch_size: int = setting(64, "photos in a batch", touch="Memory is short.", group=_LEARNING, low=1, high=1_000_000)
+    batch_size: int = setting(
+        64, "photos in a batch", touch="You run out of memory: smaller.", group=_LEARNING, low=1, high=1_000_000
+    )
     seed: int = setting(
         0,
         "the same seed gives the same run",
-        touch="You want another tree of the same data.",
+        touch="You want a different tree from the same data.",
         group=_LEARNING,
         low=0,
         high=2**63 - 1,
@@ -239,30 +241,30 @@ class Common(Settings):
     )
     adam_epsilon: float = setting(
         1e-8,
-        "added to the root of Adam's second moment: weights whose gradients are smaller move less",
-        touch="The published code has 1e-7, and so have the presets cub and cars.",
+        "epsilon of Adam: the larger it is, the less weights with small gradients move",
+        touch="The published code uses 1e-7; so do the presets cub and cars.",
         group=_LEARNING,
         low=1e-16,
         high=1,
     )
     threshold: float = setting(
         0.0,
-        "leaves whose largest probability is at most this are pruned; 0: 2 / classes",
-        touch="The tree keeps leaves that say nothing, or loses some that do.",
+        "leaves whose largest probability is at most this are pruned; 0: 2 / number of classes",
+        touch="Leaves without a clear class stay, or leaves with one are lost.",
         group=_AFTER,
         low=0,
         high=0.999,
     )
     constrain_classes: bool = setting(
         True,
-        "a prototype becomes a patch of a class below its node (Eq. S1), not of any class (Eq. 6)",
-        touch="You compare the two.",
+        "projection takes patches only from classes below the node (Eq. S1), not from any class (Eq. 6)",
+        touch="You want to compare the two.",
         group=_AFTER,
     )
     workers: int = setting(
         2,
         "processes that read photos",
-        touch="Reading is slower than the network; 0 where processes make trouble.",
+        touch="Reading is slower than the network: more. Worker processes cause trouble: 0.",
         group=_MACHINE,
         low=0,
         high=1024,
@@ -271,27 +273,27 @@ class Common(Settings):
     )
     precision: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
-        "bfloat16 on GPUs that have it (auto), everywhere, or never",
-        touch="You need every digit on a GPU.",
+        "number format of the network: auto takes bfloat16 on GPUs that support it, float32 elsewhere",
+        touch="You need full precision on a GPU: float32.",
         group=_MACHINE,
     )
     engine: Literal["auto", "torch", "onnxruntime"] = setting(
         "auto",
-        "what runs a network that does not learn; auto: onnxruntime if installed, on a CPU, from 500 photos on",
-        touch="torch where runs must be the same, bit for bit, with and without onnxruntime.",
+        "what runs a frozen network; auto: onnxruntime if installed, on a CPU, from 500 photos on",
+        touch="Runs must be the same, bit for bit, with and without onnxruntime: torch.",
         group=_MACHINE,
     )
     channels_last: bool = setting(
         True,
-        "memory layout that most networks run faster with",
-        touch="A network complains about it.",
+        "channels-last memory layout, which makes most networks faster",
+        touch="A network does not work with it.",
         group=_MACHINE,
         free=True,
     )
     save_minutes: float = setting(
         10.0,
-        "minutes between two states that an interrupted run can be continued from",
-        touch="The disk is slow, or epochs take hours.",
+        "minutes between saved states, from which an interrupted run can continue",
+        touch="The disk is slow: more. You want to lose less after a crash: fewer.",
         group=_MACHINE,
         low=0,
         high=1e6,

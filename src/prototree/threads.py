@@ -2,7 +2,7 @@
 
 torch shares out its work by OpenMP. While one thread waits for another it spins, by default for milliseconds: on a
 machine that has something else to do, it takes the very core that the other would need. Threads that sleep at once cost
-little on a quiet machine and are several times faster on a busy one (`docs/reliability.md` has the figures).
+something on a quiet machine and are about twice as fast on a busy one (`docs/reliability.md` has the figures).
 """
 
 import os

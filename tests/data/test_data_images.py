@@ -297,3 +297,8 @@ def test_webp_keeps_every_pixel_if_it_must(channels: int) -> None:
 def test_webp_of_lower_quality_takes_fewer_bytes() -> None:
     picture = np.asarray(smooth_photo((80, 60)))
     assert len(webp(picture, quality=20)) < len(webp(picture, quality=95))
+
+
+def test_a_name_that_no_file_can_have_is_one_clear_error() -> None:
+    with pytest.raises(DataError, match="cannot be opened: embedded null byte"):
+        read_image(Path("a\0.jpg"))

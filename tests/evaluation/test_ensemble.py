@@ -7,7 +7,9 @@ import torch
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.ensembles import evaluate_ensemble
 from prototree.tree.ensemble import Ensemble
-from prototree.tree.model import ProtoTree
+from prototree.tree.model import Decisions, ProtoTree
+from prototree.tree.questions import Question, QuestionKind
+from prototree.tree.sureness import Sureness
 
 
 @pytest.fixture
@@ -20,12 +22,42 @@ def trees(tiny_tree: ProtoTree) -> list[ProtoTree]:
     return [tiny_tree, *others]
 
 
-@pytest.mark.parametrize("strategy", ["soft", "max_path", "greedy"])
+@pytest.mark.parametrize("strategy", ["soft", "max_path"])
 def test_probabilities_are_averaged_not_their_logarithms(trees: list[ProtoTree], strategy: str) -> None:
     images = torch.rand(4, 3, 64, 64)
-    expected = sum(tree.predict(images).class_probs(strategy) for tree in trees) / 3
+    expected = sum(tree.predict(images).class_probs(strategy) for tree in trees) / 3  # they ask as the paper's do
     torch.testing.assert_close(Ensemble(trees).class_probs(images, strategy), expected)
     torch.testing.assert_close(expected.sum(dim=1), torch.ones(4))
+
+
+def test_a_greedy_path_counts_as_much_as_its_tree_is_sure_of_it(trees: list[ProtoTree]) -> None:
+    images = torch.rand(4, 3, 64, 64)
+    trees[1].sureness, trees[2].sureness = Sureness(0.0, 2.0), Sureness(0.0, -2.0)  # always 88 %, always 12 %
+    found = Ensemble(trees[1:]).class_probs(images, "greedy")
+    sure, unsure = (tree.predict(images).class_probs("greedy") for tree in trees[1:])
+    weight = torch.sigmoid(torch.tensor(2.0))
+    torch.testing.assert_close(found, weight * sure + (1 - weight) * unsure)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "in_vote"), [("choice", 8.0, 4.0), ("presence", 6.0, 3.0), ("presence", 1.5, 1.0)]
+)
+def test_in_a_vote_questions_are_half_as_sharp_but_alone_they_are_not(
+    tiny_tree: ProtoTree, kind: QuestionKind, own: float, in_vote: float
+) -> None:
+    def tree_of(sharpness: float) -> ProtoTree:
+        question = Question(kind, sharpness)
+        tree = ProtoTree(
+            tiny_tree.topology, tiny_tree.features, 5, question=question, generator=torch.Generator().manual_seed(0)
+        )
+        tree.leaf_logits.data = 5 * torch.rand(8, 5, generator=torch.Generator().manual_seed(1))
+        return tree.eval()
+
+    images = torch.rand(4, 3, 64, 64)
+    sharp, soft = tree_of(own), tree_of(in_vote)
+    assert not torch.allclose(sharp.predict(images).soft, soft.predict(images).soft)
+    torch.testing.assert_close(Ensemble([sharp, sharp]).class_probs(images), soft.predict(images).soft)
+    torch.testing.assert_close(Ensemble([sharp]).class_probs(images), sharp.predict(images).soft)
 
 
 def test_the_explanation_is_as_large_as_all_trees(trees: list[ProtoTree]) -> None:
@@ -52,11 +84,18 @@ def test_every_number_of_an_ensemble_by_a_slow_loop(trees: list[ProtoTree]) -> N
     found = evaluate_ensemble(Ensemble(trees), zip(images.split(4), labels.split(4), strict=True))
     each = [tree.predict(images) for tree in trees]
     assert found.n_images == 9
+
+    def weight(one: Decisions, strategy: str, i: int) -> float:
+        return float(one.sureness[i]) if strategy == "greedy" else 1.0
+
     for strategy in ("soft", "max_path", "greedy"):
         alone = [one.accuracy[strategy] for one in found.alone]
         assert alone == [sum((one.labels(strategy) == labels).tolist()) / 9 for one in each]
         for vote in found.votes:
-            probs = [sum(one.class_probs(strategy)[i] for one in each[: vote.n_trees]) for i in range(9)]
+            probs = [
+                sum(weight(one, strategy, i) * one.class_probs(strategy)[i] for one in each[: vote.n_trees])
+                for i in range(9)
+            ]
             right = [int(p.argmax()) == int(label) for p, label in zip(probs, labels, strict=True)]
             assert vote.accuracy[strategy] == sum(right) / 9
             if strategy != "soft":

@@ -56,7 +56,9 @@ def figures() -> PartFigures:
             same_part={"peak": {"test": PartShare("beak", same, 30)}},
             same_part_wide={"peak": {"test": PartShare("beak", 0.9, 30)}},
             stability=same,
-            hiding={"peak": HidingShare(n_photos, away, 0.1, 0.5, 1.5, 0.6)},
+            hiding={
+                "peak": HidingShare(n_photos, away, 0.1, 0.5, 1.5, 0.6, n_photos - 1, (away if number else None), 0.1)
+            },
             on_difference={"cell": OnDifference(("beak",), touches=number == 0, by_chance=0.25)},
         )
 
@@ -77,6 +79,7 @@ def test_the_figures_of_a_tree_are_those_of_its_prototypes() -> None:
     assert hiding is not None
     assert hiding.n_photos == 4
     assert hiding.turned_away == pytest.approx((1.0 + 3 * 0.2) / 4), "every photo counts the same"
+    assert (hiding.n_within, hiding.lost) == (2, 0.2), "only photos that had something within reach count"
     assert found.hiding("attribution") is None
 
 
@@ -111,5 +114,6 @@ def test_the_table_has_every_figure_and_says_what_is_missing() -> None:
     assert rows["part purity, the box shown"] == ("–", "0.70 ± 0.20, over 0.5: 50 %")
     assert rows["part purity of the object's middle"] == ("–", "0.40")
     assert rows["hiding the box shown: turned away (random boxes)"] == ("–", "40.0 % (10.0 %)")
+    assert rows["hiding the box shown: turned away, or nothing within reach (random boxes)"] == ("–", "20.0 % (10.0 %)")
     assert rows["hiding the box shown: distance in reaches (random boxes)"] == ("–", "0.50 → 1.50 (0.60)")
     assert rows["on a part in which its two sides differ, the nearest cell"] == ("50 % of 2 (by chance 25 %)", "–")

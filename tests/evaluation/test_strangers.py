@@ -61,7 +61,7 @@ def test_a_run_meets_strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for i in range(5):
         pixels = np.random.default_rng(i).integers(0, 256, (40, 40, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(noise / f"{i}.png")
-    with pytest.raises(ConfigError, match="never learned how sure"):
+    with pytest.raises(ConfigError, match="was never fitted"):
         meet_strangers(run.folder, [noise])
     tree = run.tree()
     tree.sureness = replace(Sureness(), n_photos=30)

@@ -89,7 +89,7 @@ def test_mistakes_with_the_closest_first() -> None:
     table = mistake_table({"strategy": "max_path", "images": images}, ["crow", "wren"])
     assert [row[0] for row in table.rows] == ["c.jpg", "a.jpg", "b.jpg"]
     assert table.rows[0] == ("c.jpg", "wren", "crow", "0, left", "0.400", "0.10")
-    assert table.rows[2][3:] == ("none leads to its class", "–", "–")
+    assert table.rows[2][3:] == ("no leaf has its class", "–", "–")
     node = {"node": 3, "n_mistakes": 5, "n_went_right": 2, "mean_distance_to_half": 0.125}
     assert blame_table({"nodes": [node]}).rows == (("3", "5", "2", "3", "0.12"),)
 

@@ -157,7 +157,7 @@ def test_the_card_tells_what_was_measured(run: Run, tmp_path: Path) -> None:
     assert f"{greedy:.1%}".replace("%", " %") in card
     assert "blue, green, red" in card
     assert "12 training photos" in card
-    assert "no probability of being right" in card
+    assert "not a probability of being right" in card
     assert 'prototree.load("me/squares")' in card
     assert (tmp_path / "tree.png").stat().st_size > 1000
     assert "source" not in json.loads((tmp_path / "metrics.json").read_text())

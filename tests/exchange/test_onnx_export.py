@@ -180,8 +180,9 @@ def test_a_tree_of_one_leaf_can_be_written_down() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("looks", [(1.0,), (1.0, 0.7)], ids=["once", "twice"])
 @pytest.mark.parametrize("network", ["tf_efficientnet_lite0", "vit_tiny_patch16_224"])
-def test_real_photos_get_the_same_answers(network: str, tmp_path: Path) -> None:
+def test_real_photos_get_the_same_answers(network: str, looks: tuple[float, ...], tmp_path: Path) -> None:
     """On 200 photos of birds; the tree's patches are photos' own, so that its answers spread."""
     folder = shared("data/CUB_50")
     torch.manual_seed(0)
@@ -192,6 +193,7 @@ def test_real_photos_get_the_same_answers(network: str, tmp_path: Path) -> None:
     images = torch.stack([to_input(one, tree.preprocessing) for one in opened])
     maps = tree.features(images[: tree.n_prototypes]).detach()
     tree.prototypes.data = maps[:, :, 1:2, 2:3].clone()
+    tree.look(looks)
     path = export_onnx(tree, tmp_path / "tree.onnx")
     session = onnxruntime.InferenceSession(path.read_bytes())
     found = [int(session.run(["leaf"], {"photos": np.asarray(one)[None]})[0][0]) for one in opened]

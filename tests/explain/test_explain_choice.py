@@ -123,7 +123,7 @@ def test_an_answer_says_rather_this_than_that(tree: ProtoTree, data: ImageData) 
     for turn in answer.path:
         near, far = (turn.node, turn.node + N_NODES) if turn.present else (turn.node + N_NODES, turn.node)
         assert (turn.rather, turn.than) == (near, far)
-        assert f"rather {near} than {far}" in str(answer)
+        assert f"more like {near} than {far}" in str(answer)
 
 
 def test_what_is_unusually_far_or_unsure_is_not_known(tree: ProtoTree, data: ImageData) -> None:

@@ -102,6 +102,31 @@ def test_a_choice_turns_when_the_taken_sides_patch_is_hidden(
     assert found.hiding["cell"].random_turned_away < 1.0
 
 
+def test_a_photo_is_lost_where_a_choice_finds_nothing_within_reach(tiny_backbone: Backbone, tmp_path: Path) -> None:
+    """Grey is a little nearer to red than to this blue, so the photo stays, but with nothing to show for it."""
+    tree = colour_tree(tiny_backbone, Question("choice", 6.0))
+    tree.prototypes.data[1] *= 3
+    found = altered(tree, photo(tmp_path / "a.png", {(1, 2): RED}), Pair(0, 0, patch=6, peak=(1.0, 2.0)))
+    hiding = found.hiding["cell"]
+    assert (hiding.turned_away, hiding.n_within, hiding.lost) == (0.0, 1, 1.0)
+    assert hiding.random_lost is not None
+    assert hiding.random_lost < 1.0
+
+
+def test_a_photo_with_nothing_within_reach_cannot_be_lost(tiny_backbone: Backbone, tmp_path: Path) -> None:
+    tree = colour_tree(tiny_backbone, Question("choice", 6.0))
+    found = altered(tree, photo(tmp_path / "a.png", {}), Pair(0, 0, patch=6, peak=(1.0, 2.0)))
+    assert (found.hiding["cell"].n_photos, found.hiding["cell"].n_within, found.hiding["cell"].lost) == (1, 0, None)
+
+
+def test_where_one_patch_is_asked_for_lost_and_turned_away_are_the_same(
+    tiny_backbone: Backbone, tmp_path: Path
+) -> None:
+    tree, sample = colour_tree(tiny_backbone), photo(tmp_path / "a.png", {(1, 2): RED})
+    cell = altered(tree, sample, Pair(0, 0, patch=6, peak=(1.0, 2.0))).hiding["cell"]
+    assert (cell.lost, cell.random_lost) == (cell.turned_away, cell.random_turned_away)
+
+
 def test_a_prototype_without_photos_has_no_figures(tiny_backbone: Backbone, tmp_path: Path) -> None:
     tree = colour_tree(tiny_backbone, Question("choice", 6.0))
     sample = photo(tmp_path / "a.png", {(1, 2): RED})

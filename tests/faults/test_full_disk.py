@@ -92,6 +92,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.usefixtures("with_plots")
 @pytest.mark.parametrize("error", [FULL, pytest.param(READ_ONLY, marks=pytest.mark.slow)], ids=["full", "read-only"])
 @pytest.mark.parametrize(
     "stage",

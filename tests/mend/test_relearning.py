@@ -65,7 +65,7 @@ def test_prototypes_stay_where_they_were_put_and_the_head_learns(
     assert_prototypes_are_their_patches(learned)
     heads = [run.tree().features.head.last.weight for run in (mended, learned)]
     assert not torch.equal(*heads)
-    trunks = [run.tree().features.backbone.net.conv1.weight for run in (mended, learned)]
+    trunks = [run.tree().features.backbone.net.conv_stem.weight for run in (mended, learned)]
     assert torch.equal(*trunks), "the backbone that was pretrained stays, and is not pretrained again"
     assert learned.notes == NOTES
     assert json.loads((learned.folder / "mending.json").read_text())["banned"], "bans go with the run"

@@ -132,7 +132,7 @@ def test_what_cannot_be_converted_runs_in_torch_and_says_so(
     with caplog.at_level(logging.WARNING):
         run = frozen(small, ONNXRUNTIME)
     assert run.engine == TORCH
-    assert "cannot be run by onnxruntime (an operator is unknown); torch runs it" in caplog.text
+    assert "cannot be run by onnxruntime (an operator is unknown); using torch instead" in caplog.text
     assert frozen(small, ONNXRUNTIME).engine == TORCH
     assert len(tried) == 1, "what failed once is not tried again"
 

@@ -16,7 +16,7 @@ from prototree.settings import Common
 from prototree.training import batches, engine, filling, maps
 from prototree.training.recipes.paper import Paper
 from prototree.training.recipes.warm import Warm
-from tiny_training import TINY, TINY_WARM, write_squares
+from tiny_training import NETWORK, TINY, TINY_WARM, write_squares
 
 QUICK = {"pretrain_epochs": 1, "epochs": 2}
 PAPER = TINY | QUICK | {"height": 2, "milestones": (1,)}
@@ -25,7 +25,7 @@ PRESENCE = WARM | {"question": "presence"}
 
 # Another value for every setting whose effect is another tree.
 COMMON_CHANGES: dict[str, Any] = {
-    "backbone": "resnet10t",
+    "backbone": "test_resnet",
     "level": -2,
     "image_size": 48,
     "resize": 40,
@@ -250,7 +250,7 @@ def test_weights_and_what_tunes_them(photos: Path, tmp_path: Path, plain: dict[s
     from prototree.network.backbone import Backbone
 
     torch.manual_seed(5)
-    state = Backbone("resnet18", None, image_size=32).net.state_dict()
+    state = Backbone(NETWORK, None, image_size=32).net.state_dict()
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "w.safetensors")
     given = WARM | {"weights": str(tmp_path / "w.safetensors")}
     found = [
@@ -266,7 +266,7 @@ def test_compiling_is_asked_for(photos: Path, tmp_path: Path, monkeypatch: pytes
     asked: list[str] = []
     monkeypatch.setattr(Backbone, "compile", lambda self: asked.append(self.name))
     fit(photos, tmp_path / "run", settings=PAPER | {"compile": True}, stages=["train"])
-    assert asked == ["resnet18"]
+    assert asked == [NETWORK]
 
 
 def test_epochs_of_the_head_follow_the_views_it_is_to_see() -> None:

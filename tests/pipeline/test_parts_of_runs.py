@@ -37,10 +37,10 @@ def test_figures_are_kept_with_the_others(run: Run) -> None:
 
 def test_the_page_tells_them(run: Run) -> None:
     explained = explain_tree(run, nearest=1)
-    assert "of 10 photos the patch sits on the same part" in explained.tests
+    assert "of 10 photos the patch lies on the same part" in explained.tests
     assert explained.tests.split(";")[0] in tree_body(explained)
     nodes = tree_data(explained, lambda name, picture: name)["nodes"]
-    assert any("most alike test photos" in text for node in nodes for text in node["tests"])
+    assert any("most similar test photos" in text for node in nodes for text in node["tests"])
 
 
 def test_figures_of_another_tree_are_not_told(run: Run, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_what_is_done_is_not_done_again_and_what_is_missing_is(done: Reproductio
     again = reproduce("birds", done.folder, heights=[2, 3], seeds=3, data=birds, settings=SETTINGS, observer=listening)
     changed = {path.parent.name for path, stamp in stamps.items() if path.stat().st_mtime_ns != stamp}
     assert changed == {"h2-s1"}
-    assert sum("is done already" in text for text in listening.heard) == 5
+    assert sum("is already done" in text for text in listening.heard) == 5
     assert not any("vote" in text for text in listening.heard)
     assert again.tables == done.tables
 

@@ -20,7 +20,7 @@ from prototree.run import Run
 from prototree.training.maps import MapCache
 from prototree.training.shared_maps import OWN_CACHE, USED, maps_used, shared_folder
 from prototree.tree import checkpoint
-from tiny_training import TINY, TINY_WARM, write_squares
+from tiny_training import NETWORK, TINY, TINY_WARM, write_squares
 
 WARM = TINY_WARM | {"pretrain_epochs": 0, "head_epochs": 2, "epochs": 2, "hold_out": 0, "threshold": 0.34}
 FEW = TINY | {"epochs": 1, "threshold": 0.34}
@@ -64,7 +64,7 @@ def test_folds_share_their_maps_and_are_judged_together(photos: Path, tmp_path: 
 
     from prototree.network.backbone import Backbone
 
-    state = Backbone("resnet18", None, image_size=32).net.state_dict()
+    state = Backbone(NETWORK, None, image_size=32).net.state_dict()
     save_file({name: one.contiguous() for name, one in state.items()}, tmp_path / "w.safetensors")
     settings = WARM | {"weights": str(tmp_path / "w.safetensors")}
     found = cross_validate(photos, tmp_path / "folds", folds=2, settings=settings)

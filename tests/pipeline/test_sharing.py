@@ -4,10 +4,12 @@ import io
 import json
 import os
 import shutil
+import signal
 import stat
 import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,7 @@ from prototree.explain.whole_tree import explain_tree, store_pictures
 from prototree.files import read_json, write_json
 from prototree.pipeline.sharing import pack, tidy
 from prototree.run import Run
-from prototree.tree import archive
+from prototree.tree import archive, checkpoint
 from prototree.tree.questions import Question
 from prototree.tree.strategies import HARD, STRATEGIES
 from tiny_mending import content_of, same_tree, tiny_run
@@ -96,11 +98,36 @@ def test_it_says_nothing_of_this_machine_and_is_no_larger_than_it_must_be(run: R
     must = sum(len(one) for name, one in content.items() if name.endswith((".safetensors", ".webp")))
     assert packed.stat().st_size < 1.3 * must
     assert b"- red" in content["README.md"]
-    assert b"was not learned from held-out photos" in content["README.md"]  # too few photos for that
+    assert b"was not fitted on held-out photos" in content["README.md"]  # too few photos for that
 
 
 def test_the_same_run_gives_the_same_bytes(run: Run, packed: Path, tmp_path: Path) -> None:
     assert pack(run, tmp_path / "squares.prototree").read_bytes() == packed.read_bytes()
+
+
+@pytest.mark.parametrize("work", ["pack", "open"])
+def test_a_killed_process_leaves_nothing_for_good(
+    run: Run, packed: Path, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    file = Path(shutil.copy(packed, tmp_path / "a.prototree"))
+    place = own_cache / "packed" if work == "open" else tmp_path
+
+    def do() -> object:
+        return pack(run, file, pages=False) if work == "pack" else prototree.load(file)
+
+    if (killed := os.fork()) == 0:
+        monkeypatch.setattr(shutil, "copyfileobj", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr(archive, "_copy", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        try:
+            do()
+        finally:
+            os._exit(1)
+    assert os.waitpid(killed, 0)[1] == signal.SIGKILL
+    assert list(place.rglob(".a.*")), "it was killed in the middle"
+    do()
+    assert list(place.rglob(".*")) == []
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 def test_what_is_packed_stays_as_it_is(run: Run, packed: Path) -> None:
@@ -179,7 +206,7 @@ HOSTILE: dict[str, tuple[Callable[[zipfile.ZipFile], None], str]] = {
     ),
     "bomb": (
         lambda z: z.writestr("prototypes/999.webp", bytes(24 << 20), zipfile.ZIP_DEFLATED),
-        "more than a file of its size can honestly hold",
+        "more than a file of its size can hold",
     ),
     "other compression": (
         lambda z: z.writestr("prototypes/999.webp", bytes(1000), zipfile.ZIP_BZIP2),
@@ -258,6 +285,29 @@ def test_files_of_this_machine_are_not_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run" / "config.toml").write_text(config.to_toml())
     with zipfile.ZipFile(pack(tmp_path / "run", tmp_path / "x.prototree", pages=False)) as file:
         assert not any(b"/home/me" in file.read(name) for name in file.namelist())
+
+
+def test_photos_that_lie_elsewhere_do_not_tell_where(run: Run, tmp_path: Path) -> None:
+    photos, folder = tmp_path / "home" / "me" / "secret" / "squares", tmp_path / "lists" / "deep"
+    shutil.copytree(run.source, photos)
+    folder.mkdir(parents=True)
+    rows = [(path, path.parent.name, path.parts[-3]) for path in sorted(photos.rglob("*.png"))]
+    (folder / "data.csv").write_text("path,label,split\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows))
+    shutil.copytree(run.folder, tmp_path / "run")
+    copy, tree = Run(tmp_path / "run"), run.tree()
+    copy.note(source=str(folder / "data.csv"))
+    by_name = {path.relative_to(photos).as_posix(): os.path.relpath(path, folder) for path, *_ in rows}
+    tree.sources = tuple(source and replace(source, image=by_name[source.image]) for source in tree.sources)
+    checkpoint.save(tree, copy.folder / "projected")
+    file = pack(copy, tmp_path / "x.prototree")
+    with zipfile.ZipFile(file) as inside:
+        assert not any(b"secret" in inside.read(name) for name in inside.namelist())
+    opened = explain_tree(Run.open(file))
+    for one in opened.prototypes:
+        assert one.source.image.count("/") == 1
+        assert one.source.crop.std() > 0, "its picture is found under the new name"
+        assert one.nearest
+        assert all(match.image.count("/") == 1 for match in one.nearest)
 
 
 def test_too_many_files_are_refused(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from browser_pages import NARROW, WIDE, Open, serious_findings
+from browser_pages import NARROW, WIDE, Open, drawn, serious_findings
 from prototree.explain.records import TreeExplanation
 from prototree.report import decision_page, tree_page
 from prototree.report.cards import LEAF_SIZE, NODE_SIZE, SPACING
@@ -163,11 +163,11 @@ def test_from_afar_there_are_photos_and_from_near_there_are_cards(open_page: Ope
     leaf = card(page, ~0)
     for _ in range(5):
         page.keyboard.press("-")
-    page.wait_for_timeout(60)
+    drawn(page)
     assert leaf.locator(".face").is_visible()
     assert leaf.locator(".name").is_hidden()
     page.keyboard.press("0")
-    page.wait_for_timeout(60)
+    drawn(page)
     assert leaf.locator(".name").evaluate("e => getComputedStyle(e).display") != "none"
     assert leaf.locator(".share").text_content() == "90 % right"
 
@@ -186,7 +186,7 @@ def test_nothing_keeps_anybody_out(open_page: Open, question: Any, viewport: dic
             page.evaluate("document.dispatchEvent(new CustomEvent('prototree:show', { detail: { node: 1 } }))")
         else:
             find(page, "parrot")
-        page.wait_for_timeout(300)
+        drawn(page)
         assert serious_findings(page) == [], state
 
 
@@ -213,7 +213,7 @@ def test_zoom_by_key_button_and_wheel(open_page: Open) -> None:
     page = open_page(tree_page(tree(Topology.full(3))))
 
     def zoom() -> float:
-        page.wait_for_timeout(60)
+        drawn(page)
         return float(page.evaluate("new DOMMatrix(document.getElementById('world').style.transform).a"))
 
     first = zoom()
@@ -222,7 +222,9 @@ def test_zoom_by_key_button_and_wheel(open_page: Open) -> None:
     page.locator("#zoom-out").click()
     third = zoom()
     page.mouse.move(500, 500)
+    page.evaluate("addEventListener('wheel', () => { document.body.dataset.turned = 'yes'; }, true)")
     page.mouse.wheel(0, -300)
+    page.locator("body[data-turned]").wait_for(state="attached")
     fourth = zoom()
     page.keyboard.press("0")
     assert second > first
@@ -234,7 +236,7 @@ def test_zoom_by_key_button_and_wheel(open_page: Open) -> None:
     page.mouse.down()
     page.mouse.move(360, 740, steps=4)
     page.mouse.up()
-    page.wait_for_timeout(60)
+    drawn(page)
     after = card(page, 0).bounding_box()
     assert (after["x"] - before["x"], after["y"] - before["y"]) == (pytest.approx(60, abs=1), pytest.approx(40, abs=1))
     assert page.locator("#panel").is_hidden()  # a drag is no click
@@ -243,13 +245,13 @@ def test_zoom_by_key_button_and_wheel(open_page: Open) -> None:
 def test_only_what_is_near_the_view_is_in_the_document(open_page: Open) -> None:
     page = open_page(tree_page(tree(random_topology(150, seed=1), n_nearest=0)))
     page.keyboard.press("Home")
-    page.wait_for_timeout(60)
+    drawn(page)
     for _ in range(4):
         page.keyboard.press("+")
-    page.wait_for_timeout(60)
+    drawn(page)
     assert page.locator(".card").count() < 120
     page.keyboard.press("0")
-    page.wait_for_timeout(60)
+    drawn(page)
     assert page.locator(".card").count() == 301
 
 
@@ -259,12 +261,12 @@ def test_very_many_cards_are_one_drawing_that_opens_like_cards(open_page: Open) 
     page.keyboard.press("0")
     page.locator("#mosaic").wait_for()
     page.wait_for_function(count, arg=1)  # the one that keys go on from
-    drawn = """() => {
+    share = """() => {
         const canvas = document.getElementById("mosaic");
         const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
         return data.filter((value, i) => i % 4 === 3 && value > 0).length / (data.length / 4);
     }"""
-    assert page.evaluate(drawn) > 0.1
+    assert page.evaluate(share) > 0.1
     page.keyboard.press("ArrowRight")  # somewhere else than at the root
     box = page.locator(".card:focus:not([data-id='0'])").bounding_box()
     page.keyboard.press("Home")

@@ -204,8 +204,8 @@ def test_another_way_to_the_same_answer_is_one_sentence() -> None:
     elsewhere = dataclasses.replace(decided.paths["max_path"], class_probs=decided.paths["greedy"].class_probs)
     agreed = dataclasses.replace(decided, paths={**decided.paths, "max_path": elsewhere})
     page = decision_page(agreed)
-    assert "takes another way to the same answer" in page
-    assert "Which way through the tree" not in page
+    assert "reaches the same answer by another route" in page
+    assert "Which path through the tree" not in page
 
 
 def test_sureness_is_said_once_and_promises_only_what_was_measured() -> None:
@@ -217,7 +217,7 @@ def test_sureness_is_said_once_and_promises_only_what_was_measured() -> None:
     assert "right in more than 99 of 100" in decision_page(dataclasses.replace(sure, sureness=1.0))
     unmeasured = decision_page(dataclasses.replace(sure, sureness_photos=0))
     assert "of 100 such cases" not in unmeasured
-    assert "was never measured" in unmeasured
+    assert "not checked on held-out photos" in unmeasured
 
 
 def test_what_was_not_tested_is_said_once_and_a_choice_of_one_is_none() -> None:
@@ -382,7 +382,7 @@ def test_a_tree_that_does_not_know_says_so_and_why() -> None:
     assert not told["is_known"]
     assert "At node 2" in told["doubt"]
     unsure = dataclasses.replace(decided, doubt=Doubt(0.21, 0.3))
-    assert "21 % sure is too little: below 30 % this tree gives no answer" in decision_page(unsure)
+    assert "Only 21 % sure: below 30 % this tree gives no answer" in decision_page(unsure)
 
 
 @pytest.mark.parametrize("method", get_args(Method))

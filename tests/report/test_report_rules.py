@@ -87,9 +87,9 @@ def test_a_change_is_never_from_a_number_to_itself() -> None:
 def test_rules_of_a_choice_say_rather_this_than_that() -> None:
     explained = tree(Topology.full(2), names=("Wren", "Owl", "Jay", "Kite"), question="choice")
     text = rules_text(explained)
-    assert 'rather 3 than 0, rather 4 than “long "beak" <b>” → Wren (90 %)' in text
-    assert 'rather 3 than 0, rather “long "beak" <b>” than 4 → Owl (90 %)' in text
-    assert "rather 0 than 3, rather 5 than 2 → Jay (90 %)" in text
+    assert 'more like 3 than 0, more like 4 than “long "beak" <b>” → Wren (90 %)' in text
+    assert 'more like 3 than 0, more like “long "beak" <b>” than 4 → Owl (90 %)' in text
+    assert "more like 0 than 3, more like 5 than 2 → Jay (90 %)" in text
     assert "prototype 5, left of node 2: images/" in text
     assert not {"has", "lacks", "present", "absent"} & set(text.split())
     told = rules_json(explained)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import safetensors.torch
 import torch
 
 from prototree.data.loading import Shard
+from prototree.errors import TrainError
 from prototree.training import distributed
 from prototree.training.shared_maps import shared_folder
 from tiny_training import write_squares
@@ -22,24 +24,34 @@ HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
 Result = tuple[dict[str, Any], dict[str, torch.Tensor]]
 
 
-def with_processes(n_processes: int, script: Path, photos: Path, out: Path, *words: str) -> Result:
-    """What a script found, alone or with others."""
+def with_processes(counts: Sequence[int], script: str, photos: Path, out: Path, *words: str) -> list[Result]:
+    """What a script found, alone and with others."""
+    run(HERE / "forked_processes.py", HERE / script, photos, out, ",".join(map(str, counts)), *words)
+    return [found_in(out / str(count)) for count in counts]
+
+
+def with_torchrun(script: str, photos: Path, out: Path) -> Result:
+    """The same for two processes, started as people start them."""
     out.mkdir()
-    launcher = [sys.executable]
-    if n_processes > 1:
-        launcher += ["-m", "torch.distributed.run", f"--nproc_per_node={n_processes}", "--standalone"]
+    run("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", HERE / script, photos, out)
+    return found_in(out)
+
+
+def run(*words: object) -> None:
     path = os.pathsep.join([str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [*launcher, str(script), str(photos), str(out), *words]
+    command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def found_in(out: Path) -> Result:
     return json.loads((out / "found.json").read_text()), safetensors.torch.load_file(out / "tree.safetensors")
 
 
 def test_two_processes_are_one(tmp_path: Path) -> None:
     photos = write_squares(tmp_path / "photos")
-    results = [with_processes(n, HERE / "two_processes.py", photos, tmp_path / str(n)) for n in (1, 2)]
-    (one, weights), (two, weights_of_two) = results
+    (one, weights), (two, weights_of_two) = with_processes((1, 2), "two_processes.py", photos, tmp_path)
     assert (one.pop("processes"), two.pop("processes")) == (1, 2)
     for name in weights:
         torch.testing.assert_close(weights_of_two[name], weights[name], atol=1e-5, rtol=1e-5, msg=name)
@@ -58,9 +70,7 @@ def test_two_processes_are_one_with_the_default_recipe(tmp_path: Path, question:
     broken = photos / "train" / "red" / "3.png"
     broken.write_bytes(broken.read_bytes()[:2000])  # its head is whole, so that it is found out while training
     processes = (1, 2, 3) if question == "choice" else (1, 2)
-    (one, weights), *others = (
-        with_processes(n, HERE / "two_processes_warm.py", photos, tmp_path / str(n), question) for n in processes
-    )
+    (one, weights), *others = with_processes(processes, "two_processes_warm.py", photos, tmp_path, question)
     assert one.pop("processes") == 1
     assert one["unreadable"] == 3
     assert one["sureness"][2] >= 20, "the second tree was trained too"
@@ -76,8 +86,9 @@ def test_two_processes_are_one_with_the_default_recipe(tmp_path: Path, question:
 
 
 def test_processes_exchange_the_counts_that_a_batch_touched(tmp_path: Path) -> None:
-    script = HERE / "two_processes_leaves.py"
-    (one, alone), (two, together) = (with_processes(n, script, tmp_path, tmp_path / str(n)) for n in (1, 2))
+    script = "two_processes_leaves.py"
+    ((one, alone),) = with_processes([1], script, tmp_path, tmp_path)
+    two, together = with_torchrun(script, tmp_path, tmp_path / "2")
     torch.testing.assert_close(together["leaf_logits"], alone["leaf_logits"], atol=1e-12, rtol=1e-12)
     n_leaves, n_classes = alone["leaf_logits"].shape
     few, single, all_classes = two["traffic"]
@@ -85,6 +96,20 @@ def test_processes_exchange_the_counts_that_a_batch_touched(tmp_path: Path) -> N
     assert single <= n_leaves + 10
     assert all_classes <= n_leaves * n_classes + 10, "never more than the whole matrix"
     assert sum(one["traffic"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("WORLD_SIZE", "2", "not RANK; start them with torchrun"),
+        ("WORLD_SIZE", "two", "a whole number in"),
+        ("LOCAL_RANK", "", "a whole number in"),
+    ],
+)
+def test_an_odd_environment_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(TrainError, match=said):
+        distributed.processes().__enter__()
 
 
 def test_alone_everything_is_a_no_op() -> None:

@@ -29,6 +29,20 @@ def test_maps_are_those_of_the_network_and_computed_once(tiny_tree: ProtoTree, t
     assert torch.equal(again.maps(range(6)), stored.maps(range(6)))
 
 
+@pytest.mark.parametrize(
+    "said", ["{}", "[]", "", '{"version": 99, "unreadable": []}', '{"version": 1, "unreadable": [3]}']
+)
+def test_a_damaged_description_is_made_again(tiny_tree: ProtoTree, tmp_path: Path, said: str) -> None:
+    data = open_data(write_squares(tmp_path / "squares", train=2, test=1))
+    dataset = ViewDataset(data.test, evaluation_views, tiny_tree.preprocessing)
+    expected = cache_features(tiny_tree, dataset, tmp_path / "maps").maps(range(3))
+    (description,) = (tmp_path / "maps").glob("*.json")
+    right = description.read_text()
+    description.write_text(said)
+    assert torch.equal(cache_features(tiny_tree, dataset, tmp_path / "maps").maps(range(3)), expected)
+    assert description.read_text() == right
+
+
 def test_a_truncated_file_is_computed_again(tiny_tree: ProtoTree, tmp_path: Path) -> None:
     data = open_data(write_squares(tmp_path / "squares", train=2, test=1))
     dataset = ViewDataset(data.test, evaluation_views, tiny_tree.preprocessing)

@@ -33,7 +33,9 @@ from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
 from prototree.tree.questions import QuestionKind
 from prototree.tree.topology import Topology
-from tiny_training import TINY_WARM, assert_prototypes_are_their_patches, write_squares
+from tiny_training import NETWORK, TINY_WARM, assert_prototypes_are_their_patches, write_squares
+
+SHORT = {"pretrain_epochs": 1, "head_epochs": 2, "epochs": 2}  # where nothing needs to be learned well
 
 
 @pytest.fixture
@@ -262,10 +264,15 @@ def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
     right = [int(label) == sample.label for label, sample in zip(said, data.test, strict=True)]
     assert run.metrics["classifier"] == sum(right) / len(right) >= 0.8
 
-    continued = fit(photos, tmp_path / "run", settings=TINY_WARM, resume=True, stages=["train"])
-    again = fit(photos, tmp_path / "again", settings=TINY_WARM, stages=["train"])
-    one, other = (checkpoint.load(r.folder / "trained").state_dict() for r in (continued, again))
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+def test_the_same_again_and_what_is_continued_have_the_same_weights(tmp_path: Path) -> None:
+    photos = write_squares(tmp_path / "squares", train=4, test=1)
+    first = fit(photos, tmp_path / "run", settings=TINY_WARM | SHORT, stages=["train"])
+    expected = checkpoint.load(first.folder / "trained").state_dict()
+    continued = fit(photos, tmp_path / "run", settings=TINY_WARM | SHORT, resume=True, stages=["train"])
+    again = fit(photos, tmp_path / "again", settings=TINY_WARM | SHORT, stages=["train"])
+    for other in (checkpoint.load(run.folder / "trained").state_dict() for run in (continued, again)):
+        assert [name for name in expected if not torch.equal(expected[name], other[name])] == []
 
 
 @pytest.mark.parametrize("train", [1, 2])
@@ -273,8 +280,7 @@ def test_two_classes_and_a_photo_of_each_are_enough_to_run(tmp_path: Path, train
     photos = write_squares(tmp_path / "squares", train=train, test=1)
     for split in ("train", "test"):
         shutil.rmtree(photos / split / "blue")
-    settings = TINY_WARM | {"pretrain_epochs": 1, "head_epochs": 2, "epochs": 2, "views": 3}
-    run = fit(photos, tmp_path / "run", settings=settings)
+    run = fit(photos, tmp_path / "run", settings=TINY_WARM | SHORT)
     assert run.metrics["stages"]["projected"]["n_prototypes"] == 2
 
 
@@ -282,14 +288,14 @@ def test_a_pretrained_backbone_is_tuned_at_its_own_rate(tmp_path: Path) -> None:
     photos = write_squares(tmp_path / "squares", train=4, test=2)
     torch.manual_seed(1)
     weights = tmp_path / "weights.safetensors"
-    save_file(Backbone("resnet18", None, image_size=32).net.state_dict(), weights)
+    save_file(Backbone(NETWORK, None, image_size=32).net.state_dict(), weights)
     settings = TINY_WARM | {"weights": str(weights), "pretrain_epochs": 2, "head_epochs": 1, "epochs": 1}
-    before = Backbone("resnet18", str(weights), image_size=32, level=-3).net.conv1.weight
+    before = Backbone(NETWORK, str(weights), image_size=32, level=-3).net.conv_stem.weight
     moved = []
     for rate in (0.0, 1e-4, 1e-2):
         run = fit(photos, tmp_path / f"{rate}", settings=settings | {"pretrain_rate": rate}, stages=["train"])
-        now = run.tree().features.backbone.net.conv1.weight
-        tuned = checkpoint.read_state(run.folder / "pretrained", "state.json")[1]["model.backbone.net.conv1.weight"]
+        now = run.tree().features.backbone.net.conv_stem.weight
+        tuned = checkpoint.read_state(run.folder / "pretrained", "state.json")[1]["model.backbone.net.conv_stem.weight"]
         torch.testing.assert_close(now, (before + tuned) / 2, msg="half way back")
         moved.append((now - before).abs().mean().item())
     assert moved[0] == 0

@@ -1,4 +1,4 @@
-"""Run by `test_distributed` under torchrun or alone: a small training, projection and evaluation."""
+"""Run by `test_distributed` alone and with others: a small training, projection and evaluation."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Run by `test_distributed` under torchrun or alone: the leaf update of a few batches, and how much was exchanged."""
+"""Run by `test_distributed` alone and with others: the leaf update of a few batches, and how much was exchanged."""
 
 import json
 import sys

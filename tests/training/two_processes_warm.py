@@ -1,4 +1,4 @@
-"""Run by `test_distributed` under torchrun or alone: the default recipe on tiny photos, but for the frozen network in
+"""Run by `test_distributed` alone and with others: the default recipe on tiny photos, but for the frozen network in
 float64, so that what differs is wrong and not rounding."""
 
 import dataclasses

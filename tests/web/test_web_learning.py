@@ -19,7 +19,8 @@ from web_server import serving  # noqa: E402
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("learning")
-    return fit(write_squares(folder / "squares", train=6, test=4), folder / "run", settings=TINY_WARM)
+    short = TINY_WARM | {"pretrain_epochs": 1, "head_epochs": 2}  # the tree's epochs are what learning on takes
+    return fit(write_squares(folder / "squares", train=6, test=4), folder / "run", settings=short)
 
 
 def test_learning_makes_a_new_run_and_is_judged_on_photos_kept_back(run: Run, tmp_path: Path) -> None:

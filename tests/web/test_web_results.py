@@ -53,5 +53,5 @@ def test_a_doubt_is_told() -> None:
     assert result_of(known, "id", 3).decision.is_known
     told = result_of(replace(known, doubt=Doubt(0.2, 0.4)), "id", 3).decision
     assert not told.is_known
-    assert told.doubt == "20 % sure is too little: below 40 % this tree gives no answer."
+    assert told.doubt == "Only 20 % sure: below 40 % this tree gives no answer."
     assert told.answer == known.class_names[known.answer], "the guess is still there"

@@ -13,7 +13,7 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "Made from the code by `make settings`; change it there. `prototree COMMAND --help` prints the same. `train`,",
+        "`prototree COMMAND --help` prints the same. This page is made from the code by `make settings`. `train`,",
         "`relearn` and `reproduce` also take every [setting](../settings.md) as `--NAME VALUE`.",
     ]
     for name, command in _commands(typer.main.get_command(app)):
@@ -45,7 +45,7 @@ def _row(one: Any) -> str:
 
 def _default(one: Any) -> str:
     if one.required:
-        return "needed"
+        return "required"
     if one.default is None:
         return "none"
     value = getattr(one.default, "value", one.default)  # a choice is an enum

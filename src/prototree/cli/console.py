@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 console, error_console = Console(), Console(stderr=True)
 _NO_LIMIT = 100_000  # columns
+_COMMANDS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 DataArgument = Annotated[str, typer.Argument(help="Image folder, CSV manifest, CUB or Cars folder; or 'birds'.")]
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, or a packed tree.")]
@@ -57,25 +58,30 @@ def main() -> None:
 
 def print_table(table: Table) -> None:
     """A table in the terminal. Names come from outside, so nothing in them is markup; none is cut off."""
-    shown = RichTable(title=Text(table.title), title_justify="left")
+    shown = RichTable(title=Text(harmless(table.title)), title_justify="left")
     for cell in table.header:
-        shown.add_column(Text(cell), overflow="fold")
+        shown.add_column(Text(harmless(cell)), overflow="fold")
     for row in table.rows:
-        shown.add_row(*(Text(cell) for cell in row))
+        shown.add_row(*(Text(harmless(cell)) for cell in row))
     # A file or another program has no width: each row stays one line there.
     wide = console.options.update(max_width=_NO_LIMIT)
     width = None if console.is_terminal else Measurement.get(console, wide, shown).maximum
     (console if width is None else Console(file=console.file, width=width)).print(shown)
 
 
+def harmless(text: str) -> str:
+    """A text in which nothing is a command to the terminal; names of files and classes come from outside."""
+    return text.translate(_COMMANDS)
+
+
 def say_error(text: str) -> None:
     """One red line; nothing in it is markup."""
-    error_console.print(Text.assemble(("error:", "red"), f" {text}"), highlight=False, soft_wrap=True)
+    error_console.print(Text.assemble(("error:", "red"), f" {harmless(text)}"), highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
     """A plain line."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(harmless(text), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.callback(invoke_without_command=True)

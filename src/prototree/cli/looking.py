@@ -32,10 +32,10 @@ class Strategy(StrEnum):
 def report(
     run: RunArgument,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write; 'report' in the run, or beside a packed one, if not given.")
+        Path | None, typer.Option(help="Where to write; default: 'report' in the run, or next to a packed tree.")
     ] = None,
-    nearest: Annotated[int, typer.Option(help="How many nearest training patches of each prototype to show.")] = 5,
-    occlusion: Annotated[bool, typer.Option(help="Also hide windows all over each photo; takes longer.")] = False,
+    nearest: Annotated[int, typer.Option(help="How many nearest training patches to show per prototype.")] = 5,
+    occlusion: Annotated[bool, typer.Option(help="Also hide windows all over each photo; slower.")] = False,
     data: DataOption = None,
 ) -> None:
     """The whole tree as pages to look at and to print (§5.2)."""
@@ -46,7 +46,9 @@ def report(
     folder = Run.open(run)
     with Display(console) as display:
         images = folder.data(data) if data else folder.data_if_here()
-        display.stage("looking at every prototype" if images else "the training data is not here; using what is stored")
+        display.stage(
+            "explaining every prototype" if images else "the training data is not here; using stored pictures"
+        )
         explanation = explain_tree(folder, data=images, nearest=nearest, occlusion=occlusion, tick=display.caching)
         if images and not folder.is_packed:
             store_pages(folder, images, explanation)
@@ -64,11 +66,11 @@ def explain(
     run: RunArgument,
     images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
     strategy: Annotated[Strategy, typer.Option(help="Which path the picture shows.")] = Strategy.greedy,
-    out: Annotated[Path | None, typer.Option(help="Where to write; 'explained' in the run if not given.")] = None,
-    attribution: Annotated[bool, typer.Option(help="Also what each similarity depends on; takes longer.")] = False,
-    occlusion: Annotated[bool, typer.Option(help="Also hide windows all over the image; takes longer.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: 'explained' in the run.")] = None,
+    attribution: Annotated[bool, typer.Option(help="Also show what each similarity depends on; slower.")] = False,
+    occlusion: Annotated[bool, typer.Option(help="Also hide windows all over the image; slower.")] = False,
     others: Annotated[
-        list[Path] | None, typer.Option("--with", help="Further runs that vote; can be repeated.")
+        list[Path] | None, typer.Option("--with", help="Another run that votes; can be repeated.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the explanations as JSON and write no files.")] = False,
     data: DataOption = None,
@@ -120,7 +122,7 @@ def mistakes(
     if run.is_file():
         raise CheckpointError(
             f"{run} is a packed tree, which has no list of its mistakes; use the folder of the run it was packed from, "
-            f"or ask it about photos with labels: prototree predict {run} photos.csv"
+            f"or predict photos with labels: prototree predict {run} photos.csv"
         )
     path = run / "mistakes.json"
     if not path.exists():
@@ -156,16 +158,14 @@ def ensemble(
 @app.command()
 def serve(
     run: RunArgument,
-    host: Annotated[str, typer.Option(help="The address to listen at; the default answers this computer alone.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen on; by default only this computer can connect.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8000,
     data: DataOption = None,
     validation: Annotated[
         str | None,
-        typer.Option(
-            help="Photos that give feedback while mending; default: the data's own, or every second test photo."
-        ),
+        typer.Option(help="Photos for feedback while mending; default: the data's own, or every second test photo."),
     ] = None,
     work: Annotated[
         Path | None, typer.Option(help="Folder for the history of edits and the feature maps; default: RUN-mend.")
@@ -185,9 +185,9 @@ def serve(
         where = server.address(listening) + (f"?token={token}" if token else "")
         if token:
             say(
-                f"{host} can be called from other computers: whoever has the link below may look and change; programs "
-                "send its token as Authorization: Bearer TOKEN. From another computer, put this one's name or address "
-                "in place of localhost."
+                f"{host} is open to other computers: anyone with the link below can see and change the tree; programs "
+                "send its token as Authorization: Bearer TOKEN. On another computer, use this one's name or address "
+                "instead of localhost."
             )
         console.print(f"open [bold]{where}[/bold] in a browser; stop with Ctrl+C", highlight=False, soft_wrap=True)
         if browser:
@@ -202,7 +202,7 @@ def _opened(run: Path, display: Display, host: str, token: str | None, **chosen:
     from prototree.web import server
 
     if run.is_dir() and (chosen["data"] is not None or Run.open(run).data_is_here):
-        display.stage("opening the run; what its training has kept is used, the rest goes through the network once")
+        display.stage("opening the run; feature maps that training did not keep are computed once")
         return server.open_app(open_session(run, tick=display.caching, **chosen), host, token)
-    display.stage("opening a tree without its photos: it can be looked at and tried, not mended (see --data)")
+    display.stage("opening a tree without its photos: you can explore and try it, but not mend it (see --data)")
     return server.open_viewer(run, host, token)

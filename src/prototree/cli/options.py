@@ -1,6 +1,6 @@
 """Settings on the command line: `--NAME VALUE` for every one of them, and their help, short and whole."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Annotated, Any
 
@@ -36,7 +36,7 @@ def all_settings() -> Iterator[tuple[str, Setting]]:
 
 
 def short_help() -> str:
-    """The settings that people touch, a paragraph each, since the help joins the lines of one."""
+    """The settings that people change most, one paragraph each, since the help joins the lines of a paragraph."""
     often = [one for _, one in all_settings() if one.about.often]
     # A setting that two recipes have is told once.
     lines = {one.option: f"{one.option}: {one.about.meaning} ({one.values})" for one in often}
@@ -46,39 +46,38 @@ def short_help() -> str:
 
 
 def whole_help() -> str:
-    """Every setting by group: its values, default, meaning, and when to touch it."""
+    """Every setting by group: its values, default, meaning, and when to change it."""
     lines, shown = ["Any setting can be given as --NAME VALUE."], ""
     for group, one in all_settings():
         if group != shown:
             lines += ["", group]
             shown = group
         lines.append(f"  {one.option} ({one.values}; default {_shown(one.default)})")
-        lines.append(f"      {one.about.meaning}. When to touch it: {one.about.touch}")
+        lines.append(f"      {one.about.meaning}. When to change it: {one.about.touch}")
     return "\n".join(lines)
 
 
 def settings_page() -> str:
-    """The document of all settings: `make settings` writes it."""
+    """The page of all settings, one section each, so that links and searches lead there: `make settings` writes it."""
     lines = [
         "# Settings",
         "",
-        "Made from the code by `make settings`; change it there. Any setting can be given as `--NAME VALUE` to",
-        "`train`, `relearn` and `reproduce`, as `settings={...}` in Python, or in a TOML file for `--preset`: common",
-        "settings at the top, those of a recipe in a table of its name. A setting that the chosen recipe does not use",
-        "is refused.",
+        "Give any setting as `--NAME VALUE` to `train`, `relearn` and `reproduce`, as `settings={...}` in Python, or",
+        "in a TOML file for `--preset`: common settings at the top, those of a recipe in a table with its name. A",
+        "setting that the chosen recipe does not use is refused. This page is made from the code by `make settings`.",
     ]
-    for title, described in (
-        ("Every run", Common.described()),
-        *((f"Recipe `{name}`: {recipe.summary}", recipe.described()) for name, recipe in RECIPES.items()),
-    ):
-        header = ["| setting | default | values | meaning | when to touch it |", "| --- | --- | --- | --- | --- |"]
-        lines += ["", f"## {title}", "", *header]
-        lines += [
-            f"| `{one.option}` | `{_shown(one.default)}` | {one.values.replace('|', 'or')} | {one.about.meaning} "
-            f"| {one.about.touch} |"
-            for one in described
-        ]
+    lines += ["", "## Every run", *_sections(Common.described())]
+    for name, recipe in RECIPES.items():
+        lines += ["", f"## Recipe {name}", "", f"{recipe.summary[0].upper()}{recipe.summary[1:]}."]
+        lines += _sections(recipe.described())
     return "\n".join([*lines, ""])
+
+
+def _sections(settings: Iterable[Setting]) -> Iterator[str]:
+    for one in settings:
+        yield from ("", f"### `{one.option}`", "", f"{one.about.meaning[0].upper()}{one.about.meaning[1:]}.", "")
+        default = f"*Default:* `{_shown(one.default)}` ({one.values.replace(' | ', ' or ')})."
+        yield f"{default} *When to change it:* {one.about.touch}"
 
 
 def _shown(default: object) -> str:

@@ -1,5 +1,6 @@
 """Commands that make runs, and the stages of runs: train, relearn, reproduce, prune, project, evaluate."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -8,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from prototree.cli.console import DataArgument, DataOption, RunArgument, app, console, error_console, print_table, say
+from prototree.cli.console import (
+    DataArgument,
+    DataOption,
+    RunArgument,
+    app,
+    console,
+    error_console,
+    harmless,
+    print_table,
+    say,
+)
 from prototree.cli.options import HelpAll, command_with_settings, parsed
 from prototree.config import AUTO_PRESET, preset_names
 from prototree.errors import ConfigError
@@ -31,8 +42,8 @@ def train(
         int, typer.Option(help="Train this many trees with different seeds, and let them vote.", min=0)
     ] = 0,
     folds: Annotated[int, typer.Option(help="Cross-validate in this many parts, each left out once.", min=0)] = 0,
-    jobs: Annotated[int, typer.Option(help="With several runs: how many at a time; 0: as cores allow.", min=0)] = 0,
-    threads: Annotated[int, typer.Option(help="With several runs: threads of each; 0: as cores allow.", min=0)] = 0,
+    jobs: Annotated[int, typer.Option(help="With several runs: how many at a time; 0: by cores.", min=0)] = 0,
+    threads: Annotated[int, typer.Option(help="With several runs: threads per run; 0: by cores.", min=0)] = 0,
     help_all: HelpAll = False,
 ) -> None:
     """From a folder of images to a small, readable tree."""
@@ -78,8 +89,8 @@ def reproduce(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="cub, cars or birds.")],
     out: Annotated[Path, typer.Option(help="Where runs and tables are written.")],
-    heights: Annotated[str, typer.Option(help="Such as 7,8,9,10,11; by default the one of the paper's tables.")] = "",
-    seeds: Annotated[int, typer.Option(help="Runs of each height; 0: only write the tables.")] = 5,
+    heights: Annotated[str, typer.Option(help="Heights, such as 7,8,9,10,11; default: as in the paper's tables.")] = "",
+    seeds: Annotated[int, typer.Option(help="Runs per height; 0: only write the tables.")] = 5,
     data: Annotated[str | None, typer.Option(help="The folder of the photos.")] = None,
     help_all: HelpAll = False,
 ) -> None:
@@ -124,18 +135,14 @@ def evaluate(
     data: DataOption = None,
     parts: Annotated[
         bool,
-        typer.Option(
-            "--parts", help="Also measure whether patches mean what they show: part purity, hiding; takes longer."
-        ),
+        typer.Option("--parts", help="Also measure whether patches mean what they show: part purity, hiding; slower."),
     ] = False,
     strangers: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Instead: a folder of photos of unknown classes; does the tree notice them? Can be repeated."
-        ),
+        typer.Option(help="Instead: test whether the tree notices these photos of unknown classes; can be repeated."),
     ] = None,
 ) -> None:
-    """Evaluate all stages of a run on its test photos, or its tree on photos of classes that it does not know."""
+    """Evaluate all stages of a run on its test photos, or its tree on photos of unknown classes."""
     if strangers:
         from prototree.evaluation.tables import stranger_table
         from prototree.pipeline.strangers import meet_strangers
@@ -194,7 +201,7 @@ def _stoppable(folder: Path, remedy: str) -> Iterator[None]:
         from prototree.pipeline.folders import what_is_kept
 
         words = f"stopped; {what_is_kept(folder)}; {remedy}"
-        error_console.print(words, highlight=False, markup=False, soft_wrap=True)
+        error_console.print(harmless(words), highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
 
 
@@ -219,7 +226,10 @@ def _print_parts(run: Path, data: str | None) -> None:
 
 
 def _redo(folder: Path, data: str | None, stage: str, settings: dict[str, object]) -> None:
-    with _stoppable(folder, f"do it again with: prototree {stage} {folder}"), Display(console) as display:
+    with (
+        _stoppable(folder, f"run it again with: prototree {stage} {shlex.quote(str(folder))}"),
+        Display(console) as display,
+    ):
         from prototree.pipeline.fit import redo
 
         redo(folder, stage, data=data, settings=settings, observer=display)

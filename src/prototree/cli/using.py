@@ -1,5 +1,6 @@
 """Commands that put a tree to use and hand it on: predict, pack, tidy."""
 
+import os
 import sys
 from contextlib import ExitStack
 from itertools import chain
@@ -13,7 +14,7 @@ from prototree.errors import DataError
 from prototree.progress import Display
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from prototree.evaluation.agreement import Agreement
     from prototree.explain.predictions import Prediction
@@ -49,7 +50,7 @@ def predict(
     from prototree.report.words import plain
 
     tree, notes = open_for_predicting(run)
-    listed = listed_photos(photos, sys.stdin)
+    listed = listed_photos(photos, _names_given())
     if (first := next(listed, None)) is None:
         places = ", ".join("the names on standard input" if one == STANDARD_INPUT else one for one in photos)
         raise DataError(f"found no photo in {places}; expected image files, or folders or lists of them")
@@ -73,6 +74,11 @@ def predict(
                 agreement.add(one.truth, one.answer.label if one.answer.known else None)
             display.counting("photos", n_photos, len(everything) if everything is not None else None)
     _say_how_it_went(agreement, n_photos, n_bad, out)
+
+
+def _names_given() -> "Iterator[str]":
+    """The lines of standard input. Names of files need not be text in the user's encoding."""
+    yield from map(os.fsdecode, sys.stdin.buffer)
 
 
 def _say_how_it_went(agreement: "Agreement", n_photos: int, n_bad: int, out: Path | None) -> None:

@@ -40,11 +40,11 @@ def open_data(
     deep: bool = False,
     fold: str = "",
 ) -> ImageData:
-    """Opens a data set, whatever its form, and checks that it can be learnt from. `birds` is the generated one.
+    """Opens a data set in any form and checks that a tree can be trained on it. `birds` is the generated one.
 
-    `test_share` and `seed` matter where the data has no split of its own. Files that cannot be read are left
-    out and listed in `problems`; with `strict` they are an error. With `deep` all photos are decoded, not only looked
-    at, which takes a moment for each. A `fold` such as 2/5 takes the second fifth of all photos as the test set,
+    `test_share` and `seed` matter if the data has no split of its own. Files that cannot be read are left
+    out and listed in `problems`; with `strict` they are an error. With `deep` all photos are decoded, not only their
+    headers read, which takes longer. A `fold` such as 2/5 takes the second fifth of all photos as the test set,
     whatever split the data has.
 
     Examples:

@@ -102,10 +102,9 @@ def render(summary: DataSummary) -> str:
     ]
     if summary.n_boxes or summary.n_parts:
         rows.append(("known", f"{summary.n_boxes:,} boxes, {summary.n_parts:,} visible parts"))
-    rows.append(("left out", f"{len(summary.problems):,} files" if summary.problems else "nothing"))
-    rows += [("", problem.reason) for problem in summary.problems[:_SHOWN]]
-    if len(summary.problems) > _SHOWN:
-        rows.append(("", f"… and {len(summary.problems) - _SHOWN} more"))
+    n_bad = len(summary.problems)
+    rows.append(("left out", f"{n_bad:,} file{'s' if n_bad > 1 else ''}" if n_bad else "nothing"))
+    rows += [("", problem.reason) for problem in summary.problems]
     return "\n".join(f"{name:<11}{value}".rstrip() for name, value in rows)
 
 

@@ -115,7 +115,8 @@ def _test_and_validation(
 ) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
     if validation and not test:
         logger.warning(
-            "%s has no test photos; its %d validation photos are the test set: do not choose settings by its figures",
+            "%s has no test photos; its %d validation photos are the test set: do not use its figures to "
+            "choose settings",
             root,
             len(validation),
         )

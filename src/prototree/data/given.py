@@ -8,8 +8,6 @@ import contextlib
 import csv
 import hashlib
 import io
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from prototree.data.folder import TEST_NAMES, TRAIN_NAMES, VALIDATION_NAMES
 from prototree.data.images import from_pillow
 from prototree.data.listing import is_frame
 from prototree.errors import DataError
-from prototree.files import write_file
+from prototree.files import prepared_beside, write_file
 
 _LIST = "data.csv"
 
@@ -42,9 +40,7 @@ def write_given(source: Any, folder: Path) -> Path:
     mapping from `train` and `test` to any of these.
     """
     digest, lines = hashlib.sha256(), list[tuple[str, str, str]]()
-    folder.mkdir(parents=True, exist_ok=True)
-    waiting = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
-    try:
+    with prepared_beside(folder / "given") as waiting:
         for number, row in enumerate(_rows(source)):
             path = str(row.photo.resolve()) if isinstance(row.photo, Path) else f"{number:08d}.png"
             if isinstance(row.photo, Image.Image):
@@ -62,8 +58,6 @@ def write_given(source: Any, folder: Path) -> Path:
         if not (place / _LIST).exists():
             raise DataError(f"the photos could not be written to {place}; make room there, or choose another folder")
         return place / _LIST
-    finally:
-        shutil.rmtree(waiting, ignore_errors=True)
 
 
 def _table(lines: Sequence[tuple[str, str, str]]) -> bytes:

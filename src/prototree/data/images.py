@@ -83,7 +83,7 @@ def read_photo(source: Source, *, at_least: int | None = None) -> Photo:
             raise DataError(f"{name} cannot be decoded ({_say(error)}); {_advice(name)}") from error
     if orientation in _UPRIGHT:
         rgb = rgb.transpose(_UPRIGHT[orientation])
-    rgb.info = {}  # its rotation mark and transparency have been obeyed; nobody should obey them twice
+    rgb.info = {}  # its rotation mark and transparency have been applied; they must not be applied twice
     return Photo(rgb, size)
 
 
@@ -136,6 +136,8 @@ def _opened(source: Source) -> Iterator[tuple[Image.Image, str]]:
             file: File = open_regular(source, MAX_BYTES)
         except OSError as error:
             raise DataError(f"{name} cannot be opened: {error.strerror or error}") from error
+        except ValueError as error:  # no file can have such a name
+            raise DataError(f"{name!r} cannot be opened: {error}") from error
     else:
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         name = str(getattr(source, "name", _UNNAMED))

@@ -1,6 +1,6 @@
 """Photos as people name them: files, folders, patterns, lists in CSV files, and names that another program writes.
 
-Nothing is opened here but lists, and nothing stops at a file that is missing: who reads it will say so. No torch here.
+Only lists are opened here, and a missing file is not an error: whoever reads it will report it. No torch here.
 """
 
 import csv
@@ -33,7 +33,7 @@ class Listed:
 def listed_photos(places: Iterable[str | Path], names: Iterable[str] = ()) -> Iterator[Listed]:
     """The photos that some places name, in their order; `-` stands for `names`, one per line.
 
-    A folder is searched to the bottom. A pattern such as `photos/*.jpg` is for those whose shell leaves it alone.
+    A folder is searched to the bottom. A pattern such as `photos/*.jpg` is expanded here if the shell has not done so.
     """
     for place in map(str, places):
         if place == STANDARD_INPUT:

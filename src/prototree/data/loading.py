@@ -335,8 +335,8 @@ class Loader:
                 if not str(error).startswith("DataLoader worker"):
                     raise
                 raise DataError(
-                    "a process that loads photos has died, perhaps for lack of memory; try again, perhaps with fewer "
-                    f"of them (the setting workers; with 0 there are none) ({str(error).strip()})"
+                    "a process that loads photos has died, perhaps because memory ran out; try again with fewer of "
+                    f"them, such as --workers 0 ({str(error).strip()})"
                 ) from error
             self._note(packet.problems)
             yield packet.batch
@@ -353,8 +353,8 @@ class Loader:
 
 @contextmanager
 def _no_alarm() -> Iterator[None]:
-    """Keeps torch from raising an error the moment a worker dies: it would hit the main process wherever it is, in the
-    middle of other work, with locks in its hands. Whoever asks for the next batch is told within seconds all the same.
+    """Keeps torch from raising an error the moment a worker dies: it would interrupt the main process anywhere, in the
+    middle of other work, while it holds locks. The next batch still raises the error within seconds.
     """
     before = getattr(signal_handling, "_SIGCHLD_handler_set", None)
     if before is None:  # another version of torch

@@ -1,6 +1,6 @@
-"""What was learnt about files, kept in the platform's place for caches, so that the next look is quick.
+"""What is known about files, kept in the platform's cache folder, so that the next scan is fast.
 
-Each row of a table begins with the length and the time of change of its file; one that differs is no longer believed.
+Each row of a table begins with the length and the time of change of its file; if one differs, the row is ignored.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ def write_table(file: Path, rows: Mapping[str, Row]) -> None:
         remove_leftovers(file.parent.glob(".*"))
         write_file(file, json.dumps({"version": _VERSION, "files": rows}).encode())
     except (OSError, CheckpointError) as error:
-        logger.debug("what was learnt of these files could not be kept in %s: %s", file, error)
+        logger.debug("what is known about these files could not be kept in %s: %s", file, error)
 
 
 def photo_digests(paths: Iterable[Path]) -> dict[Path, str]:

@@ -125,5 +125,5 @@ def _report(root: Path, problems: Sequence[Problem], *, strict: bool) -> None:
     more = f"\n… and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
     text = f"{len(problems)} files of {root} cannot be used:\n{shown}{more}"
     if strict:
-        raise DataError(f"{text}\nmend or remove them, or open the data without strict to leave them out")
-    logger.warning("%s\nthey are left out", text)
+        raise DataError(f"{text}\nrepair or remove them, or open the data without strict to skip them")
+    logger.warning("%s\nthey are skipped", text)

@@ -97,7 +97,7 @@ def _subject(sample: Sample) -> tuple[str, Box]:
 
 
 def evaluation_views(sample: Sample) -> tuple[View, ...]:
-    """The one view a photo is judged by: all of it."""
+    """The one view for evaluation: the whole photo."""
     return (FULL,)
 
 

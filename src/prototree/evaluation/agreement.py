@@ -42,8 +42,8 @@ class Agreement:
             answered = f"{self.n_right} of {self.n_answered} answers are right"
             share = f" ({percent(self.n_right / self.n_answered, 1)})" if self.n_answered else ""
             silent = self.n_photos - self.n_answered
-            times = "once" if silent == 1 else f"{silent} times"
-            said.append(f"{answered}{share}" + (f"; {times} the tree does not know" if silent else ""))
+            photos = "photo" if silent == 1 else "photos"
+            said.append(f"{answered}{share}" + (f"; no answer for {silent} {photos}" if silent else ""))
         if self.unknown:
             names = ", ".join(map(repr, list(self.unknown)[:_MOST])) + (", …" if len(self.unknown) > _MOST else "")
             said.append(f"photos not counted: {self.unknown.total()} (the tree has no class {names})")
@@ -56,7 +56,7 @@ class Agreement:
             given = Counter({answer: n for (truth, answer), n in self.pairs.items() if truth == name})
             if total := given.total():
                 right = given.pop(name, 0)
-                wrong = [f"{answer or 'not known'} ({n})" for answer, n in given.most_common(_MOST)]
+                wrong = [f"{answer or 'no answer'} ({n})" for answer, n in given.most_common(_MOST)]
                 rows.append((right / total, (name, percent(right / total, 1), str(total), ", ".join(wrong) or "–")))
         rows.sort(key=lambda row: row[0])
         header = ("class", "right", "photos", "taken for")

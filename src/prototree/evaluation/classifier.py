@@ -12,7 +12,7 @@ from prototree.training.yardstick import Yardstick
 
 
 class ClassifierAccuracy:
-    """Judges a classifier on the backbone's maps while the tree's maps are made of them; of none, nothing is said."""
+    """Measures a classifier on the backbone's maps in the same pass as the tree; does nothing without a classifier."""
 
     def __init__(self, yardstick: Yardstick | None) -> None:
         self._yardstick = yardstick

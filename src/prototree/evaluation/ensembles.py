@@ -13,8 +13,7 @@ from torch import Tensor
 
 from prototree.errors import DataError
 from prototree.training import distributed
-from prototree.tree.ensemble import Ensemble
-from prototree.tree.model import Decisions
+from prototree.tree.ensemble import Ballot, Ensemble
 from prototree.tree.strategies import HARD, STRATEGIES, Strategy
 
 
@@ -51,26 +50,27 @@ ImageBatch = tuple[Float[Tensor, "_ 3 h w"], Int[Tensor, " _"]]
 
 @torch.no_grad()
 def evaluate_ensemble(
-    ensemble: Ensemble, batches: Iterable[ImageBatch], decide: Callable[[Tensor], list[Decisions]] | None = None
+    ensemble: Ensemble, batches: Iterable[ImageBatch], vote: Callable[[Tensor], list[Ballot]] | None = None
 ) -> EnsembleMetrics:
     """All numbers from one pass over the photos. In several processes each passes its share; all get the same.
 
-    With `decide`, batches may be anything that it makes the trees' decisions of, such as maps of a backbone they share.
+    With `vote`, batches may be anything that it makes ballots of, such as maps of a backbone that the trees share.
     """
-    decide = decide or ensemble.predict
+    vote = vote or ensemble.ballots
     for tree in ensemble.trees:
         tree.eval()
     n_trees = len(ensemble.trees)
     alone, votes = _Tally(n_trees), _Tally(n_trees)
     for images, labels in batches:
         if len(labels):
-            decisions = decide(images)
+            ballots = vote(images)
             for strategy in STRATEGIES:
-                probs = torch.stack([one.class_probs(strategy) for one in decisions])
-                alone.judge(strategy, probs, labels)
-                votes.judge(strategy, probs.cumsum(dim=0), labels)  # largest where the mean is
+                own = torch.stack([one.decisions.class_probs(strategy) for one in ballots])
+                weighted = torch.stack([one.weighted(strategy) for one in ballots]).cumsum(dim=0)
+                alone.judge(strategy, own, labels)
+                votes.judge(strategy, torch.cat([own[:1], weighted[1:]]), labels)  # largest where the mean is
             for strategy in HARD:
-                lengths = torch.stack([one.path(strategy).length.sum() for one in decisions])
+                lengths = torch.stack([one.decisions.path(strategy).length.sum() for one in ballots])
                 alone.length[strategy] += lengths.cpu()
                 votes.length[strategy] += lengths.cumsum(dim=0).cpu()
     sizes = torch.tensor([tree.n_prototypes for tree in ensemble.trees])

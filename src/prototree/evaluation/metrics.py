@@ -94,7 +94,7 @@ class PathLengths:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The numbers of one tree on one data set.
+    """The figures of one tree on one data set.
 
     Examples:
         >>> metrics = evaluate(tree, [(maps, labels, places)])  # B×D×H×W, B, B
@@ -124,7 +124,7 @@ class Metrics:
 
 
 def evaluate(tree: ProtoTree, maps: Iterable[MapBatch]) -> Metrics:
-    """All numbers of a tree from one pass over the data.
+    """All figures of a tree, from one pass over the data.
 
     Examples:
         >>> evaluate(tree, [(maps, labels, places)]).n_images  # B×D×H×W, B, B

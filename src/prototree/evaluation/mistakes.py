@@ -21,7 +21,7 @@ from prototree.tree.strategies import Strategy
 
 @dataclass(frozen=True)
 class Mistake:
-    """One wrong answer. `node` is None where no leaf stands for the true class: no path could have been right."""
+    """One wrong answer. `node` is None if no leaf has the true class, so that no path could have been right."""
 
     place: int  # in the data
     label: int
@@ -34,7 +34,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class NodeBlame:
-    """How often a node was the one that led astray."""
+    """How many wrong turns a node has taken."""
 
     node: int
     n_mistakes: int
@@ -43,7 +43,7 @@ class NodeBlame:
 
 
 class MistakeFinder:
-    """Watches feature maps go by and notes every wrong answer of a tree."""
+    """Collects every wrong answer of a tree from the feature maps that pass through it."""
 
     def __init__(self, tree: ProtoTree, strategy: Strategy = "greedy") -> None:
         self._tree, self._strategy = tree, strategy

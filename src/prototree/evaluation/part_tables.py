@@ -16,7 +16,7 @@ def part_words(parts: Mapping[str, Any]) -> str:
     said = []
     purity = parts.get("purity", {}).get("peak", {}).get("test")
     if purity:
-        said.append(f"in {_tenths(purity['mean'])} of 10 photos the patch sits on the same part")
+        said.append(f"in {_tenths(purity['mean'])} of 10 photos the patch lies on the same part")
     hiding = parts.get("hiding", {}).get("peak")
     if hiding:
         said.append(
@@ -33,7 +33,7 @@ def prototype_words(own: Mapping[str, Any]) -> list[str]:
     if purity:
         part, shown = purity["part"], purity["n_photos"]
         hits = round(purity["share"] * shown)
-        said.append(f"In {hits} of the {shown} most alike test photos that show the {part}, this patch sits on it.")
+        said.append(f"In {hits} of the {shown} most similar test photos that show the {part}, this patch lies on it.")
     same = own.get("same_part", {}).get("peak", {}).get("test")
     if same:
         said.append(f"Of all test photos that go this way, {percent(same['share'])} have the {same['part']} in it.")
@@ -42,7 +42,7 @@ def prototype_words(own: Mapping[str, Any]) -> list[str]:
         away, chance = (round(hiding[name] * hiding["n_photos"], 1) for name in ("turned_away", "random_turned_away"))
         said.append(
             f"Hiding it sends {away:g} of {hiding['n_photos']} test photos the other way, "
-            f"hiding random patches of its size {chance:g}."
+            f"hiding random patches of the same size {chance:g}."
         )
     return said
 
@@ -69,6 +69,11 @@ def part_table(parts: Mapping[str, Any]) -> Table:
         rows.append(
             (f"hiding {name}: turned away (random boxes)", "–", f"{percent(found['turned_away'], 1)} ({chance})")
         )
+        if found.get("lost") is not None:
+            lost, chance = (percent(found[key], 1) for key in ("lost", "random_lost"))
+            rows.append(
+                (f"hiding {name}: turned away, or nothing within reach (random boxes)", "–", f"{lost} ({chance})")
+            )
         moved = " → ".join(_number(found[key]) for key in ("distance", "distance_hidden"))
         random = _number(found["random_distance_hidden"])
         rows.append((f"hiding {name}: distance in reaches (random boxes)", "–", f"{moved} ({random})"))

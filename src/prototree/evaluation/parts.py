@@ -19,7 +19,7 @@ Place = Literal["peak", "cell"]
 """What a box stands around: the middle of the peak of the similarity map, as pages show it, or the nearest cell."""
 PLACES: tuple[Place, ...] = ("peak", "cell")
 
-NEAREST = 10  # photos that purity is judged by
+NEAREST = 10  # photos that purity is measured on
 BOX_SHARE = 1 / 7  # of the input's side: PIP-Net's box around a patch
 WIDE_SHARE = 72 / 224  # Huang et al.'s
 CONSISTENT = 0.8  # share of the photos that must show the same part
@@ -52,6 +52,9 @@ class HidingShare:
     distance: float  # to the prototype, in units of its reach, mean over the photos
     distance_hidden: float
     random_distance_hidden: float
+    n_within: int = 0  # photos in which a prototype of the node was within reach; the next two are about these
+    lost: float | None = None  # share of them that turn away, or stay with nothing within reach
+    random_lost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,15 +111,27 @@ class PartFigures:
     def hiding(self, method: str) -> HidingShare | None:
         """Over all photos tested, each with each prototype on its way."""
         found = [one.hiding[method] for one in self.prototypes if method in one.hiding]
-        total = sum(one.n_photos for one in found)
+        total, within = sum(one.n_photos for one in found), sum(one.n_within for one in found)
         if not total:
             return None
 
         def mean(name: str) -> float:
             return sum(one.n_photos * float(getattr(one, name)) for one in found) / total
 
-        names = ("turned_away", "random_turned_away", "distance", "distance_hidden", "random_distance_hidden")
-        return HidingShare(total, *(mean(name) for name in names))
+        def mean_within(name: str) -> float | None:
+            return sum(one.n_within * (getattr(one, name) or 0.0) for one in found) / within if within else None
+
+        return HidingShare(
+            total,
+            turned_away=mean("turned_away"),
+            random_turned_away=mean("random_turned_away"),
+            distance=mean("distance"),
+            distance_hidden=mean("distance_hidden"),
+            random_distance_hidden=mean("random_distance_hidden"),
+            n_within=within,
+            lost=mean_within("lost"),
+            random_lost=mean_within("random_lost"),
+        )
 
     def _purities(self, split: Split, place: Place) -> list[float]:
         found = [one.purity.get(place, {}) for one in self.prototypes]

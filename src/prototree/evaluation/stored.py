@@ -127,7 +127,10 @@ def _by_place(check: Check) -> Check:
 
 
 _PART = part_of({"part": text, "n_photos": _COUNT, "share": _SHARE}, {})
-_HIDING = part_of({"n_photos": _COUNT, "turned_away": _SHARE, "random_turned_away": _SHARE}, {})
+_HIDING = part_of(
+    {"n_photos": _COUNT, "turned_away": _SHARE, "random_turned_away": _SHARE},
+    {"n_within": _COUNT, "lost": perhaps(_SHARE), "random_lost": perhaps(_SHARE)},  # younger than the rest
+)
 _PARTS = part_of(
     {"tree": text},
     {

@@ -93,7 +93,7 @@ def yardstick_words(metrics: Mapping[str, Any]) -> str:
 
 
 def detail_table(metrics: Mapping[str, Any]) -> Table:
-    """The same stages: how far the hard strategies follow the soft one, and how far probabilities can be believed."""
+    """The same stages: how far the hard strategies follow the soft one, and how well probabilities are calibrated."""
     rows = tuple(
         (
             stage_name(stage),
@@ -178,7 +178,7 @@ def blame_table(mistakes: Mapping[str, Any]) -> Table:
     )
     wrong_turns = _WRONG_TURNS.get(mistakes.get("question", ""), ("went right", "went left"))
     header = ("node", "mistakes", *wrong_turns, "mean |probability − 0.5|")
-    return Table("nodes that led astray most often", header, rows)
+    return Table("nodes with the most wrong turns", header, rows)
 
 
 def mistake_table(mistakes: Mapping[str, Any], class_names: list[str]) -> Table:
@@ -189,7 +189,7 @@ def mistake_table(mistakes: Mapping[str, Any], class_names: list[str]) -> Table:
             one["image"],
             class_names[one["label"]],
             class_names[one["answer"]],
-            "none leads to its class" if one["node"] is None else f"{one['node']}, {_TURNS[one['went_right']]}",
+            "no leaf has its class" if one["node"] is None else f"{one['node']}, {_TURNS[one['went_right']]}",
             "–" if one["p_right"] is None else f"{one['p_right']:.3f}",
             "–" if one["margin"] is None else f"{one['margin']:.2f}",
         )
@@ -201,7 +201,7 @@ def mistake_table(mistakes: Mapping[str, Any], class_names: list[str]) -> Table:
         "taken for",
         "left its path at node",
         "p of right there",
-        "log-probability ahead",
+        "lead in log-probability",
     )
     return Table(f"wrong answers ({mistakes['strategy'].replace('_', '-')})", header, rows)
 

@@ -32,7 +32,7 @@ def push(
     private: bool = False,
     message: str = "A prototype tree",
 ) -> str:
-    """Sends a run to the hub as `user/name`, made new or replaced; the address. Log in first with `hf auth login`.
+    """Sends a run to the hub as `user/name`, new or replaced; returns the address. Log in first with `hf auth login`.
 
     Examples:
         >>> push("runs/photos", "me/bird-tree", licence="mit")  # doctest: +SKIP

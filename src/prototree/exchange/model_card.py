@@ -54,9 +54,9 @@ def _head(licence: str) -> list[str]:
 
 def _what_it_is(tree: ProtoTree) -> str:
     asks = (
-        "asks which of two patches of training photos an image comes nearer to"
+        "asks which of two patches of training photos an image is nearer to"
         if tree.question.kind == "choice"
-        else "asks whether an image has a patch that is like one of a training photo"
+        else "asks whether an image contains something like a patch of a training photo"
     )
     return (
         f"An image classifier that can be read in full: a prototype tree of {tree.topology.n_nodes} questions for "
@@ -71,13 +71,13 @@ def _figures(tree: ProtoTree, metrics: Mapping[str, Any]) -> list[str]:
         return ["## Figures", "", "This tree has not been evaluated.", ""]
     accuracy, greedy = found["accuracy"], found["path_length"]["greedy"]
     rows = [
-        ("accuracy of a single path", percent(accuracy["greedy"], 1), "one path is followed; this is the answer"),
+        ("accuracy of a single path", percent(accuracy["greedy"], 1), "one path is followed; its end is the answer"),
         ("accuracy of all leaves", percent(accuracy["soft"], 1), "every leaf votes with the probability of its path"),
         ("questions on a path", f"{greedy['mean']:.1f}", f"from {greedy['min']} to {greedy['max']}"),
-        ("patches to look at", str(found["n_prototypes"]), "all that the tree knows"),
+        ("prototypes", str(found["n_prototypes"]), "patches of training photos, all of which you can look at"),
     ]
     if tree.sureness.n_photos and "sureness_error" in found:
-        meaning = "how far, on average, the sureness it states is from how often it is right"
+        meaning = "mean gap between the stated sureness and how often the answer is right"
         rows.append(("error of the sureness", percent(found["sureness_error"], 1), meaning))
     return [
         "## Figures",
@@ -107,25 +107,25 @@ def _use(name: str) -> list[str]:
 
 def _limits(tree: ProtoTree, metrics: Mapping[str, Any]) -> list[str]:
     count = metrics.get("data", {}).get("train")
-    learnt = f"It has seen {count} training photos" if count else "It knows its training photos"
+    learnt = f"It was trained on {count} photos" if count else "It was trained on a limited set of photos"
     sure = (
         f"The sureness was fitted on {tree.sureness.n_photos} held-out photos of the same kind."
         if tree.sureness.n_photos
-        else "The sureness has not been fitted on held-out photos: it is no probability of being right."
+        else "The sureness was not fitted on held-out photos: it is not a probability of being right."
     )
     strangers = (
-        f"It always answers with one of its {tree.n_classes} classes, also for a photo that shows none of them."
+        f"It always answers with one of its {tree.n_classes} classes, even if a photo shows none of them."
         if (tree.sureness.least, tree.sureness.farthest) == (Sureness.least, Sureness.farthest)
         else f"It knows {tree.n_classes} classes. A photo that shows none of them may still be answered with one: it "
-        'says "I don\'t know" only where it is hardly sure or the photo is far from what decides.'
+        'says "I don\'t know" only if it is hardly sure or the photo is far from its prototypes.'
     )
     return [
         "## Limits",
         "",
-        f"- {learnt} and no others: photos of other cameras, places or seasons may be answered worse than these.",
+        f"- {learnt}. On photos from other cameras, places or seasons it may do worse.",
         f"- {strangers}",
         f"- {sure}",
-        "- A patch that looks alike to a person and a patch that is near for the network are not always the same.",
+        "- What looks alike to a person and what is near to the network are not always the same.",
         "",
     ]
 

@@ -82,7 +82,7 @@ class Asked(nn.Module):
 
 
 def export_onnx(run_or_tree: Run | ProtoTree | str | Path, out: str | Path) -> Path:
-    """Writes a tree as an ONNX file; of a run, the tree after its last stage with the user's words about prototypes.
+    """Writes a tree as an ONNX file; for a run, the tree after its last stage, with your notes about prototypes.
 
     Examples:
         >>> export_onnx("runs/photos", "birds.onnx").name  # doctest: +SKIP

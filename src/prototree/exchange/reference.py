@@ -34,7 +34,7 @@ _SMALLEST = 1e-300  # stands for a class that a leaf excludes: its logarithm is 
 def import_reference(
     folder: str | Path, out: str | Path, *, classes: str | Path, backbone: str = "resnet50", image_size: int = 224
 ) -> Run:
-    """Makes a run of a tree that the published code has trained; `classes` is a text file, a name in each line.
+    """Makes a run from a tree that the published code has trained; `classes` is a text file with one name per line.
 
     Examples:
         >>> run = import_reference("checkpoints/projected", "runs/cub", classes="classes.txt")  # doctest: +SKIP

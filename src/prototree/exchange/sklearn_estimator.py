@@ -39,9 +39,9 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     `X` is a list of paths, a column of them, an array of 8-bit images (n, height, width, 3), or rows of numbers that
     are flattened images of `image_shape` (without it: squares, else strips). Settings are those of `prototree train`;
-    `seed` is the one that decides about chance.
+    `seed` decides all random numbers.
 
-    `strategy` says whose answer `predict` and `predict_proba` give: that of all leaves ("soft") or of the one leaf at
+    `strategy` says which answer `predict` and `predict_proba` give: the vote of all leaves ("soft") or the one leaf at
     the end of the path ("greedy", "max_path"). `decision_path` and `apply` follow the greedy path. With `out` the run
     stays in that folder, for `prototree report` and the rest.
 
@@ -71,7 +71,7 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_") and name[-1] != "_"}
 
     def set_params(self, **params: Any) -> "ProtoTreeClassifier":
-        """Changes parameters or settings, also such as were not given before."""
+        """Changes parameters or settings, including those that were not given before."""
         settings = {"recipe", *Common.names(), *(name for recipe in RECIPES.values() for name in recipe.names())}
         known = {*self.get_params(), *settings}
         if unknown := sorted(set(params) - known):
@@ -110,7 +110,7 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._decide(X)[0]
 
     def apply(self, X: Any) -> Int[ndarray, " n"]:  # noqa: N803
-        """The leaf that each photo ends in, numbered as in `decision_path`: behind all nodes."""
+        """The leaf that each photo ends in, numbered as in `decision_path`: after all nodes."""
         return self._decide(X)[1] + self.tree_.topology.n_nodes
 
     def decision_path(self, X: Any) -> Any:  # noqa: N803
@@ -189,7 +189,7 @@ _OWN = ("preset", "strategy", "image_shape", "out")
 
 @contextmanager
 def _folder(out: str | Path | None) -> Iterator[tuple[Path, Path]]:
-    """Where pictures wait to be learnt from, and where the run is written; both go if nobody wants to keep them."""
+    """Folders for the pictures to train on and for the run; both are removed unless they are to be kept."""
     if out is not None:
         pictures = Path(out) / "photos"
         pictures.mkdir(parents=True, exist_ok=True)

@@ -56,22 +56,28 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class _Result:
-    """One pair's outcome: for each method distance and turning away, box hidden first, then random boxes."""
+class _Answer:
+    """What a node says of one image, seen from the prototype of a pair."""
 
-    prototype: int
-    is_stable: bool
-    before: float
-    after: dict[str, tuple[list[float], list[bool]]]
+    distance: float  # in units of the reach
+    away: bool  # to the other side
+    within: bool  # some prototype of the node is within reach
+    peak: tuple[float, float]
+
+    @property
+    def lost(self) -> bool:
+        """Whether the node no longer says that this prototype is there."""
+        return self.away or not self.within
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """Of each image: its distance in units of the reach, whether the node sends it to the other side, and its peak."""
+class _Result:
+    """One pair's outcome: before, and for each method with the box hidden, then with random boxes hidden."""
 
-    distance: list[float]
-    away: list[bool]
-    peak: list[tuple[float, float]]
+    prototype: int
+    is_stable: bool
+    before: _Answer
+    after: dict[str, list[_Answer]]
 
 
 @torch.no_grad()
@@ -117,7 +123,7 @@ class _Trial:
 
     def results(self, parts: Sequence[tuple[Part, ...]], attribution: Features | None) -> list[_Result]:
         grid, every = self._tree.grid, range(len(self._pairs))
-        before = self._asked(self._images, every).distance
+        before = self._asked(self._images, every)
         boxes: dict[str, list[Box]] = {
             "peak": [peak_box(grid, *pair.peak) for pair in self._pairs],
             "cell": [grid.box(*grid.place(pair.patch)) for pair in self._pairs],
@@ -126,40 +132,41 @@ class _Trial:
             boxes["attribution"] = self._attributed(attribution)
         after = {method: list(self._hidden(own)) for method, own in boxes.items()}
         noise = torch.randn(self._images.shape, generator=self._generator).to(self._images)
-        moved = self._asked(self._images + NOISE * noise, every).peak
+        moved = self._asked(self._images + NOISE * noise, every)
         found = []
         for i, pair in enumerate(self._pairs):
             old, new = (
                 parts_inside(parts[pair.photo], grid.box(*peak).square(BOX_SHARE * grid.side))
-                for peak in (pair.peak, moved[i])
+                for peak in (pair.peak, moved[i].peak)
             )
             own = {method: rows[i] for method, rows in after.items()}
             found.append(_Result(pair.prototype, old == new, before[i], own))
         return found
 
-    def _hidden(self, boxes: Sequence[Box]) -> Iterator[tuple[list[float], list[bool]]]:
+    def _hidden(self, boxes: Sequence[Box]) -> Iterator[list[_Answer]]:
         """For each pair what happens when its box is hidden, and then random ones of its size."""
         side, each = self._images.shape[-1], 1 + RANDOM_BOXES
         hide = [one for box in boxes for one in (box, *random_boxes(box, side, RANDOM_BOXES, self._generator))]
         rows = [i for i in range(len(boxes)) for _ in range(each)]
         found = self._asked(hidden(self._images[rows], hide), rows)
         for i in range(0, len(rows), each):
-            yield found.distance[i : i + each], found.away[i : i + each]
+            yield found[i : i + each]
 
-    def _asked(self, images: Float[Tensor, "B 3 h w"], rows: Sequence[int]) -> _Asked:
+    def _asked(self, images: Float[Tensor, "B 3 h w"], rows: Sequence[int]) -> list[_Answer]:
         """Images through the tree, each with the prototype of one of the pairs."""
-        tree, found = self._tree, _Asked([], [], [])
+        tree, found = self._tree, list[_Answer]()
         numbers = self._prototypes[list(rows)].to(images.device)
         for some, own in zip(images.split(_BATCH), numbers.split(_BATCH), strict=True):
             feature_map = self._network(some)
             routed, each = tree.route(feature_map), torch.arange(len(some), device=images.device)
             node, is_right = own % tree.topology.n_nodes, own < tree.topology.n_nodes
             apart = patch_distances(feature_map, tree.prototypes[own]).view(len(some), *tree.grid.shape)
-            found.distance.extend((routed.distance[each, own] / (LN2 * tree.reach[own])).tolist())
-            found.away.extend(((routed.p_right[each, node] > 0.5) != is_right).tolist())
-            found.peak.extend(
-                (row, column) for row, column in peaks(tree, apart, routed.patch[each, own], own).tolist()
-            )
+            distance = routed.distance / (LN2 * tree.reach)
+            away = (routed.p_right[each, node] > 0.5) != is_right
+            within = (distance.unflatten(1, (-1, tree.topology.n_nodes)) <= 1).any(dim=1)[each, node]
+            middles = peaks(tree, apart, routed.patch[each, own], own)
+            columns = (distance[each, own].tolist(), away.tolist(), within.tolist(), middles.tolist())
+            found += [_Answer(d, a, w, (row, column)) for d, a, w, (row, column) in zip(*columns, strict=True)]
         return found
 
     def _attributed(self, network: Features) -> list[Box]:
@@ -177,15 +184,24 @@ def _tested(results: Sequence[_Result], *, has_parts: bool) -> Outcome:
     n_photos = len(results)
 
     def hiding(method: str) -> HidingShare:
-        distances, aways = zip(*(one.after[method] for one in results), strict=True)
+        boxes = [one.after[method][0] for one in results]
+        chance = [answer for one in results for answer in one.after[method][1:]]
+        within = [one.after[method] for one in results if not one.before.lost]
         return HidingShare(
             n_photos,
-            turned_away=sum(away[0] for away in aways) / n_photos,
-            random_turned_away=sum(sum(away[1:]) for away in aways) / (n_photos * RANDOM_BOXES),
-            distance=sum(one.before for one in results) / n_photos,
-            distance_hidden=sum(own[0] for own in distances) / n_photos,
-            random_distance_hidden=sum(sum(own[1:]) for own in distances) / (n_photos * RANDOM_BOXES),
+            turned_away=_mean([one.away for one in boxes]),
+            random_turned_away=_mean([one.away for one in chance]),
+            distance=_mean([one.before.distance for one in results]),
+            distance_hidden=_mean([one.distance for one in boxes]),
+            random_distance_hidden=_mean([one.distance for one in chance]),
+            n_within=len(within),
+            lost=_mean([own[0].lost for own in within]) if within else None,
+            random_lost=_mean([one.lost for own in within for one in own[1:]]) if within else None,
         )
 
     stability = sum(one.is_stable for one in results) / n_photos if has_parts else None
     return Outcome(stability, {method: hiding(method) for method in results[0].after})
+
+
+def _mean(values: Sequence[float | bool]) -> float:
+    return sum(values) / len(values)

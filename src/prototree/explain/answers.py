@@ -41,20 +41,20 @@ class Turn:
         return self.words({})
 
     def words(self, notes: Mapping[int, str]) -> str:
-        """`has “red chest”`, or `rather 7 than 17`: prototypes by the user's own words where there are some."""
+        """`has “red chest”`, or `more like 7 than 17`: prototypes by the user's own words where there are some."""
 
         def name(prototype: int | None) -> str:
             note = notes.get(prototype, "") if prototype is not None else ""
             return f"“{' '.join(note.split())}”" if note else str(prototype)
 
         if self.rather is not None:
-            return f"rather {name(self.rather)} than {name(self.than)}"
+            return f"more like {name(self.rather)} than {name(self.than)}"
         return f"{'has' if self.present else 'lacks'} {name(self.node)}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a tree says of one photo.
+    """A tree's answer for one photo.
 
     Examples:
         >>> answer = prototree.ask("runs/photos", "bird.jpg")
@@ -72,15 +72,15 @@ class Answer:
 
     @property
     def said(self) -> str:
-        """The label, or that the tree does not know."""
+        """The label, or "I don't know"."""
         return self.label if self.known else UNKNOWN
 
     def path_words(self, notes: Mapping[int, str] | None = None) -> str:
-        """The questions on the way with their answers."""
+        """The questions on the path with their answers."""
         return ", ".join(turn.words(notes or {}) for turn in self.path) or "no question asked"
 
     def words(self, notes: Mapping[int, str] | None = None) -> str:
-        """As a line for people: the answer, how sure it is, and the way to it."""
+        """One line of text: the answer, its sureness and its path."""
         best = "" if self.known else f"{self.label} "
         return f"{self.said} ({best}{percent(self.sureness)} sure): {self.path_words(notes)}"
 

@@ -1,4 +1,4 @@
-"""What there is to say of each class: some of its photos, and how its test photos fared."""
+"""What pages show of each class: some of its photos, and the answers for its test photos."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ def class_photos(data: ImageData) -> list[tuple[Picture, ...]]:
 def explain_classes(
     photos: Sequence[tuple[Picture, ...]], confusion: Iterable[tuple[int, int, int]]
 ) -> tuple[ClassExplanation, ...]:
-    """The photos, and how test photos fared: true class, answer and number of photos of each pair that occurs."""
+    """The photos, and the answers for test photos: true class, answer and number of photos of each pair."""
     n_test, right = [0] * len(photos), [0] * len(photos)
     wrong: list[list[tuple[int, int]]] = [[] for _ in photos]
     for true, said, count in confusion:

@@ -43,6 +43,7 @@ from prototree.explain.spreads import decisive
 from prototree.explain.whole_tree import pictures_of, spreads_of
 from prototree.network.preprocessing import Preprocessing
 from prototree.run import Run
+from prototree.tree.ensemble import ballot
 from prototree.tree.model import Decisions, ProtoTree, Routed
 from prototree.tree.patches import distance_map
 from prototree.tree.questions import LN2
@@ -66,9 +67,9 @@ def explain_image(
 ) -> DecisionExplanation:
     """How a tree decides about one image, by both hard strategies, and what the runner-up would have needed.
 
-    A run brings the pictures of its prototypes, its notes and, once it has a report, the spreads of its nodes along.
-    By itself it costs one forward pass and the pictures. `attribution` also asks what each similarity on the way
-    depends on and tests every box by hiding it (some 15 passes for each prototype on the way); `occlusion` takes 49
+    A run also provides the pictures of its prototypes, its notes and, if they were counted, the spreads of its nodes.
+    Without options it costs one forward pass and the pictures. `attribution` also finds what each similarity on the
+    path depends on and tests every box by hiding it (about 15 passes per prototype on the path); `occlusion` takes 49
     more.
 
     Examples:
@@ -98,6 +99,7 @@ def explain_image(
         runner_up={strategy: decided.runner_up(strategy) for strategy in _PATHS},
         question=tree.question.kind,
         sureness_photos=tree.sureness.n_photos,
+        in_vote=tuple(ballot(tree, decided.routed).soft[0].tolist()),
     )
 
 

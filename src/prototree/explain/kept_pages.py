@@ -36,7 +36,7 @@ from prototree.tree.model import ProtoTree
 log = logging.getLogger(__name__)
 
 PAGES = "pages"
-_LIST = "pages.json"
+PAGE_LIST = "pages.json"
 _HEAT_SIDE = 16
 _QUALITY = 75
 _MOST_NEIGHBOURS = 50
@@ -51,7 +51,7 @@ def keep_pages(tree: ProtoTree, explanation: TreeExplanation, folder: Path) -> N
         "prototypes": [_kept(one) for one in explanation.prototypes],
         "class_photos": [len(known.photos) for known in explanation.classes],
     }
-    write_listed(folder, files, _LIST, content, survives=False)
+    write_listed(folder, files, PAGE_LIST, content, survives=False)
 
 
 def _pictures(explanation: TreeExplanation) -> Iterator[tuple[str, Picture]]:
@@ -85,7 +85,7 @@ class KeptPages:
         names = [name for place in ranks for name in _names(*place)]
         names += [_around(number) for number, one in enumerate(self._kept) if one.get("around")]
         names += [_class_photo(label, i) for label, count in enumerate(self._class_photos) for i in range(count)]
-        return [self._folder / name for name in (*names, _LIST)] if self._kept else []
+        return [self._folder / name for name in (*names, PAGE_LIST)] if self._kept else []
 
     def class_photos(self) -> list[tuple[Picture, ...]]:
         """Some photos of each class; none where none are kept."""
@@ -218,9 +218,9 @@ def _from_text(text: str) -> Heat:
 
 def _read(tree: ProtoTree, folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """What is kept of each prototype, and how many photos of each class."""
-    if not (folder / _LIST).exists():
+    if not (folder / PAGE_LIST).exists():
         return [], []
-    content = read_json(folder / _LIST)
+    content = read_json(folder / PAGE_LIST)
     of_this = content.get("tree") == checkpoint.fingerprint(tree) and content.get("version") == 1
     found = content.get("prototypes")
     if not of_this or not isinstance(found, list):

@@ -28,7 +28,7 @@ SPREADS = "spreads.json"
 
 @torch.no_grad()
 def count_spreads(tree: ProtoTree, maps: Iterable[MapBatch], counted: Bool[Tensor, " photos"]) -> list[Spread]:
-    """One a node, from one pass over feature maps; `counted` says which places of the data count.
+    """One per node, from one pass over feature maps; `counted` says which places of the data count.
 
     In several processes each passes its share; all get the same.
     """

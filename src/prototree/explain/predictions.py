@@ -40,7 +40,7 @@ width); a tensor of floating-point numbers is taken as preprocessed already."""
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a tree says of one of many photos.
+    """A tree's answer for one of many photos.
 
     Examples:
         >>> one = prototree.predict("runs/photos", "bird.jpg")[0]
@@ -56,11 +56,11 @@ class Prediction:
 
     @property
     def said(self) -> str:
-        """The answer's label, that the tree does not know, or nothing."""
+        """The label, "I don't know", or nothing if the photo could not be read."""
         return self.answer.said if self.answer is not None else ""
 
     def words(self, notes: Mapping[int, str] | None = None, *, with_top: bool = False) -> str:
-        """As a line for people, perhaps with the likeliest classes."""
+        """One line of text, perhaps with the likeliest classes."""
         if self.answer is None:
             return f"{self.name}: not read ({self.problem})"
         classes = ", ".join(f"{label} {percent(probability)}" for label, probability in self.top) if with_top else ""
@@ -81,7 +81,7 @@ def predict(
     top: int = DEFAULT_TOP,
     at_least: float = 0.0,
 ) -> list[Prediction]:
-    """What a tree says of photos, in whatever form they come; `predict_each` gives them one by one.
+    """A tree's answers for many photos, as a list; `predict_each` gives them one by one.
 
     An answer that is less sure than `at_least` is "I don't know".
 
@@ -105,7 +105,7 @@ def predict_each(
     batch_size: int = BATCH,
     threads: int = 0,
 ) -> Iterator[Prediction]:
-    """Like `predict`, but one by one, however many photos there are.
+    """Like `predict`, but gives the answers one by one, for any number of photos.
 
     `threads` read photos while the network runs; 0: one per core.
 
@@ -251,7 +251,7 @@ def _read(item: _Item) -> _Ready:
     try:
         return _Ready(item, item.read(), "")
     except DataError as error:
-        return _Ready(item, None, str(error))
+        return _Ready(item, None, str(error).removeprefix(f"{item.name} "))  # its row begins with the name
 
 
 def _batched(items: Iterator[_Ready], size: int) -> Iterator[list[_Ready]]:

@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 PHOTO_SIDE = 256  # pixels of the longer side of a whole photo's picture
 THUMB_SIDE = 128  # of one among many
 CROP_SIDE = 128
-AROUND_SIDE = 192  # of what lies about a patch
+AROUND_SIDE = 192  # of the surroundings of a patch
 CLASS_SIDE = 176  # of an example of a class
 _DETAIL = 1024  # a photo's shorter side keeps at least this many pixels before a box is cut out of it
 _GREY = 160
 _QUALITY = 90  # of stored pictures
-_LIST = "prototypes.json"
+PICTURE_LIST = "prototypes.json"
 _VERSION = 2
 _KEPT = 512  # pictures held in memory
 
@@ -98,7 +98,7 @@ class PrototypePictures:
         return self._shown(prototype).photo
 
     def around(self, prototype: int) -> Surroundings | None:
-        """The patch with what lies about it; None where there is no picture of it."""
+        """The patch with its surroundings; None if there is no picture of it."""
         source, shown = self._sources[prototype], self._shown(prototype)
         if source is None or not shown.found:
             return None
@@ -121,7 +121,7 @@ class PrototypePictures:
 
     @cached_property
     def _list(self) -> dict[str, Any]:
-        return read_json(self._stored / _LIST) if self._stored is not None else {}
+        return read_json(self._stored / PICTURE_LIST) if self._stored is not None else {}
 
     def _find(self, prototype: int) -> SourcePictures:
         source = self._sources[prototype]
@@ -160,7 +160,7 @@ def write_pictures(tree: ProtoTree, data: ImageData, folder: Path) -> None:
             shown = stored.of(prototype)
         sizes.append(shown.size if shown.found else None)
     content = {"version": _VERSION, "sizes": sizes, "sources": _identity(tree)}
-    write_listed(folder, files, _LIST, content)
+    write_listed(folder, files, PICTURE_LIST, content)
 
 
 def _paths_by_name(data: ImageData) -> dict[str, Path]:
@@ -197,7 +197,7 @@ def _identity(tree: ProtoTree) -> list[Any]:
 
 def _describes(folder: Path, tree: ProtoTree) -> bool:
     try:
-        return bool(read_json(folder / _LIST).get("sources") == _identity(tree))
+        return bool(read_json(folder / PICTURE_LIST).get("sources") == _identity(tree))
     except CheckpointError:
         return False
 

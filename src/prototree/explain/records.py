@@ -58,7 +58,7 @@ class Match:
     photo: Picture  # the whole photo, reduced
     crop: Picture  # what lies in the first box
     where: tuple[Location, ...]  # what is shown first
-    around: Picture | None = None  # what lies about the first box, `AROUND` times as wide; None: cut it out of `photo`
+    around: Picture | None = None  # the first box and around it, `AROUND` times as wide; None: cut from `photo`
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ SPREAD_LINES: dict[QuestionKind, float] = {"presence": 1.0, "choice": 0.0}
 
 @dataclass(frozen=True)
 class Spread:
-    """How the training photos lie about the line that decides at a node, by the side that their class is on.
+    """How the training photos of both sides are spread around the boundary of a node.
 
     Counted in ranges of equal width from `low` to `high`; the outermost hold what lies beyond. Presence: the distance
     of each photo's nearest patch in units of the reach, right below the line. Choice: how much nearer the right
@@ -97,7 +97,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class PrototypeExplanation:
-    """All that is known about one prototype."""
+    """Everything that is known about one prototype."""
 
     prototype: int  # of P
     node: int  # that asks for it
@@ -117,7 +117,7 @@ class PrototypeExplanation:
 
 @dataclass(frozen=True)
 class ClassExplanation:
-    """A class: some of its training photos, and how its test photos fared."""
+    """A class: some of its training photos, and the answers for its test photos."""
 
     photos: tuple[Picture, ...]
     n_test: int = 0  # test photos; 0 if never evaluated
@@ -127,7 +127,7 @@ class ClassExplanation:
 
 @dataclass(frozen=True)
 class TreeExplanation:
-    """The whole tree.
+    """Everything that pages show of a whole tree.
 
     Examples:
         >>> explanation = explain_tree(Run.open("runs/photos"))
@@ -154,14 +154,14 @@ class TreeExplanation:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """A patch with what lies about it, and where it lies there: its edges as shares of the picture."""
+    """A patch with its surroundings, and its edges in that picture, as shares of the picture."""
 
     picture: Picture
     frame: tuple[float, float, float, float]
 
     @classmethod
     def of(cls, photo: Picture, size: Size, box: Box) -> "Surroundings":
-        """What lies about a box of a photo of this size, cut out of a small picture of the photo."""
+        """The surroundings of a box in a photo of this size, cut out of a small picture of the photo."""
         (height, width, _), (across, down) = photo.shape, size
         whole, own = box.surroundings(AROUND, size), box.clip(size)
         top, left = int(whole.top / down * height), int(whole.left / across * width)
@@ -185,7 +185,7 @@ class SeenPatch:
 
 @dataclass(frozen=True)
 class Step:
-    """One node on the way of one image, and what was compared there."""
+    """One node on the path of one image, and what was compared there."""
 
     node: int
     goes_right: bool
@@ -260,7 +260,7 @@ class RunnerUp:
 
 @dataclass(frozen=True)
 class Doubt:
-    """Why a tree says that it does not know what a photo shows."""
+    """Why a tree says "I don't know"."""
 
     sureness: float  # of its answer
     least: float  # that it would have to be
@@ -270,7 +270,7 @@ class Doubt:
 
 @dataclass(frozen=True)
 class DecisionExplanation:
-    """One image and one tree.
+    """How one tree decides about one image.
 
     Examples:
         >>> decision = explain_image(Run.open("runs/photos"), "bird.jpg")
@@ -290,6 +290,7 @@ class DecisionExplanation:
     sureness: float = 1.0  # that the greedy answer is right: of the answers called 70 % sure, 70 of 100 are
     doubt: Doubt | None = None  # why the tree does not know; None: it knows
     sureness_photos: int = 0  # that the sureness was fitted on; 0: never measured
+    in_vote: tuple[float, ...] = ()  # K, what the tree says where several vote
 
     @property
     def answer(self) -> int:

@@ -1,4 +1,4 @@
-"""What gives a distance a meaning: how the training photos of both sides of a node lie about the line that decides.
+"""Gives a distance its meaning: how the training photos of both sides are spread around the boundary of a node.
 
 Notation used for tensor shapes: B batch, P prototypes, n nodes, K classes.
 """
@@ -43,7 +43,7 @@ def class_sides(tree: ProtoTree) -> tuple[Bool[ndarray, "N K"], Bool[ndarray, "N
 
 
 class SpreadCounts:
-    """Counts photos as they go by. Memory does not grow with the data."""
+    """Counts photos batch by batch. Memory does not grow with the data."""
 
     def __init__(self, tree: ProtoTree, nodes: Sequence[int]) -> None:
         device = tree.prototypes.device
@@ -66,7 +66,7 @@ class SpreadCounts:
         return self
 
     def spreads(self) -> list[Spread]:
-        """One a node."""
+        """One per node."""
         kind = self._tree.question.kind
         right, left = self._counts.tolist()
         return [

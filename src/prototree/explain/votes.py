@@ -33,7 +33,7 @@ def explain_vote(
     notes: Sequence[Mapping[int, str]] | None = None,
     spreads: Sequence[Mapping[int, Spread]] | None = None,
 ) -> VoteExplanation:
-    """One decision for each tree, and the mean of their class probabilities."""
+    """One decision for each tree, and the mean of what they say in a vote."""
     Ensemble(trees)  # refuses trees that do not fit together
     if len(pictures) != len(trees) or (notes is not None and len(notes) != len(trees)):
         raise ConfigError(f"expected pictures (and notes) for each of {len(trees)} trees, got {len(pictures)}")
@@ -51,7 +51,7 @@ def explain_vote(
         )
         for i, tree in enumerate(trees)
     )
-    mean = np.mean([decision.soft for decision in decisions], axis=0)
+    mean = np.mean([decision.in_vote for decision in decisions], axis=0)
     return VoteExplanation(decisions, tuple(mean.tolist()))
 
 

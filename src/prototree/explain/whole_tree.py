@@ -32,7 +32,7 @@ def explain_tree(
     notes: Mapping[int, str] | None = None,
     tick: Callable[[int, int], None] | None = None,
 ) -> TreeExplanation:
-    """Everything about a run's tree. On a machine without the training data: what the run's folder holds of it.
+    """Everything about a run's tree. Without the training data: what the run's folder holds.
 
     Examples:
         >>> explanation = explain_tree(Run.open("runs/photos"))

@@ -1,4 +1,4 @@
-"""A tree mended by hand: edits, the bench they are tried on, the session that keeps them, and learning on with them.
+"""A tree mended by hand: edits, the bench that tries them, the session that keeps them, and training further with them.
 
 Imports the pipeline and what lies below.
 """

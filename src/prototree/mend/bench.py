@@ -1,8 +1,8 @@
 """A tree on the bench: prototypes replaced, sources banned, nodes removed, and the leaves refitted at once (§7).
 
 The network stays as it is, so the feature maps of all photos are computed once. An edit changes the distances to one
-prototype; its reach, then the leaves are fitted anew without gradients (Eq. 5), then what is usual and how sure answers
-are. A node's number is always its place in the tree of the state at hand.
+prototype. Its reach, then the leaves are fitted again without gradients (Eq. 5), then the usual distances and the
+sureness. A node's number is always its place in the tree of the current state.
 
 Notation used for tensor shapes: M views of photos, C patches of a map.
 """
@@ -141,8 +141,8 @@ class Bench:
     def candidates(self, state: TreeState, node: int, n: int = 12, side: Side = "right") -> tuple[Candidate, ...]:
         """The nearest allowed patches to a node's prototype, one per photo, nearest first.
 
-        Where a node compares two and sources are constrained, they are of the classes on the prototype's side. One that
-        stands alone shows all that it finds: a class that has no business there is worth seeing.
+        If a node compares two and sources are constrained, they are of the classes on the prototype's side. For a
+        single prototype all classes are shown, since a class that does not belong there is what people look for.
         """
         prototype = state.prototype(node, side)
         nearest = self._allowed(state, prototype)
@@ -300,7 +300,7 @@ class Bench:
         return with_reach(state, prototype, reach) if reach is not None else state
 
     def _banned(self, state: TreeState, edit: Ban) -> TreeState:
-        """Prototypes that come from there are projected anew (Eq. 6, S1), on what is still allowed."""
+        """Prototypes that come from there are projected again (Eq. 6, S1), onto what is still allowed."""
         if not any(image == edit.image for image, _ in self._row):
             raise MendError(f"expected a training photo, got {edit.image!r}; there is none of that name")
         state = replace(state, banned=(*state.banned, edit))

@@ -147,7 +147,7 @@ def read_history(path: Path, origin: str) -> History:
         raise CheckpointError(f"{path} is damaged: its content does not have its checksum; restore it from a copy")
     if content.get("origin") != origin:
         raise CheckpointError(
-            f"{path} is the history of another tree; the run was made anew since. Delete it, or choose another folder"
+            f"{path} is the history of another tree; the run has been made again. Delete it, or choose another folder"
         )
     try:
         done, undone = (tuple(map(from_json, content[key])) for key in ("done", "undone"))

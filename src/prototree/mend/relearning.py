@@ -63,7 +63,7 @@ def check_recipe(run: Run) -> None:
     """Refuses what `learns_on` does not allow."""
     if not learns_on(run):
         raise ConfigError(
-            f"expected a run whose recipe keeps prototypes in place, such as 'warm'; in {run.folder.name} they move"
+            f"expected a run of a recipe that keeps prototypes in place, such as 'warm'; {run.folder.name} has another"
         )
 
 

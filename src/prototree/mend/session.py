@@ -58,7 +58,7 @@ class Moment:
 
 
 class Session:
-    """A run being mended. Calls may come from several threads; each change is complete and saved, or did not happen.
+    """A run being mended. Safe to use from several threads; each change is either complete and saved, or not made.
 
     Examples:
         >>> session = prototree.open_session("runs/photos")
@@ -90,12 +90,12 @@ class Session:
 
     @cached_property
     def held_back(self) -> StoredMaps | None:
-        """Photos that no feedback comes from. They go through the network when they are first needed: on saving."""
+        """Photos that give no feedback. They go through the network when they are first needed, on saving."""
         return self._held_back()
 
     @property
     def revision(self) -> int:
-        """Grows with every change; a change that names another one is refused."""
+        """Grows with every change; a change based on another revision is refused."""
         return self.moment.history.revision
 
     @property
@@ -104,39 +104,39 @@ class Session:
 
     @property
     def figures(self) -> Figures:
-        """The tree as it is, on the photos for feedback."""
+        """Figures of the current tree on the photos for feedback."""
         return self.bench.figures(self.state)
 
     def apply(self, edit: Edit, revision: int | None = None) -> Moment:
-        """Makes an edit; where others mend too, name the revision that its node's number belongs to."""
+        """Makes an edit; if others mend too, name the revision that the node's number belongs to."""
         return self._change(lambda history: history.add(edit), revision)
 
     def undo(self, revision: int | None = None) -> Moment:
-        """Takes the last edit back."""
+        """Undoes the last edit."""
         return self._change(History.undo, revision)
 
     def redo(self, revision: int | None = None) -> Moment:
-        """Makes the edit again that was undone last."""
+        """Makes the last undone edit again."""
         return self._change(History.redo, revision)
 
     def continue_from(self, revision: int) -> None:
-        """Counts revisions from here on, so that none of another run is taken for one of this."""
+        """Counts revisions from here on, so that those of another run cannot be mistaken for this one's."""
         with self._lock:
             history = replace(self.moment.history, revision=max(revision, self.revision))
             self.moment = replace(self.moment, history=history)
 
     def compare(self) -> Comparison:
-        """The tree that mending began with, and the tree as it is."""
+        """The tree before mending, and the current tree."""
         return self.bench.compare(self.bench.start, self.state)
 
     def mistakes(self) -> dict[str, Any]:
-        """Wrong answers of the tree as it is on the photos for feedback, as in mistakes.json."""
+        """Wrong answers of the current tree on the photos for feedback, as in mistakes.json."""
         return _mistakes(self.bench, self.state.tree, [self.bench.feedback])
 
     def save(self, out: str | Path | None = None, revision: int | None = None) -> Run:
-        """A new run with the mended tree; by default beside the old one, under the first name that is free.
+        """Writes a new run with the mended tree; by default next to the old one, under the first free name.
 
-        It appears when it is complete: a kill leaves either nothing or all of it.
+        It appears when it is complete: after a kill there is either nothing or all of it.
         """
         with self._lock:
             moment = self.moment
@@ -180,7 +180,7 @@ class Session:
         return state
 
     def free_name(self, kind: str) -> Path:
-        """A folder beside the run that does not exist yet."""
+        """A folder next to the run that does not exist yet."""
         folder = self.run.folder.resolve()
         names = (folder.with_name(f"{folder.name}-{kind}-{number}") for number in range(1, 10_000))
         return next(name for name in names if not name.exists())
@@ -236,7 +236,7 @@ def open_session(
 ) -> Session:
     """Opens a run for mending, with the history it has.
 
-    History and feature maps lie in `work`, by default `RUN-mend` beside the run. `validation` is a data set whose
+    History and feature maps are in `work`, by default `RUN-mend` next to the run. `validation` is a data set whose
     photos all give feedback; without it the data's own validation photos do, or else every second test photo.
 
     Examples:

@@ -80,7 +80,7 @@ def with_prototype(
     training: NearestPatches,
     feedback: NearestPatches,
 ) -> TreeState:
-    """With another patch as one prototype. Its reach stays, and leaves below its node begin anew when they are fitted.
+    """With another patch as one prototype. Its reach stays, and leaves below its node are fitted from zero.
 
     `training` and `feedback` have one column: all photos' distances to the new prototype.
     """

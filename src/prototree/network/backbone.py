@@ -42,8 +42,8 @@ class Backbone(nn.Module):
 
     `weights` is a file, "hub" for timm's own pretrained weights, "auto" for the hub or else the packaged
     EfficientNet-Lite0, or None for a random start. `level` −1 is the last map, −2 the finer one before it. Without
-    `split` all of it is trunk. A network that has learned may look more than once at a picture (`looks`); `once`,
-    trunk and tail, which are there for learning, look once, and so does `map_size` count.
+    `split` all of it is trunk. After training, a network may look at a picture more than once (`looks`); `once`, trunk
+    and tail, which training uses, look once, and `map_size` is that of one look.
 
     Examples:
         >>> backbone = Backbone("resnet18", None, image_size=64)
@@ -219,7 +219,7 @@ class Backbone(nn.Module):
                 except (RuntimeError, TypeError, IndexError):
                     continue
         log.warning(
-            "the last block of %s cannot learn while the rest stays as it is; all of it learns, or nothing does",
+            "the last block of %s cannot be trained while the rest is frozen; either all of it is trained, or nothing",
             self.name,
         )
         return [], _as_it_is
@@ -228,7 +228,7 @@ class Backbone(nn.Module):
 class FeatureExtractor(nn.Module):
     """f(x; ω) of the paper: the backbone, a 1×1 convolution without bias to depth D, and a sigmoid.
 
-    With `head_width` the head is two 1×1 layers, on channels that a start has standardised.
+    With `head_width` the head is two 1×1 layers on standardised channels.
 
     Examples:
         >>> features = FeatureExtractor(Backbone("resnet18", None, image_size=64), depth=16)

@@ -88,7 +88,7 @@ def frozen(backbone: Backbone, engine: str = TORCH) -> Frozen:
         except Exception as error:  # exporters and other engines raise many kinds, which all mean the same
             _IN_VAIN.add(path)
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            log.warning("%s cannot be run by onnxruntime (%s); torch runs it", backbone.name, reason)
+            log.warning("%s cannot be run by onnxruntime (%s); using torch instead", backbone.name, reason)
     trunk = folded(backbone)
     is_cpu = next(backbone.parameters()).device.type == "cpu"
     piece = piece_size(backbone.preprocessing.size) if is_cpu else 0  # a GPU wants all of them
@@ -118,7 +118,7 @@ class _Trunk(nn.Module):
 
 
 def _converted(backbone: Backbone, path: Path) -> Frozen:
-    """The trunk in onnxruntime, from the folder for caches; what is missing or damaged there is converted anew."""
+    """The trunk in onnxruntime, from the folder for caches; what is missing or damaged there is converted again."""
     found = _opened(path, backbone) if path.exists() else None
     if found is None:
         log.info("converting %s for onnxruntime, once for these weights", backbone.name)
@@ -129,7 +129,7 @@ def _converted(backbone: Backbone, path: Path) -> Frozen:
         found = _opened(path, backbone)
     if found is None:
         path.unlink(missing_ok=True)
-        raise ProtoTreeError("its maps are not those of torch")
+        raise ProtoTreeError("its feature maps differ from torch's")
     return found
 
 
@@ -145,7 +145,7 @@ def _opened(path: Path, backbone: Backbone) -> Frozen | None:
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # whatever its parser met
-        log.warning("%s is damaged and is made anew (%s)", path, type(error).__name__)
+        log.warning("%s is damaged and will be made again (%s)", path, type(error).__name__)
         return None
 
     def run(images: Tensor) -> Tensor:

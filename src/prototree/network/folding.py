@@ -30,7 +30,7 @@ def folded(backbone: Backbone) -> Backbone:
         _replace(candidate.net, norm_name, _what_is_left(norm))
     expected, found = original.trunk(image), candidate.trunk(image)
     if not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
-        log.info("%s cannot be folded; it runs as it is", backbone.name)
+        log.info("%s cannot be folded; it runs unchanged", backbone.name)
         return original
     return candidate
 

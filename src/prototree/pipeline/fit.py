@@ -37,10 +37,10 @@ def fit(
     start: ProtoTree | None = None,
     observer: Observer | None = None,
 ) -> Run:
-    """From photos to a small readable tree and its numbers. Also runs under `torchrun`.
+    """Trains, prunes, projects and evaluates a tree, as `prototree train` does. Also runs under `torchrun`.
 
     `data` is a folder, a CSV list, or what `prototree.data.given` takes: a DataFrame (path, label, perhaps split), a
-    pair of photos and labels, a dataset of torch or Hugging Face, or a mapping from train and test to such. `start` is
+    pair of photos and labels, a dataset of torch or Hugging Face, or a mapping from train and test to these. `start` is
     a tree whose prototypes stay where they are while the network learns with them.
 
     Examples:
@@ -83,18 +83,19 @@ def train_run(
         images = data if isinstance(data, ImageData) else open_source(data, config)
         config, images = derived(config, images), _sample(images, config)
         identity, observer, train = identity_of(config, images, start), observer or Observer(), "train" in chosen
-        run = folders.prepare(Path(out), config, identity, resume=resume, overwrite=overwrite, train=train)
-        if train and folders.is_finished(run, chosen):
-            observer.stage(f"nothing to do: {run.folder} is finished ({', '.join(chosen)})")
-            return run
-        source = str(data if isinstance(data, str | Path) else images.root)
-        run.note(source=source, **({folders.IDENTITY: identity} if train else {}))
-        work = Stages(run, images, config, device, observer, start)
-        for stage in chosen:
-            began = time.monotonic()
-            getattr(work, stage)()
-            run.note(seconds={**run.metrics.get("seconds", {}), stage: round(time.monotonic() - began, 1)})
-            distributed.wait_for_all()
+        with folders.held(Path(out)):
+            run = folders.prepare(Path(out), config, identity, resume=resume, overwrite=overwrite, train=train)
+            if train and folders.is_finished(run, chosen):
+                observer.stage(f"nothing to do: {run.folder} is finished ({', '.join(chosen)})")
+                return run
+            source = str(data if isinstance(data, str | Path) else images.root)
+            run.note(source=source, **({folders.IDENTITY: identity} if train else {}))
+            work = Stages(run, images, config, device, observer, start)
+            for stage in chosen:
+                began = time.monotonic()
+                getattr(work, stage)()
+                run.note(seconds={**run.metrics.get("seconds", {}), stage: round(time.monotonic() - began, 1)})
+                distributed.wait_for_all()
     return run
 
 
@@ -130,7 +131,7 @@ def redo(
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> Run:
-    """One stage of a run again, with other settings or on other data with the same classes.
+    """Runs one stage of a run again, with other settings or on other data with the same classes.
 
     Examples:
         >>> run = redo("runs/photos", "evaluate")
@@ -139,7 +140,7 @@ def redo(
     """
     run = Run.open(folder).expect_changeable()
     config = run.config.changed(settings or {})
-    with distributed.processes() as device:
+    with distributed.processes() as device, folders.held(run.folder):
         if distributed.is_first():
             folders.tidy(run.folder)
         images = _sample(run.data(data), config)
@@ -150,7 +151,7 @@ def redo(
 def combine(
     folders: Iterable[str | Path], *, data: str | Path | None = None, observer: Observer | None = None
 ) -> EnsembleMetrics:
-    """The trees of several runs as one ensemble, judged on the test photos of the first run's data, or of others.
+    """The trees of several runs as one ensemble, evaluated on the test photos of the first run's data, or of others.
 
     Examples:
         >>> found = combine(["runs/photos", "runs/photos"])
@@ -168,8 +169,8 @@ def combine(
             tree.to(device)
         batches = work.test_batches(ensemble.trees[0], kept=ensemble.shares_backbone)
         photos = ((one.values.to(device), one.labels.to(device)) for one in batches.epoch(0))
-        decide = ensemble.predict_map if isinstance(batches, CachedBatches) else ensemble.predict
-        return evaluate_ensemble(ensemble, photos, decide)
+        vote = ensemble.ballots_of_map if isinstance(batches, CachedBatches) else ensemble.ballots
+        return evaluate_ensemble(ensemble, photos, vote)
 
 
 def _sample(data: ImageData, config: Config) -> ImageData:

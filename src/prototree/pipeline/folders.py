@@ -1,14 +1,16 @@
 """The folder of a run: free or to be continued, tidied up after a kill, finished, and what it keeps."""
 
+import contextlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from prototree import locks
 from prototree.config import Config
 from prototree.errors import ConfigError, ProtoTreeError
-from prototree.files import read_json, remove_leftovers, write_file
+from prototree.files import make_folder, read_json, remove_leftovers, write_file
 from prototree.pipeline.stages import OWN_FILES
 from prototree.run import CONFIG, METRICS, RESULTS, Run
 from prototree.training import distributed
@@ -39,11 +41,19 @@ def prepare(
             )
         elif used and train:
             _expect_same_run(run, identity)
-        folder.mkdir(parents=True, exist_ok=True)
         tidy(folder)
         write_file(folder / CONFIG, config.to_toml().encode())
     distributed.wait_for_all()
     return run
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder of a run, made if need be, for this program alone; its processes are one program."""
+    if distributed.is_first():
+        make_folder(folder)
+    with locks.held(folder) if distributed.is_first() else contextlib.nullcontext():
+        yield
 
 
 def tidy(folder: Path) -> None:

@@ -20,7 +20,7 @@ def evaluate_parts(
 ) -> PartFigures:
     """Part purity, consistency, stability and hiding of a run's last tree; adds them to metrics.json and results.md.
 
-    `photos` is how many test photos of each prototype are altered. Data without part annotations gives hiding alone.
+    `photos` is how many test photos per prototype are altered. Without part annotations only hiding is measured.
 
     Examples:
         >>> evaluate_parts("runs/cub50").purity("test")  # doctest: +SKIP
@@ -30,7 +30,7 @@ def evaluate_parts(
     tree, images = opened.tree(), opened.data(data)
     if not any(sample.parts for sample in (*images.train, *images.test)):
         observer.stage("the data does not say where parts are; only hiding is measured")
-    observer.stage(f"looking where {tree.n_prototypes} prototypes are found, and hiding them")
+    observer.stage(f"finding {tree.n_prototypes} prototypes in the photos, and hiding them")
     config = opened.config
     sets = kept_sets(images, config.recipe.source_views(images), tree.preprocessing)
     found = measure_parts(

@@ -1,4 +1,4 @@
-"""The paper's tables by one command: trains what is missing, and sets what was measured beside what was published.
+"""The paper's tables with one command: trains what is missing, and compares it with the published figures.
 
 Published figures are those of Tables 1–3 and S4–S6 of Nauta, van Bree, Seifert (CVPR 2021).
 """
@@ -123,10 +123,10 @@ def reproduce(
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> Reproduction:
-    """The paper's tables for one data set. What is done is skipped, what was interrupted is continued.
+    """The paper's tables for one data set. Finished runs are skipped, interrupted ones are continued.
 
-    Tables are written again after every run, so that a long experiment can be read while it runs; with `seeds=0` only
-    they are. Without `heights`: the one of the paper's Tables 1–3, or the default for the number of classes.
+    Tables are written again after every run, so that you can read them during a long experiment; with `seeds=0` only
+    the tables are written. Without `heights`: that of the paper's Tables 1–3, or the default for the number of classes.
 
     Examples:
         >>> reproduce("cub", "runs/cub", heights=[7, 8, 9], data="CUB_200_2011/").tables  # doctest: +SKIP
@@ -145,7 +145,7 @@ def reproduce(
     for number, (height, seed) in enumerate(((h, s) for h in heights for s in range(seeds)), start=1):
         own = {**chosen, "height": height, "seed": seed}
         if _finished(folder / _run_name(height, seed)):
-            observer.stage(f"run {number} of {total}: height {height}, seed {seed} is done already")
+            observer.stage(f"run {number} of {total}: height {height}, seed {seed} is already done")
             continue
         observer.stage(f"run {number} of {total}: height {height}, seed {seed}")
         fit(
@@ -210,7 +210,7 @@ def _runs(folder: Path) -> dict[int, list[Run]]:
 
 
 def _vote(folder: Path, height: int, observer: Observer) -> None:
-    """Judges the ensembles of the runs of one height, unless that was done for the same runs."""
+    """Evaluates the ensembles of the runs of one height, unless that was done for the same runs."""
     names = [run.folder.name for run in _runs(folder)[height]]
     if len(names) > 1 and _votes(folder, height)["runs"] != names:
         metrics = combine([folder / name for name in names], observer=observer).to_json()
@@ -240,7 +240,11 @@ def _write(name: str, folder: Path, heights: Iterable[int], n_classes: int) -> t
     }
     for file, table in tables.items():
         files.write_file(folder / f"{file}.csv", table.to_csv().encode())
-    text = [f"# {name}: measured beside published", _HOW_TO_READ, *(table.to_markdown() for table in tables.values())]
+    text = [
+        f"# {name}: measured and published figures",
+        _HOW_TO_READ,
+        *(table.to_markdown() for table in tables.values()),
+    ]
     if plots.available():
         for file, figure in _figures(name, published.height, runs, votes, n_classes).items():
             files.write_file(folder / file, plots.png(figure))
@@ -314,12 +318,15 @@ def _strategy_table(name: str, published: Published, runs: Mapping[int, list[dic
 def _constraint_table(published: Published, runs: Mapping[int, list[dict[str, Any]]]) -> Table:
     own = runs.get(published.height, [])
     rows = []
-    for stage, what in ((ANY_CLASS, "without class constraints (Eq. 6)"), (PROJECTED, "with them (Eq. S1)")):
+    for stage, what in (
+        (ANY_CLASS, "without class constraints (Eq. 6)"),
+        (PROJECTED, "with class constraints (Eq. S1)"),
+    ):
         accuracies = [100 * run["stages"][stage]["accuracy"]["soft"] for run in own if stage in run["stages"]]
         rows.append((what, _spread(accuracies, 3), *_known((published.constraints.get(stage, NOT_PUBLISHED),), 1)))
     costs = [run["projection"]["constraint_cost"] for run in own if run["projection"]["constraint_cost"] is not None]
     cost = f"{statistics.fmean(costs):.2e}" if costs else NOT_RUN
-    rows.append(("how much farther with them, on average", cost, "5.86e-05" if published.constraints else "–"))
+    rows.append(("mean extra distance with constraints", cost, "5.86e-05" if published.constraints else "–"))
     title = f"Table S4: projection with and without class constraints, h = {published.height}"
     return Table(title, ("projection", "measured", "published"), tuple(rows))
 

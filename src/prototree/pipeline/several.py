@@ -1,4 +1,4 @@
-"""Several runs of the same data: another seed each, to vote, or another part of the photos left out, to be judged on.
+"""Several runs on the same data: with different seeds, to vote, or with different parts left out, to cross-validate.
 
 Each run is a process of its own, started by the same command that a person would type, with a fixed number of threads.
 So it comes out the same whether the runs follow each other or go side by side, and whatever the program that asked for
@@ -44,13 +44,13 @@ class Several:
 
 @dataclass(frozen=True)
 class Machine:
-    """How many runs go side by side, and how many threads each has; 0: as the cores allow."""
+    """How many runs go at the same time, and how many threads each has; 0: from the number of cores."""
 
     jobs: int = 0
     threads: int = 0
 
     def shared_out(self, n_runs: int) -> tuple[int, int]:
-        """Runs at a time and threads of each. Only threads decide what comes out, jobs only when."""
+        """Runs at a time, and threads per run. Threads may change the last bits; jobs change only the time."""
         if self.jobs < 0 or self.threads < 0:
             raise ConfigError(f"expected jobs and threads of at least 0, got {self.jobs} and {self.threads}")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -101,10 +101,10 @@ def cross_validate(
     machine: Machine = AS_CORES_ALLOW,
     observer: Observer | None = None,
 ) -> Several:
-    """Divides all photos into `folds` parts and leaves each out once, to judge a tree of the others: mean ± deviation.
+    """Cross-validation: each of `folds` parts is the test set of one tree; gives mean ± standard deviation.
 
     Examples:
-        >>> cross_validate("photos/", "runs/judged", folds=5).table  # doctest: +SKIP
+        >>> cross_validate("photos/", "runs/folds", folds=5).table  # doctest: +SKIP
         Table(title='5 folds', ...)
     """
     config, out = preset(preset_name).changed(settings or {}), Path(out)
@@ -210,11 +210,11 @@ class _Child:
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return (lines or ["it said nothing"])[-1].removeprefix("error: ")
+        return (lines or ["no output"])[-1].removeprefix("error: ")
 
 
 def _run_all(waiting: Iterable[_Child], jobs: int, threads: int, observer: Observer) -> None:
-    """Some at a time; one that fails stops those that are not begun, and is told of when the others are done."""
+    """Some at a time. If one fails, no more are started; the error is raised once the running ones are done."""
     left, running, failed = list(waiting), list[_Child](), list[_Child]()
     try:
         _heed_termination()
@@ -222,7 +222,7 @@ def _run_all(waiting: Iterable[_Child], jobs: int, threads: int, observer: Obser
             while left and len(running) < jobs and not failed:
                 running.append(left.pop(0))
                 running[-1].start(threads)
-                observer.stage(f"{running[-1].name} begins; it says how it goes in {running[-1].log}")
+                observer.stage(f"{running[-1].name} has started; its output is in {running[-1].log}")
             if failed and not running:
                 break
             time.sleep(_LOOK_SECONDS)
@@ -239,11 +239,11 @@ def _run_all(waiting: Iterable[_Child], jobs: int, threads: int, observer: Obser
     if any(one.process is not None and one.process.returncode in _STOPPED for one in failed):
         raise Interrupted
     if failed:
-        raise TrainError(f"{failed[0].name} failed: {failed[0].last_words()} (all it said is in {failed[0].log})")
+        raise TrainError(f"{failed[0].name} failed: {failed[0].last_words()} (its output is in {failed[0].log})")
 
 
 def _heed_termination() -> None:
-    """A request to end is heeded as Ctrl+C is; only the main thread can be asked."""
+    """A request to end works like Ctrl+C; only the main thread can receive it."""
     if threading.current_thread() is threading.main_thread():
 
         def end(*_: object) -> None:

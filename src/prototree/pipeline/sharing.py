@@ -1,20 +1,20 @@
-"""A run to send to somebody: one file with the tree, its pictures and its figures; and a run without what is spare."""
+"""Packs a run into one file with the tree, its pictures and its figures; and tidies what a run no longer needs."""
 
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from prototree._version import __version__
 from prototree.errors import CheckpointError, ConfigError
 from prototree.evaluation.tables import percent
-from prototree.explain.kept_pages import PAGES, KeptPages, keep_pages
+from prototree.explain.kept_pages import PAGE_LIST, PAGES, KeptPages, keep_pages
 from prototree.explain.kept_spreads import SPREADS, kept_spreads
-from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
+from prototree.explain.prototype_pictures import PICTURE_LIST, PrototypePictures, write_pictures
 from prototree.explain.whole_tree import explain_tree
-from prototree.files import write_file, write_json
+from prototree.files import prepared_beside, read_json, write_file, write_json
 from prototree.run import CONFIG, METRICS, NOTES, PICTURES, Run
 from prototree.training.shared_maps import OWN_CACHE, maps_used, shared_folder
 from prototree.tree import checkpoint
@@ -26,7 +26,9 @@ from prototree.tree.shared_files import is_shared
 _SPARE = ("last", "head", "held", "pretrained", "teacher", OWN_CACHE)
 _METRICS_KEPT = ("version", "data", "classes", "stages", "classifier", "pruning", "projection", "parts")
 _CLASSES_NAMED = 200
-_NOT_LEARNED = " The sureness was not learned from held-out photos: it ranks answers, and is no share of right ones."
+_NOT_LEARNED = (
+    " The sureness was not fitted on held-out photos: it ranks answers, but it is not a share of right answers."
+)
 
 
 def pack(
@@ -34,8 +36,8 @@ def pack(
 ) -> Path:
     """Writes one file that `load`, `predict`, `explain`, `report` and `serve` open like a run's folder.
 
-    Its pages show neighbours, shares and tests of the training photos. They are computed first if the photos are here
-    and no report has done so; without `pages` they are left out.
+    Its pages show neighbours, shares and tests from the training photos. These are computed first if the photos are
+    here and no report has done so; without `pages` they are left out.
 
     Examples:
         >>> pack("runs/photos", "bird-tree.prototree", pages=False).name
@@ -47,8 +49,7 @@ def pack(
     stage = checkpoint.last_stage(run.folder)
     if stage is None:
         raise CheckpointError(f"expected a run with a trained tree in {run.folder}, found none; train one first")
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+    with prepared_beside(out) as folder:
         tree = write_shared(run, stage, folder, find_pages=pages, tick=tick)
         write_json(folder / MARK, {"kind": "packed prototree", "version": 1, "made_by": f"prototree {__version__}"})
         write_file(folder / "README.md", card(run, tree, out.stem).encode(errors="replace"))
@@ -65,14 +66,39 @@ def write_shared(
     Nothing in it names a folder of this machine. What its pages show is found out first if asked for.
     """
     tree = run.tree(stage)
-    checkpoint.save(tree, folder / stage)
     write_file(folder / CONFIG, _without_paths(run).encode(errors="surrogatepass"))
     write_json(folder / METRICS, {key: value for key, value in run.metrics.items() if key in _METRICS_KEPT})
     if run.notes:
         write_json(folder / NOTES, {str(number): text for number, text in run.notes.items()})
     _write_pictures(run, tree, folder / PICTURES)
     _write_pages(run, tree, folder / PAGES, find_pages, tick)
+    tree = _without_places(tree, [folder / PICTURES / PICTURE_LIST, folder / PAGES / PAGE_LIST])
+    checkpoint.save(tree, folder / stage)
     return tree
+
+
+def _without_places(tree: ProtoTree, lists: Iterable[Path]) -> ProtoTree:
+    """The tree, and lists about it, with names of photos that do not tell where on this machine they are."""
+    named = [source and replace(source, image=_shared_name(source.image)) for source in tree.sources]
+    tree.sources = tuple(named)
+    for path in lists:
+        if path.exists():
+            write_json(path, _renamed(read_json(path)))
+    return tree
+
+
+def _shared_name(image: str) -> str:
+    """Of a photo that lies elsewhere than its list, only the file and its folder."""
+    inner = [part for part in image.split("/") if part != ".."]
+    return "/".join(inner[-2:]) if image.startswith("../") else image
+
+
+def _renamed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _renamed(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_renamed(inner) for inner in value]
+    return _shared_name(value) if isinstance(value, str) else value
 
 
 def _write_pictures(run: Run, tree: ProtoTree, folder: Path) -> None:
@@ -123,7 +149,7 @@ def card(run: Run, tree: ProtoTree, name: str) -> str:
         lines += [f"- learned from {data['train']} photos"]
     if accuracy := figures.get("accuracy"):
         shares = f"{percent(accuracy['greedy'], 1)} by a single path, {percent(accuracy['soft'], 1)} by all leaves"
-        lines += [f"- right on test photos ({figures['n_images']} of them): {shares}"]
+        lines += [f"- accuracy on {figures['n_images']} test photos: {shares}"]
     lines += [
         "",
         "```sh",
@@ -133,8 +159,8 @@ def card(run: Run, tree: ProtoTree, name: str) -> str:
         f"prototree report {name}{SUFFIX}",
         "```",
         "",
-        "It knows its own classes alone, and was judged on photos like those that it learned from: on others it may be "
-        "wrong more often. Use `--at-least 0.7` for answers of at least that sureness."
+        "It knows only these classes, and was tested on photos like its training photos: on others it may be "
+        'wrong more often. With `--at-least 0.7`, answers that are less than 70 % sure become "I don\'t know".'
         + ("" if tree.sureness.n_photos else _NOT_LEARNED),
         "",
         "## Classes",
@@ -167,8 +193,8 @@ def tidy(run: str | Path | Run) -> list[Freed]:
     run = Run.open(run).expect_changeable()
     if not run.last_metrics:
         raise ConfigError(
-            f"{run.folder} is not finished: it would be lost what its training goes on from; finish it first with "
-            "`prototree train … --resume`"
+            f"{run.folder} is not finished, and tidying would remove what its training continues from; finish it first "
+            "with `prototree train … --resume`"
         )
     folder = run.folder.resolve()
     spare = [folder / name for name in _SPARE] + [folder.with_name(f"{folder.name}-mend") / "maps"]

@@ -29,9 +29,9 @@ def meet_strangers(
     data: str | Path | None = None,
     observer: Observer | None = None,
 ) -> dict[str, Strangers]:
-    """How well a run's tree tells the photos of each source from its own test photos; also noted in metrics.json.
+    """How well a run's tree tells the photos of each source from its own test photos; also written to metrics.json.
 
-    A source is a folder of photos, or a data set, of which the test photos are taken.
+    A source is a folder of photos, or a data set whose test photos are used.
 
     Examples:
         >>> found = meet_strangers("runs/photos", ["strangers/"])  # doctest: +SKIP
@@ -46,14 +46,14 @@ def meet_strangers(
         tree = run.tree().to(device)
         if not tree.sureness.n_photos:
             raise ConfigError(
-                f"{run.folder} never learned how sure its answers are, so it cannot say that it does not know; train "
+                f'the sureness of {run.folder} was never fitted, so the tree cannot say "I don\'t know"; train '
                 "with the recipe 'warm', --hold-out at least 2, and at least 20 photos to hold out"
             )
         images, config = run.data(data), run.config
         kept = kept_sets(images, config.recipe.source_views(images), tree.preprocessing)
 
         def said_of(samples: Sequence[Sample], name: str) -> Judged:
-            observer.stage(f"asking about {len(samples)} photos of {name}")
+            observer.stage(f"predicting {len(samples)} photos of {name}")
             dataset = ViewDataset(samples, evaluation_views, tree.preprocessing)
             batches = looking(tree.features, dataset, run=run.folder, among=kept, workers=config.workers)
             return judge([tree], maps_of(batches, tree.features, device))[0]

@@ -206,7 +206,7 @@ def _small_leaf(reading: Reading, leaf: int, spot: Spot) -> list[Mark]:
 
 
 def framed(match: Match, spot: Spot) -> list[Mark]:
-    """A patch in what lies about it, with a frame about the patch itself."""
+    """A patch with its surroundings, and a frame around the patch itself."""
     picture = fitted(reduced(around_of(match), _AROUND_SIDE), spot)
     left, top, right, bottom = frame_in(match)
     place = (

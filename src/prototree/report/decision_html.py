@@ -196,7 +196,7 @@ class _Drawer:
         }
 
     def _prototype(self, side: SeenPatch) -> dict[str, Any]:
-        """With what lies about it, where that is known: a patch alone is hard to recognise."""
+        """With its surroundings, if they are known: a patch alone is hard to recognise."""
         if side.around is None:
             crop = reduced(side.picture, CROP_SIDE)
             return {"url": self.picture_url(f"{self.prefix}prototype-{side.prototype}", crop), "frame": None}

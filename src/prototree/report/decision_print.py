@@ -40,7 +40,7 @@ _STEPS_A_ROW = 5
 
 
 def decision_png(explanation: DecisionExplanation, strategy: Strategy) -> Image.Image:
-    """The photo, each prototype on its way with the photo's best piece, and the class at the end."""
+    """The photo, each prototype on its path with the photo's best patch, and the class at the end."""
     return printing.image(decision_drawing(explanation, strategy))
 
 
@@ -95,7 +95,7 @@ def _step_card(step: Step, spot: Spot) -> list[Mark]:
         Block(spot.x, spot.y, spot.width, spot.height, PAPER, colour if step.goes_right else RULE, 1.6, 10.0),
         *paragraph(name, spot.x + 10, spot.y + 20, spot.width - 20, size=12.0, most_lines=1, anchor="start", bold=True),
         fitted(reduced(step.right.picture, CROP_SIDE), left),
-        Label(left.x + 39, left.y + 92, "best piece here:", 9.5, SOFT_INK),
+        Label(left.x + 39, left.y + 92, "best patch here:", 9.5, SOFT_INK),
         fitted(reduced(match.crop, CROP_SIDE), below),
         *photo_with_box(shown, match.size, match.where[:1], right, PHOTO_SIDE),
         Label(spot.x + 10, spot.y + spot.height - 9, f"similarity {step.p_right:.2f}", 12.0, SOFT_INK, "start"),
@@ -104,7 +104,7 @@ def _step_card(step: Step, spot: Spot) -> list[Mark]:
 
 
 def _choice_card(step: Step, spot: Spot) -> list[Mark]:
-    """The photo's best piece beside each of the two prototypes; the nearer one is framed."""
+    """The photo's best patch beside each of the two prototypes; the nearer one is framed."""
     near = any(side.in_reach for side in step.sides)
     heading = "more like which?" if near else f"more like which? ({NEITHER_CLOSE})"
     marks: list[Mark] = [

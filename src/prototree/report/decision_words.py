@@ -12,7 +12,7 @@ HOW_TO_TEST = "prototree explain … --attribution tests every box by hiding it"
 def sureness_words(sureness: float, n_photos: int) -> str:
     """What a sureness means, after the percentage: only what was measured is promised."""
     if not n_photos:
-        return "sure, by the tree’s own reckoning; how often it is right then was never measured"
+        return "sure by the tree’s own estimate, which was not checked on held-out photos"
     if sureness > 0.99:
         return "sure: right in more than 99 of 100 such cases"
     return f"sure: right in about {max(round(100 * sureness), 1)} of 100 such cases"
@@ -29,7 +29,7 @@ def none_of_words(number: int) -> str:
 
 
 def asked_words(number: int) -> str:
-    """How long a way is."""
+    """How long a path is."""
     return f"{number_word(number)} question{'' if number == 1 else 's'}"
 
 

@@ -14,7 +14,7 @@ from prototree.network.geometry import Box
 
 PHOTO_SIDE = 288  # the longest side, in pixels, of what a page carries
 CROP_SIDE = 96
-AROUND_SIDE = 176  # of a patch with what lies about it
+AROUND_SIDE = 176  # of a patch with its surroundings
 CLASS_SIDE = 176  # of an example of a class
 SMALL_PHOTO_SIDE = 128  # of photos that stand beside others
 HEAT_SIDE = 28  # of a heat map that a page stretches itself
@@ -44,14 +44,14 @@ def reduced(picture: Picture, longest: int) -> Picture:
 
 
 def around_of(match: Match) -> Picture:
-    """The patch with what lies about it: as it was cut out of the photo itself, else out of its small picture."""
+    """The patch with its surroundings: cut out of the photo itself, or else out of its small picture."""
     if match.around is not None or not match.where or not match.photo.size:
         return match.around if match.around is not None else match.crop
     return Surroundings.of(match.photo, match.size, match.where[0].box).picture
 
 
 def surroundings_of(match: Match) -> Box:
-    """What lies about the patch, in pixels of the photo itself."""
+    """The surroundings of the patch, in pixels of the photo itself."""
     return match.where[0].box.surroundings(AROUND, match.size) if match.where else Box.whole(match.size)
 
 

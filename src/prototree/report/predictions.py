@@ -29,7 +29,7 @@ def prediction_file(
     table passes for a whole one.
     """
     if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"expected a file that ends in {', '.join(SUFFIXES)} for the predictions, got {path}")
+        raise ConfigError(f"expected a file for the predictions that ends in .csv, .json or .jsonl, got {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
     write = {".csv": _write_csv, ".json": _write_json, ".jsonl": _write_lines}[path.suffix.lower()]
     with replacing(path, path.with_name(f"{path.name}.partial")) as file, write(file, top) as add:

@@ -8,7 +8,7 @@ from prototree.report.words import Reading, Rule, count, plain
 
 
 def rules_text(explanation: TreeExplanation) -> str:
-    """Every rule on one line, by class: `has this, lacks that → Scarlet Tanager`, or `rather this than that → …`."""
+    """Every rule on one line, by class: `has this, lacks that → Scarlet Tanager`, or `more like this than that → …`."""
     reading, names = Reading(explanation), [plain(name) for name in explanation.class_names]
     size = f"{count(len(explanation.prototypes), 'prototype')}, {count(len(names), 'class', 'classes')}"
     lines = [plain(explanation.title), size, "", "RULES (numbers are prototypes, listed below)", ""]

@@ -68,7 +68,7 @@ def _where(spread: Spread, question: QuestionKind, at: float | None) -> str:
         return ""
     if question == "presence":
         return f"This photo: {at:.2f} times the reach."
-    return f"This photo: {abs(at):.2f} towards the {'right' if at > 0 else 'left'}, where 1 is the very patch."
+    return f"This photo: {abs(at):.2f} towards the {'right' if at > 0 else 'left'}, where 1 is the patch itself."
 
 
 def _shares(counts: Sequence[int]) -> tuple[float, ...]:

@@ -157,7 +157,7 @@ def _prototype_data(prototype: PrototypeExplanation, picture_url: PictureUrl) ->
         "photo": picture_url(f"photo-{number}", reduced(source.photo, PHOTO_SIDE)),
         "size": list(source.size),
         **_match_data(source, f"crop-{number}", picture_url),
-        # Where there is no picture of what lies about the patch, the page cuts it out of the photo.
+        # If there is no picture of the patch's surroundings, the page cuts it out of the photo.
         "around": picture_url(f"around-{number}", reduced(source.around, AROUND_SIDE))
         if source.around is not None
         else None,

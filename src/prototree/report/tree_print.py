@@ -125,7 +125,7 @@ def _overview(reading: Reading) -> Drawing:
     drawing = subtree(reading, 0, (), lambda below: "", aspect=inner / high)
     if min(inner / drawing.width, high / drawing.height) < _LEAST:  # its text would be too small to read
         drawing = subtree(reading, 0, (), lambda below: "", small=True, aspect=inner / high)
-        note = "Pictures alone; the pages that follow have the names."
+        note = "Pictures only; the following pages have the names."
         head += paragraph(note, MARGIN, MARGIN + 82, inner, size=12.0, anchor="start", colour=SOFT_INK)
     return _page([*head, *_placed(drawing, Spot(MARGIN, MARGIN + 96, inner, high))], 1)
 
@@ -157,7 +157,7 @@ def _index_pages(reading: Reading, leaf_page: dict[int, int], first: int) -> lis
     names = reading.explanation.class_names
     ranked = sorted(reading.rules, key=lambda rule: (names[rule.label].casefold(), -rule.share))
     how = (
-        "From the root on: the photo must be more like the framed prototype than like the faded one beside it."
+        "From the root: the photo must be more like the framed prototype than the faded one next to it."
         if reading.is_choice
         else "Framed: must be present. Faded and struck through: must be absent."
     )

@@ -34,19 +34,19 @@ METHOD_SHORT: dict[Method, str] = {
     "occlusion": "Occlusion",
 }
 METHOD_LONG: dict[Method, str] = {
-    "peak": "Around the middle of the place that is like the prototype.",
+    "peak": "Centred on the place that matches the prototype.",
     "cell": "The part of the photo that the network compared with the prototype.",
     "attribution": "The pixels on which the similarity depends most.",
     "occlusion": "The places where the similarity falls most when they are covered up.",
 }
 STRATEGY_NAMES: dict[Strategy, str] = {"soft": "Soft", "max_path": "Most likely path", "greedy": "Greedy path"}
 _STRATEGY_LONG: dict[Strategy, str] = {
-    "soft": "All leaves vote, each weighted by how likely the photo is to arrive there.",
-    "max_path": "The leaf that the photo is most likely to arrive at decides.",
+    "soft": "All leaves vote, each weighted by how likely the photo is to reach it.",
+    "max_path": "The leaf that the photo is most likely to reach decides.",
 }
 _GREEDY_LONG: dict[QuestionKind, str] = {
     "presence": "At each prototype the photo goes to “present” if the similarity is above 0.5, otherwise to “absent”.",
-    "choice": "At each node the photo goes to the side of the prototype to which it comes nearer.",
+    "choice": "At each node the photo goes to the side of the prototype that it is nearer to.",
 }
 NEITHER_CLOSE = "neither is close"
 
@@ -86,10 +86,10 @@ def hiding_words(hiding: Hiding | None) -> str:
 def doubt_words(doubt: Doubt) -> str:
     """Why a tree does not know, as a sentence."""
     if doubt.node is None:
-        return f"{percent(doubt.sureness)} sure is too little: below {percent(doubt.least)} this tree gives no answer."
+        return f"Only {percent(doubt.sureness)} sure: below {percent(doubt.least)} this tree gives no answer."
     return (
-        f"At node {doubt.node} nothing in this photo comes as near as photos that turn this way do: the nearest patch "
-        f"is {doubt.times_usual:.1f} times as far as usual. It may show none of the classes that this tree knows."
+        f"At node {doubt.node} the nearest patch of this photo is {doubt.times_usual:.1f} times as far away as usual "
+        "for photos that turn this way. The photo may show none of the classes that this tree knows."
     )
 
 
@@ -215,7 +215,7 @@ class Reading:
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
-        """One a leaf, by the leaf's number."""
+        """One per leaf, by the leaf's number."""
         tree, rules = self.explanation, {}
         way: dict[int, tuple[tuple[int, bool], ...]] = {0 if tree.left else ~0: ()}
         for id_, _ in reading_order(tree.left, tree.right):
@@ -275,11 +275,11 @@ class Reading:
         return f"{count(len(names), 'class', 'classes')}: {listed(names, most)}"
 
     def turn_words(self, turns: Iterable[tuple[int, bool]]) -> str:
-        """`has “long beak”, 7; lacks 3`, first what must be present; or `rather 7 than 17`; numbers are prototypes."""
+        """`has “long beak”, 7; lacks 3`, present ones first; or `more like 7 than 17`. Numbers are prototypes."""
         turns, said = tuple(turns), []
         if self.is_choice:
             pairs = [map(prototype_name, self.rather(node, right)) for node, right in turns]
-            return ", ".join(f"rather {near} than {far}" for near, far in pairs)
+            return ", ".join(f"more like {near} than {far}" for near, far in pairs)
         for word, wanted in (("has", True), ("lacks", False)):
             names = [prototype_name(self.explanation.prototypes[node]) for node, has in turns if has is wanted]
             if names:

@@ -34,7 +34,7 @@ from prototree.tree.questions import REACH_RANGE, Question, QuestionKind
 
 FEWEST_PATCHES = 60  # of a map that a step sees, whatever their share
 FIRST_SHARPNESS: dict[QuestionKind, float] = {"presence": 1.0, "choice": 3.0}  # where the recipe leaves it open
-MOST_USUAL = 10_000_000  # distances of a turn that this is judged by
+MOST_USUAL = 10_000_000  # distances per turn that this is computed from
 USUAL = 0.95  # share of the photos of the classes on a side whose distance counts as usual
 
 
@@ -105,7 +105,7 @@ class HeadObjective(Objective):
 
 
 class AnchoredObjective(TreeObjective):
-    """Prototypes that are, at every step, the latent patches of their sources, and leaves that stand for a class each.
+    """Prototypes that are, at every step, the latent patches of their sources, and leaves with one class each.
 
     Questions begin soft and become sharp. The tree's answer is compared with the teacher's softened one; towards the
     end it is softened itself, so that it may be as sure as it is right.

@@ -1,4 +1,4 @@
-"""Chance in a step of training, drawn for the whole batch in every process: several processes then are one.
+"""Random numbers of a training step, drawn for the whole batch in every process, so that several equal one.
 
 All processes have the same generator in the same state. Each draws what the whole batch needs and uses its own rows.
 

@@ -21,11 +21,16 @@ from prototree.errors import TrainError
 @contextmanager
 def processes() -> Iterator[torch.device]:
     """Joins the group that `torchrun` describes in the environment, if any, and says which device is ours."""
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    local_rank = _number("LOCAL_RANK", 0)
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.is_initialized():
+    if _number("WORLD_SIZE", 1) == 1 or dist.is_initialized():
         yield device
         return
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise TrainError(
+            f"the environment names several processes (WORLD_SIZE) but not {missing[0]}; start them with torchrun, or "
+            "unset WORLD_SIZE"
+        )
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
@@ -33,6 +38,13 @@ def processes() -> Iterator[torch.device]:
         yield device
     finally:
         dist.destroy_process_group()
+
+
+def _number(name: str, otherwise: int) -> int:
+    value = os.environ.get(name, str(otherwise))
+    if not value.isdecimal():
+        raise TrainError(f"expected a whole number in the environment variable {name}, got {value!r}; unset it")
+    return int(value)
 
 
 def shard() -> Shard:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from prototree.data.loading import Loader, ViewDataset, photo_loader
-from prototree.errors import DataError, TrainError
-from prototree.files import amount, make_folder, write_json
+from prototree.errors import CheckpointError, DataError, TrainError
+from prototree.files import amount, make_folder, read_json, write_json
 from prototree.training import distributed
 from prototree.training.shared_maps import alone
+from prototree.tree.fields import integer, list_of, record
 
 VERSION = 1
 KINDS = {".f16": np.float16, ".f32": np.float32}
@@ -57,7 +58,19 @@ class MapFile:
 
     @property
     def is_complete(self) -> bool:
-        return self.description.exists() and self.path.exists() and self.path.stat().st_size == self.n_bytes
+        """Whether it can be used; a damaged one, or one of another version, is made again."""
+        try:
+            self.unreadable()
+        except CheckpointError:
+            return False
+        return self.path.exists() and self.path.stat().st_size == self.n_bytes
+
+    def unreadable(self) -> frozenset[int]:
+        """The entries that could not be read, as the description beside it says."""
+        said, n_entries = read_json(self.description), self.shape[1]
+        rows = list_of(integer(0, n_entries - 1), 0, n_entries)
+        record({"version": integer(VERSION, VERSION), "unreadable": rows})(said, ())
+        return frozenset(said["unreadable"])
 
     def rows(self) -> np.ndarray:
         """All of it, read as it is needed."""

@@ -29,7 +29,7 @@ from prototree.tree.questions import QuestionKind
 from prototree.tree.topology import Topology
 
 N_CANDIDATES, CANDIDATES_A_CLASS = 2000, 40  # random patches to choose the first prototypes from, at least
-LOOKED_AT, LOOKED_AT_A_CLASS = 1200, 12  # views that the choice is judged by, at least
+LOOKED_AT, LOOKED_AT_A_CLASS = 1200, 12  # views that the choice is based on, at least
 MAX_NUMBERS = 2e8  # of feature maps held in memory while choosing, but for two maps of every class
 MAX_PAIRS = 1e8  # of views and candidates whose distances are held; beyond, each node compares so many of its own:
 NODE_VIEWS, NODE_CANDIDATES = 400, 1000

@@ -71,7 +71,7 @@ def look_at_held(tree: ProtoTree, views: CachedBatches, photos: Collection[int])
 
 @torch.no_grad()
 def fit_sharpness(tree: ProtoTree, held: Held) -> float:
-    """How sharp questions must be for Eq. 4's probabilities to be true of photos that the tree has not seen.
+    """The sharpness with which Eq. 4's probabilities are calibrated on photos that the tree has not seen.
 
     A tree that learned to be as unsure as its softened teacher is less sure than it is right. Of all sharpnesses from
     its own to three times that, the least is taken whose likelihood the photos cannot tell from the best, within one

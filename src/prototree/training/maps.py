@@ -27,7 +27,6 @@ from prototree.data.remembered import photo_digests
 from prototree.data.samples import ImageData
 from prototree.data.views import View, evaluation_views
 from prototree.errors import TrainError
-from prototree.files import read_json
 from prototree.network.backbone import Backbone
 from prototree.network.engine import ONNXRUNTIME, TORCH, frozen, frozen_features
 from prototree.network.looks import ONCE
@@ -314,7 +313,7 @@ def _from_borders(tree: ProtoTree, kept: MapCache) -> Made:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes maps that a killed process was computing; they begin anew."""
+    """Removes maps that a killed process was computing, so that they are computed again."""
     for path in folder.glob("*.partial"):
         path.unlink(missing_ok=True)
 
@@ -335,7 +334,7 @@ def _file_name(name: str, engine: str) -> str:
 
 
 def _opened(file: MapFile, dataset: ViewDataset) -> MapCache:
-    return MapCache((file.rows(),), dataset.entries, frozenset(read_json(file.description)["unreadable"]))
+    return MapCache((file.rows(),), dataset.entries, file.unreadable())
 
 
 def _border_shape(backbone: Backbone) -> tuple[int, ...]:

@@ -140,7 +140,7 @@ def project(
     constrain_classes: bool = True,
     compare: bool = False,
 ) -> Projected:
-    """A new tree whose prototypes are their nearest training patches, at distance 0 from them.
+    """A new tree in which each prototype is replaced by its nearest training patch.
 
     `places` says which photo and view each place in the data is, for the sources that the tree keeps. `compare` also
     keeps the patches found without class constraints, in the same pass.

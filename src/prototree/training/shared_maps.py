@@ -10,12 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prototree.files import read_json, write_json
+from prototree.locks import waited_for
 from prototree.training import distributed
-
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None  # type: ignore[assignment]
 
 OWN_CACHE = "cache"  # of a run that an earlier version made, or that was lent maps
 USED = "maps.json"
@@ -54,25 +50,9 @@ def note_use(run: Path, name: str) -> None:
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Waits for other programs that are busy with the same file, where the system can tell."""
-    if not distributed.is_first() or fcntl is None:
+    if not distributed.is_first():
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = _locked(path.with_suffix(".lock"))
-    try:
+    with waited_for(path.with_suffix(".lock")):
         yield
-    finally:
-        path.with_suffix(".lock").unlink(missing_ok=True)  # while it is held, so that nobody holds one without a name
-        os.close(lock)
-
-
-def _locked(path: Path) -> int:
-    """A file that we alone hold, and that still has its name: who held it before has taken the old one away."""
-    while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        with contextlib.suppress(OSError):  # some network disks know no locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock), os.stat(path)):
-                return lock
-        os.close(lock)

@@ -108,10 +108,10 @@ class Workshop:
             gigabytes = cache_size(backbone, n_missing, 1) / 1e9
             # A stage in either case, so that an observer can count on it.
             self.observer.stage(
-                f"the network looks once at {n_missing} views of the photos; what it finds is kept for all "
-                f"runs beside this one ({gigabytes:.2f} GB)"
+                f"computing feature maps of {n_missing} views, once; they are kept for all runs in the same folder "
+                f"({gigabytes:.2f} GB)"
                 if n_missing
-                else f"the network has looked at the {n_views} views of the photos before"
+                else f"the feature maps of all {n_views} views have been computed before"
             )
 
         found = self._kept(backbone, every, variants, begin)
@@ -158,7 +158,7 @@ class Workshop:
         train(objective, batches, epochs, self._options(name), self.observer)
 
     def keep_yardstick(self, head: nn.Module, linear: nn.Linear, folder: str = "") -> None:
-        """Keeps the classifier that taught the tree, so that the tree can be judged beside it."""
+        """Keeps the classifier that taught the tree, so that the two can be compared."""
         if distributed.is_first():
             save_yardstick(head, linear, self.folder / folder)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from prototree.errors import CheckpointError
-from prototree.files import MAX_TEXT_BYTES, cache_folder, open_regular, replacing
+from prototree.files import MAX_TEXT_BYTES, cache_folder, open_regular, prepared_beside, replacing
 from prototree.tree.shared_files import MAX_FILES, is_shared
 
 SUFFIX = ".prototree"
@@ -90,8 +90,7 @@ def _cache(name: str) -> Path:
 def _take_out(file: IO[bytes], path: Path, folder: Path) -> None:
     with _opened(file, path) as archive:
         entries = _checked(archive, path)
-        waiting = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
-        try:
+        with prepared_beside(folder) as waiting:
             for entry in entries:
                 target = waiting / entry.filename
                 target.parent.mkdir(exist_ok=True)
@@ -104,8 +103,6 @@ def _take_out(file: IO[bytes], path: Path, folder: Path) -> None:
             except OSError:
                 if not (folder / MARK).exists():  # unless another process was faster
                     raise
-        finally:
-            shutil.rmtree(waiting, ignore_errors=True)
 
 
 @contextmanager
@@ -135,8 +132,7 @@ def _checked(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
     size, limit = sum(entry.file_size for entry in known), _MAX_GROWTH * path.stat().st_size + (1 << 20)
     if size > limit:
         raise CheckpointError(
-            f"{path} would become {size:,} bytes, more than a file of its size can honestly hold ({limit:,}); it is "
-            "not opened"
+            f"{path} would become {size:,} bytes, more than a file of its size can hold ({limit:,}); it is not opened"
         )
     return known
 

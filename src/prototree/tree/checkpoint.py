@@ -42,7 +42,7 @@ from prototree.tree.topology import Topology
 from prototree.tree.validation import check_fit, check_header, check_height, check_values
 
 VERSION = 4
-"""1: the paper's similarity was the only one. 2: no checksum of the description, and nobody knew what is usual.
+"""1: the paper's similarity was the only one. 2: no checksum of the description, no usual distances.
 3: every network looked once."""
 
 MAX_WEIGHTS_BYTES = 8 * 2**30
@@ -57,7 +57,7 @@ _SEALS = (CHECKSUM, "weights_sha256", "weights_bytes")
 
 
 def save(tree: ProtoTree, folder: Path | str) -> None:
-    """Writes a tree so that `load` gives it back bit for bit, on a machine without the training data too.
+    """Writes a tree so that `load` gives it back bit for bit, even on a machine without the training data.
 
     Examples:
         >>> save(tree, "my-tree")
@@ -96,9 +96,9 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
 
 
 def load(folder: Path | str) -> ProtoTree:
-    """Reads a tree written by `save` or `pack`, in evaluation mode; of a run's folder, the tree after its last stage.
+    """Reads a tree written by `save` or `pack`, in evaluation mode; for a run's folder, the tree after its last stage.
 
-    `user/name` is a tree on the model hub, where no folder `user` is here.
+    `user/name` is a tree on the model hub, if there is no folder `user` here.
 
     Examples:
         >>> tree = load("runs/photos")  # or "bird-tree.prototree", or "user/name"

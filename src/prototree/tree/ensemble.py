@@ -1,10 +1,14 @@
 """Several trees that vote with the mean of their class probabilities (§6.2).
 
+In a vote a tree answers less sharply than by itself. Alone it has to be as sure as it is right; among others it should
+also say which classes come next, because they may come first elsewhere. Single paths count as much as the tree is sure
+of them. Both were chosen on photos of other species than those that results are reported for (`docs/lab-notes.md`).
+
 Notation used for tensor shapes: B batch, K classes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -13,13 +17,43 @@ from torch import Tensor
 
 from prototree.errors import ConfigError
 from prototree.network.backbone import Backbone
-from prototree.tree.model import Decisions, ProtoTree
+from prototree.tree.leaves import predict
+from prototree.tree.model import Decisions, ProtoTree, Routed
+from prototree.tree.patches import NearestPatches
+from prototree.tree.questions import SHARPNESS_RANGE
 from prototree.tree.strategies import Strategy
+
+SHARPNESS_IN_A_VOTE = 0.5  # of the tree's own; the paper's β = 1 is the least there is, and stays
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """What one tree decides by itself, and what it says in a vote."""
+
+    decisions: Decisions
+    soft: Float[Tensor, "B K"]
+
+    def weighted(self, strategy: Strategy) -> Float[Tensor, "B K"]:
+        """Class probabilities times their weight in the vote: 1, or the sureness for the greedy path."""
+        if strategy == "soft":
+            return self.soft
+        probs = self.decisions.class_probs(strategy)
+        return self.decisions.sureness[:, None] * probs if strategy == "greedy" else probs
+
+
+@torch.no_grad()
+def ballot(tree: ProtoTree, routed: Routed) -> Ballot:
+    """A tree's part in a vote about images that have gone through it."""
+    least, own = SHARPNESS_RANGE[tree.question.kind][0], tree.question.sharpness
+    question = replace(tree.question, sharpness=max(least, SHARPNESS_IN_A_VOTE * own))
+    softer = tree.routed(NearestPatches(routed.distance, routed.patch), question)
+    table = tree.leaf_table()
+    return Ballot(tree.decide(routed, table), predict(softer.log_path_probs, table.probs))
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Trees over the same classes that see photos in the same way.
+    """Trees with the same classes and the same preprocessing, which vote.
 
     Examples:
         >>> both = Ensemble([tree, tree])
@@ -55,15 +89,19 @@ class Ensemble:
         return sum(tree.n_prototypes for tree in self.trees)
 
     @torch.no_grad()
-    def predict(self, images: Float[Tensor, "B 3 h w"]) -> list[Decisions]:
-        """The decisions of each tree."""
+    def ballots(self, images: Float[Tensor, "B 3 h w"]) -> list[Ballot]:
+        """What each tree says in the vote; a backbone that several share runs once."""
         maps: dict[int, Tensor] = {}
-        decisions = []
+        found = []
         for tree, backbone in zip(self.trees, self._backbone_of, strict=True):
             if backbone not in maps:
                 maps[backbone] = tree.features.backbone(images)
-            decisions.append(tree.decide(tree.route(tree.features.from_map(maps[backbone]))))
-        return decisions
+            found.append(ballot(tree, tree.route(tree.features.from_map(maps[backbone]))))
+        return found
+
+    def predict(self, images: Float[Tensor, "B 3 h w"]) -> list[Decisions]:
+        """What each tree decides by itself."""
+        return [one.decisions for one in self.ballots(images)]
 
     @property
     def shares_backbone(self) -> bool:
@@ -71,13 +109,21 @@ class Ensemble:
         return not any(self._backbone_of)
 
     @torch.no_grad()
-    def predict_map(self, backbone_map: Float[Tensor, "B C H W"]) -> list[Decisions]:
-        """The decisions of each tree from the map of the one backbone that they share."""
-        return [tree.decide(tree.route(tree.features.from_map(backbone_map))) for tree in self.trees]
+    def ballots_of_map(self, backbone_map: Float[Tensor, "B C H W"]) -> list[Ballot]:
+        """The same from the map of the one backbone that all trees share."""
+        return [ballot(tree, tree.route(tree.features.from_map(backbone_map))) for tree in self.trees]
 
     def class_probs(self, images: Float[Tensor, "B 3 h w"], strategy: Strategy = "soft") -> Float[Tensor, "B K"]:
-        """The mean of the trees' class probabilities."""
-        return torch.stack([decisions.class_probs(strategy) for decisions in self.predict(images)]).mean(dim=0)
+        """The weighted mean of the trees' class probabilities; a single tree answers as by itself."""
+        return counted(self.ballots(images), strategy)
+
+
+def counted(ballots: Sequence[Ballot], strategy: Strategy) -> Float[Tensor, "B K"]:
+    """The class probabilities of a vote."""
+    if len(ballots) == 1:
+        return ballots[0].decisions.class_probs(strategy)
+    total = torch.stack([one.weighted(strategy) for one in ballots]).sum(dim=0)
+    return total / total.sum(dim=1, keepdim=True)
 
 
 def _equal(one: Backbone, other: Backbone) -> bool:

@@ -106,7 +106,7 @@ def perhaps(check_value: Check) -> Check:
 
 
 def part_of(needed: Mapping[str, Check], known: Mapping[str, Check]) -> Check:
-    """An object with some keys that it needs and some that it may have; others are nobody's business."""
+    """An object with some keys that it needs and some that it may have; other keys are ignored."""
 
     def check(value: Any, name: Name) -> None:
         if not isinstance(value, Mapping):

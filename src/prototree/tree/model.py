@@ -34,7 +34,7 @@ _FEW_A_LEVEL = 40
 
 @dataclass(frozen=True)
 class PrototypeSource:
-    """The training patch that a prototype is, once projected (Eq. 6).
+    """The training patch that a projected prototype comes from (Eq. 6).
 
     Examples:
         >>> source = prototree.load("runs/photos").sources[0]
@@ -108,14 +108,14 @@ class Decisions:
         return self.class_probs(strategy).argmax(dim=1)
 
     def path(self, strategy: Strategy) -> Path:
-        """The way through the tree; the soft strategy has none."""
+        """The path through the tree; the soft strategy has none."""
         if strategy == "soft":
             raise ShapeError("expected strategy 'max_path' or 'greedy', got 'soft', which takes every path")
         return self.max_path if strategy == "max_path" else self.greedy
 
 
 class ProtoTree(nn.Module):
-    """A soft decision tree whose nodes ask how near the image's best patches come to their prototypes.
+    """A soft decision tree. Each node compares the nearest patches of an image with its prototypes.
 
     Examples:
         >>> features = FeatureExtractor(Backbone("resnet18", None, image_size=64), depth=16)
@@ -167,7 +167,7 @@ class ProtoTree(nn.Module):
         return len(self.prototypes)
 
     def node_of(self, prototype: int) -> tuple[int, bool]:
-        """The node that a prototype belongs to, and whether it stands for the right side."""
+        """The node that a prototype belongs to, and whether it is the one of the right side."""
         return prototype % self.topology.n_nodes, prototype < self.topology.n_nodes
 
     def prototypes_of(self, nodes: Int[ndarray, " n"]) -> Int[ndarray, " p"]:
@@ -177,19 +177,19 @@ class ProtoTree(nn.Module):
     def similarity(
         self, distance: Float[Tensor, "*pairs p"], prototypes: Sequence[int] | None = None
     ) -> Float[Tensor, "*pairs p"]:
-        """How similar patches at these distances are; the last dimension counts prototypes, all or those named."""
+        """The similarity of patches at these distances; the last dimension is all prototypes, or those named."""
         reach = self.reach if prototypes is None else self.reach[list(prototypes)]
         return self.question.similarity(distance, reach)
 
     @property
     def grid(self) -> PatchGrid:
-        """Where the patches that prototypes are compared with lie in the network's input."""
+        """Where in the network's input the patches lie that prototypes are compared with."""
         backbone, side = self.features.backbone, self.preprocessing.size
         extents = () if backbone.looks == ONCE else tuple(extent(share, side) for share in backbone.looks)
         return PatchGrid(*backbone.map_size, side, self.prototypes.shape[2], self.prototypes.shape[3], extents)
 
     def look(self, looks: Looks) -> "ProtoTree":
-        """Makes the tree look at every picture so often from now on, and at what of it (`network.looks`)."""
+        """Sets which parts of every picture the tree looks at from now on (`network.looks`)."""
         if checked(looks) != ONCE and tuple(self.prototypes.shape[2:]) != (1, 1):
             raise ShapeError(
                 f"expected prototypes of one cell in a tree that looks {len(looks)} times, because larger ones would "
@@ -210,7 +210,7 @@ class ProtoTree(nn.Module):
     def route(
         self, feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "P D H1 W1"] | None = None
     ) -> Routed:
-        """Ready feature maps through the tree (Eq. 1–3), with its own prototypes or others in their place."""
+        """Sends feature maps through the tree (Eq. 1–3), with its own prototypes or others."""
         prototypes = self.prototypes if prototypes is None else prototypes
         expected = self.features.depth
         if feature_map.dim() != 4 or feature_map.shape[1] != expected or not feature_map.shape[0]:
@@ -238,7 +238,7 @@ class ProtoTree(nn.Module):
 
     @torch.no_grad()
     def leaf_table(self) -> "LeafTable":
-        """What the leaves say; made once for many batches, it spares each the work of the whole matrix."""
+        """What the leaves say, computed once for many batches."""
         leaf_probs = leaves.class_log_probs(self.leaf_logits).exp()
         if not is_exporting() and not torch.isfinite(leaf_probs).all():
             raise ShapeError("expected finite leaves, got NaN or infinity; load the tree again, or train it again")
@@ -274,7 +274,7 @@ class ProtoTree(nn.Module):
 
     @torch.no_grad()
     def follow(self, feature_map: Float[Tensor, "B D H W"]) -> Path:
-        """The greedy path alone; where that is faster, only the prototypes on it are compared."""
+        """Only the greedy path; if that is faster, only the prototypes on it are compared."""
         n_nodes, n_levels = self.topology.n_nodes, len(self.topology.levels)
         if not n_nodes or (len(feature_map) > 1 and n_nodes <= _FEW_A_LEVEL * n_levels):
             p_right = self.route(feature_map).p_right

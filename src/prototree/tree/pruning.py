@@ -37,7 +37,7 @@ class Pruned:
             f"{self.prototypes_before} → {self.prototypes_after} prototypes ({self.share_pruned:.1%} removed)"
         )
         if self.leaves_after == self.leaves_before and self.leaves_before > 2 * self.tree.n_classes:
-            text += "; nothing was removed, though the tree has over two leaves a class: the threshold may be too low"
+            text += "; nothing was removed, but there are more than two leaves per class: the threshold may be too low"
         return text
 
 

@@ -73,7 +73,7 @@ def max_path_leaves(log_path_probs: Float[Tensor, "B L"]) -> Int[Tensor, " B"]:
 
 @dataclass(frozen=True)
 class Path:
-    """The way of each image to one leaf. Padded with −1 and False behind the leaf.
+    """The path of each image to one leaf, padded with −1 and False after the leaf.
 
     Examples:
         >>> path = tree.predict(torch.rand(2, 3, 64, 64)).greedy

@@ -20,7 +20,7 @@ from torch import Tensor
 from prototree.tree.routing import Path
 
 ACCEPTED = 0.95  # share of photos of the own classes that get an answer
-MOST_DOUBT = 0.5  # an answer that is rather right than wrong is always given, strange photos aside
+MOST_DOUBT = 0.5  # an answer that is more likely right than wrong is always given, unless the photo is strange
 MAX_LEAD = 50.0  # of a tree that knows no other class, or is sure beyond all digits
 _RIDGE = 1e-3
 _STEPS = 50

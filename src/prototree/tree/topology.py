@@ -132,12 +132,12 @@ class Topology:
 
     @cached_property
     def paths(self) -> Int[ndarray, "L height"]:
-        """The nodes on the way to each leaf, root first, padded with −1."""
+        """The nodes on the path to each leaf, root first, padded with −1."""
         return self._walk()[0]
 
     @cached_property
     def goes_right(self) -> Bool[ndarray, "L height"]:
-        """Whether the way to each leaf turns right at each node of `paths` (False in the padding)."""
+        """Whether the path to each leaf turns right at each node of `paths` (False in the padding)."""
         return self._walk()[1]
 
     @cached_property

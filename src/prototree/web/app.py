@@ -39,12 +39,12 @@ Refusals = dict[int | str, dict[str, Any]]
 _DESCRIPTIONS = {
     400: "Not a request for this server, or an empty upload",
     401: "The token is missing",
-    404: "There is none of that number",
-    409: "The tree has been changed meanwhile",
+    404: "No item has that number",
+    409: "The tree has been changed in the meantime",
     413: "Too large",
     415: "Not an image",
     422: "Not possible",
-    503: "Too much is waiting; Retry-After says when to come again",
+    503: "Too many requests are waiting; Retry-After says when to try again",
 }
 STATUS: dict[type[Exception], int] = {
     NotFoundError: 404,
@@ -76,7 +76,7 @@ def create_app(
 ) -> FastAPI:
     """The app around a session, or a packed tree. One thread asks the tree, one mends it, one draws pictures.
 
-    With a token, only who brings it is answered.
+    With a token, only requests that carry it are answered.
     """
     mendable = Switch(service) if isinstance(service, Service) else None
     service = mendable or service  # all routes ask the run that is open now
@@ -123,7 +123,7 @@ async def _in_turn(queue: Queue, work: Callable[[], Any]) -> Any:
 def _add_health(app: FastAPI, service: Service | Viewer, asking: Queue) -> None:
     @app.get("/api/health", tags=["server"], responses=_refusals())
     async def health() -> shapes.HealthShape:
-        """Answers at once, whatever else is waiting."""
+        """Answers immediately, even if other requests are waiting."""
         return shapes.HealthShape(status="ok", version=__version__, revision=service.revision, waiting=asking.n_jobs)
 
     @app.get("/api/run", tags=["tree"], responses=_refusals())
@@ -135,7 +135,7 @@ def _add_health(app: FastAPI, service: Service | Viewer, asking: Queue) -> None:
 def _add_reading(app: FastAPI, service: Service, mending: Queue) -> None:
     @app.get("/api/nodes", tags=["tree"], responses=_refusals(503))
     async def nodes() -> list[shapes.NodeShape]:
-        """All prototypes of the tree as it is."""
+        """All prototypes of the current tree."""
         return await _in_turn(mending, service.nodes)  # type: ignore[no-any-return]
 
     @app.get("/api/nodes/{node}", tags=["tree"], responses=_refusals(404, 503))
@@ -147,7 +147,7 @@ def _add_reading(app: FastAPI, service: Service, mending: Queue) -> None:
     async def candidates(
         node: PathIndex, count: Annotated[int, Query(ge=1, le=60)] = 12, side: shapes.Side = "right"
     ) -> shapes.CandidatesShape:
-        """The nearest training patches, one per photo: the cluster that a prototype stands for."""
+        """The training patches nearest to a prototype, one per photo."""
         return await _in_turn(mending, partial(service.candidates, node, count, side))  # type: ignore[no-any-return]
 
     @app.get("/api/photos/{split}", tags=["photos"], responses=_refusals(404))
@@ -167,7 +167,7 @@ def _add_reading(app: FastAPI, service: Service, mending: Queue) -> None:
 
     @app.get("/api/mistakes", tags=["try"], responses=_refusals(503))
     async def mistakes() -> shapes.MistakesShape:
-        """Wrong answers of the tree as it is, and the prototypes that are responsible."""
+        """Wrong answers of the current tree, and the prototypes that are responsible."""
         return await _in_turn(mending, service.mistakes)  # type: ignore[no-any-return]
 
 
@@ -182,7 +182,7 @@ def _add_trying(app: FastAPI, service: Service | Viewer, asking: Queue) -> None:
 
     @app.post(_UPLOAD, tags=["try"], openapi_extra=upload, responses=_refusals(413, 415, 503))
     async def decide(request: Request, name: Annotated[str, Query(max_length=200)] = "image") -> shapes.DecisionShape:
-        """What the tree says of an image."""
+        """The tree's answer for an image."""
         with asking.memory() as memory:
             content = await _body(request, memory)
             if request.headers.get("content-type", "").lower().startswith("multipart/"):
@@ -195,7 +195,7 @@ def _add_trying(app: FastAPI, service: Service | Viewer, asking: Queue) -> None:
 
     @app.get("/api/decisions/{id}", tags=["try"], responses=_refusals(404))
     async def decision(id: Annotated[str, Path(max_length=40)]) -> shapes.DecisionShape:  # noqa: A002
-        """A decision again, as long as it is kept."""
+        """An earlier decision, while the server still keeps it."""
         return service.results.get(id).decision
 
     @app.get("/results/{id}/{name}", tags=["try"], responses=_refusals(404) | _WEBP)
@@ -213,14 +213,14 @@ def _add_trying(app: FastAPI, service: Service | Viewer, asking: Queue) -> None:
 def _add_trying_samples(app: FastAPI, service: Service, asking: Queue) -> None:
     @app.post("/api/decisions/sample", tags=["try"], responses=_refusals(404, 503))
     async def decide_sample(question: shapes.SampleQuestion) -> shapes.DecisionShape:
-        """What the tree says of one of the photos that are here."""
+        """The tree's answer for one of the server's own photos."""
         return await _in_turn(asking, partial(service.decide_sample, question.split, question.index))  # type: ignore[no-any-return]
 
 
 def _add_mending(app: FastAPI, service: Service, mending: Queue) -> None:
     @app.get("/api/mending", tags=["mend"], responses=_refusals(503))
     async def standing() -> shapes.MendingShape:
-        """Where mending stands."""
+        """The current state of mending."""
         return await _in_turn(mending, service.mending)  # type: ignore[no-any-return]
 
     @app.post("/api/mending/edits", tags=["mend"], responses=_refusals(404, 409, 503))
@@ -230,17 +230,17 @@ def _add_mending(app: FastAPI, service: Service, mending: Queue) -> None:
 
     @app.post("/api/mending/undo", tags=["mend"], responses=_refusals(409, 503))
     async def undo(question: shapes.RevisionQuestion) -> shapes.MendingShape:
-        """Takes the last edit back."""
+        """Undoes the last edit."""
         return await _in_turn(mending, partial(service.undo, question.revision))  # type: ignore[no-any-return]
 
     @app.post("/api/mending/redo", tags=["mend"], responses=_refusals(409, 503))
     async def redo(question: shapes.RevisionQuestion) -> shapes.MendingShape:
-        """Makes the edit again that was undone last."""
+        """Makes the last undone edit again."""
         return await _in_turn(mending, partial(service.redo, question.revision))  # type: ignore[no-any-return]
 
     @app.post("/api/mending/save", tags=["mend"], responses=_refusals(409, 503))
     async def save(question: shapes.RevisionQuestion) -> shapes.SavedShape:
-        """Makes a new run beside the original, which stays as it is."""
+        """Makes a new run next to the original, which is not changed."""
         return await _in_turn(mending, partial(service.save, question.revision))  # type: ignore[no-any-return]
 
 
@@ -252,12 +252,12 @@ def _add_learning(app: FastAPI, service: Switch, mending: Queue) -> None:
 
     @app.post("/api/mending/learning/open", tags=["mend"], responses=_refusals(409, 503))
     async def open_learned() -> shapes.LearningShape:
-        """Opens the run that came of it, in the place of the one that is open."""
+        """Opens the run that training further has made, instead of the current one."""
         return await _in_turn(mending, service.open_learned)  # type: ignore[no-any-return]
 
     @app.get("/api/mending/learning", tags=["mend"], responses=_refusals(503))
     async def learning() -> shapes.LearningShape:
-        """How far that is."""
+        """Progress of training further."""
         return await _in_turn(mending, service.learner.status)  # type: ignore[no-any-return]
 
 
@@ -288,7 +288,7 @@ def _add_pictures(app: FastAPI, service: Service, drawing: Queue) -> None:
     async def region(
         index: PathIndex, left: PathIndex, top: PathIndex, right: PathIndex, bottom: PathIndex
     ) -> Response:
-        """What lies in a box of a training photo as WebP."""
+        """A region of a training photo as WebP."""
         box = (left, top, right, bottom)
         content = await _in_turn(drawing, partial(service.gallery.region, index, box))
         return Response(content, media_type="image/webp", headers=_PICTURES)

@@ -79,13 +79,13 @@ class Guard:
                 kept = [header for header in message["headers"] if header[0].lower() not in own]
                 if not any(name.lower() == b"cache-control" for name, _ in kept):
                     kept.append((b"cache-control", b"no-store"))
-                if b"transfer-encoding" in headers:  # nobody knows how much is still to come: the answer is the end
+                if b"transfer-encoding" in headers:  # unknown length: close the connection after the answer
                     kept = [header for header in kept if header[0].lower() != b"connection"]
                     kept.append((b"connection", b"close"))
                 message["headers"] = [*kept, *_HEADERS]
             try:
                 await send(message)
-            except (LocalProtocolError, OSError):  # nobody is there any more to hear it, which is no error of ours
+            except (LocalProtocolError, OSError):  # the client has gone, which is not our error
                 gone = True
 
         limit = self._max_bytes if scope.get("path") in self._uploads else min(self._max_bytes, MAX_JSON)
@@ -98,7 +98,7 @@ class Guard:
         answer = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
         if status == 413:
             await _discard(receive, 2 * limit)
-            answer.append((b"connection", b"close"))  # what may still be on its way is not worth reading
+            answer.append((b"connection", b"close"))  # do not read what is still being sent
         await send_with_headers({"type": "http.response.start", "status": status, "headers": answer})
         await send_with_headers({"type": "http.response.body", "body": body})
 

@@ -15,19 +15,19 @@ Asked = Literal["presence", "choice"]
 
 
 class Shape(BaseModel):
-    """Nothing is guessed: unknown keys and wrong types are errors."""
+    """Unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ProblemShape(Shape):
-    """Why a request was refused, in words for people."""
+    """Why a request was refused."""
 
     detail: str
 
 
 class HealthShape(Shape):
-    """That the server lives, and how much is waiting."""
+    """That the server is running, and how many requests are waiting."""
 
     status: Literal["ok"]
     version: str
@@ -82,7 +82,7 @@ class PhotoGridShape(PhotoShape):
 
 
 class PatchShape(Shape):
-    """A patch of a training photo: `box` is the network's cell, `shown` stands around the middle of the match."""
+    """A patch of a training photo: `box` is the network's cell, `shown` is the box that pages draw."""
 
     photo: PhotoShape
     view: str
@@ -94,7 +94,7 @@ class PatchShape(Shape):
 
 
 class NodeShape(Shape):
-    """A node of the tree as it is, by its place in it; `~leaf` is a leaf.
+    """A node of the current tree, by its place in it; `~leaf` is a leaf.
 
     With `presence` it asks whether `source` is there (right) or not; with `choice` which is nearer, `source` (right) or
     `other` (left).
@@ -143,7 +143,7 @@ class ComparedShape(Shape):
 
 
 class StepShape(Shape):
-    """One question on the way down. Where two patches are compared, this is the right one, and `other` the left one."""
+    """One question on the path. If two patches are compared, this is the right one, and `other` the left one."""
 
     node: int
     note: str
@@ -159,7 +159,7 @@ class StepShape(Shape):
 
 
 class WayShape(Shape):
-    """One way down the tree; `differs` says whether it ends elsewhere than the first one."""
+    """One path through the tree; `differs` says whether it ends in another class than the first one."""
 
     strategy: Literal["max_path", "greedy"]
     differs: bool = False
@@ -169,7 +169,7 @@ class WayShape(Shape):
 
 
 class DecisionShape(Shape):
-    """What the tree says of an image."""
+    """The tree's answer for an image."""
 
     id: str
     link: str
@@ -207,7 +207,7 @@ class MistakeShape(Shape):
 
 
 class BlameShape(Shape):
-    """How often a node led astray."""
+    """How many wrong turns a node has taken."""
 
     node: int
     mistakes: int
@@ -226,7 +226,7 @@ class MistakesShape(Shape):
 class ReplaceEdit(Shape):
     """Puts a patch of a training photo at a node: the one nearest to `region`, or the one at `patch` of a view.
 
-    Where a node compares two, `side` says which of them it replaces.
+    If a node compares two patches, `side` says which of them is replaced.
     """
 
     edit: Literal["replace"]
@@ -255,7 +255,7 @@ class RemoveEdit(Shape):
 
 
 class NoteEdit(Shape):
-    """Words about a node; empty words remove the note."""
+    """A note about a node; an empty text removes it."""
 
     edit: Literal["note"]
     node: Index
@@ -263,14 +263,14 @@ class NoteEdit(Shape):
 
 
 class EditQuestion(Shape):
-    """An edit of the tree at a revision; a revision that is no longer the last is refused with 409."""
+    """An edit based on a revision of the tree; if that is no longer the latest, it is refused with 409."""
 
     revision: Index
     edit: Annotated[ReplaceEdit | BanEdit | RemoveEdit | NoteEdit, Field(discriminator="edit")]
 
 
 class RevisionQuestion(Shape):
-    """A change of the tree at a revision."""
+    """A change based on a revision of the tree."""
 
     revision: Index
 
@@ -286,7 +286,7 @@ class FiguresShape(Shape):
 
 
 class ChangedShape(Shape):
-    """A photo that is answered differently than before the last change."""
+    """A photo whose answer differs from before the last change."""
 
     photo: PhotoShape
     truth: str
@@ -295,7 +295,7 @@ class ChangedShape(Shape):
 
 
 class MendingShape(Shape):
-    """Where mending stands: `original` before any edit, `before` the last change, `now`."""
+    """The state of mending: `original` is before any edit, `before` is before the last change, and `now`."""
 
     revision: int
     done: list[str]
@@ -309,7 +309,7 @@ class MendingShape(Shape):
 
 
 class SavedShape(Shape):
-    """The new run, and how both trees do on photos that no feedback came from."""
+    """The new run, and the figures of both trees on photos that gave no feedback."""
 
     run: str
     photos: str
@@ -318,7 +318,7 @@ class SavedShape(Shape):
 
 
 class LearningShape(Shape):
-    """Whether the network is learning on, and the shares of right answers (greedy path) when it is done."""
+    """Whether the network is being trained further, and the accuracies (greedy path) when it is done."""
 
     state: Literal["idle", "learning", "done", "opened", "failed"]  # opened: the app shows the new run now
     run: str = ""

@@ -23,7 +23,7 @@ class Switch(Service):
         return object.__getattribute__(self, name) if name in _OWN else getattr(self._now, name)
 
     def open_learned(self) -> LearningShape:
-        """Opens the run that the network has learned in; whoever has a page of the old one is told by its revision."""
+        """Opens the newly trained run; pages of the old one notice by the revision."""
         old = self._now
         status = old.learner.status()
         if status.state == "opened":  # somebody else was faster

@@ -27,7 +27,7 @@ class Queue:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """A place in the queue. Take it when all that the work needs is there: who is still sending blocks nobody."""
+        """A place in the queue. Take it once the whole request has arrived, so that slow senders block nobody."""
         if self.n_jobs >= self._max_jobs:
             raise self._busy()
         self.n_jobs += 1

@@ -7,7 +7,6 @@ species, in training only) shows whether a model looks at the bird.
 
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass
@@ -20,7 +19,7 @@ from prototree.data.birds.photos import SHORTCUT, BirdImage, BirdPart, Box, chec
 from prototree.data.birds.species import PART_NAMES, Look, Species, differing_parts, make_species
 from prototree.data.birds.truth import LOOKS
 from prototree.errors import ConfigError, DataError
-from prototree.files import remove_leftovers
+from prototree.files import prepared_beside
 
 __all__ = [
     "PART_NAMES",
@@ -125,14 +124,11 @@ def write_birds(
     check_size(size)
     species = make_species(n_species, seed)
     _check_free(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     keys = list(_keys(n_species, train_per_species, test_per_species))
     if workers is None:
         workers = 1 if len(keys) < _FEW_IMAGES else os.cpu_count() or 1
-    # A killed process leaves only this folder behind; a later one takes another name, and removes it.
-    remove_leftovers(folder.parent.glob(f".{folder.name}.partial-*"))
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.partial-{os.getpid()}-", dir=folder.parent) as temporary:
-        plan = _Plan(Path(temporary) / folder.name, species, size, seed, shortcut_species, rate, test_shortcut)
+    with prepared_beside(folder) as temporary:
+        plan = _Plan(temporary / folder.name, species, size, seed, shortcut_species, rate, test_shortcut)
         _write_annotations(plan, _write_images(plan, keys, workers))
         _check_free(folder)
         if folder.exists():

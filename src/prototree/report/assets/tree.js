@@ -58,7 +58,7 @@
     return right ? "present" : "absent";
   }
   function turnWords(id, right) {
-    if (choosing) return `rather ${rather(id, right).map(short).join(" than ")}`;
+    if (choosing) return `more like ${rather(id, right).map(short).join(" than ")}`;
     return `${right ? "has" : "lacks"} ${short(nodeOf(id))}`;
   }
   const turnClass = (right) => (right || choosing ? "present" : "absent"); // a choice is no absence
@@ -342,7 +342,7 @@
     const folded = closed.has(id), number = nodeOf(id).below.length, button = card.querySelector(".fold");
     card.classList.toggle("folded", folded);
     card.setAttribute("aria-expanded", !folded);
-    const told = sidesOf(id).map((side) => side.note || `a piece of a photo of ${name(side.label)}`).join(" or more like ");
+    const told = sidesOf(id).map((side) => side.note || `a patch of a photo of ${name(side.label)}`).join(" or more like ");
     card.setAttribute("aria-label", `Node ${id}: ${choosing ? "more like " : ""}${told}; below: ${belowWords(id)}`);
     button.textContent = folded ? `+ ${number}` : "–";
     const action = `${folded ? "Unfold" : "Fold"} ${number} ${number === 1 ? "class" : "classes"} below`;
@@ -733,7 +733,7 @@
     heat.addEventListener("change", () => { choice.heat = heat.checked; update(); });
     update();
     const switches = make("div", { class: "switches" }, node.where.length > 1 ? buttons : null, make("label", {}, heat, " heat map"));
-    return make("section", { class: "where" }, make("div", { class: "pair" }, make("figure", { class: "piece" }, around(node, "The prototype, framed, in what lies about it"), make("figcaption", { text: "the prototype, framed" })), frame), switches, meaning, words);
+    return make("section", { class: "where" }, make("div", { class: "pair" }, make("figure", { class: "piece" }, around(node, "The prototype, framed, with its surroundings"), make("figcaption", { text: "the prototype, framed" })), frame), switches, meaning, words);
   }
 
   function rows(entries, { max = 1, tone = "" } = {}) { // [label element, value, text]
@@ -772,7 +772,7 @@
       return details;
     };
     return section(choosing ? "Who goes this way" : "Who has it",
-      choosing ? "How many of each class’s training photos come nearer to this prototype than to the other one." : "How many of each class’s training photos this prototype alone would send to “present”.",
+      choosing ? "How many of each class’s training photos are nearer to this prototype than to the other one." : "How many of each class’s training photos this prototype alone would send to “present”.",
       rows(first.map(entry)), more(`${rest.length} more classes below ${choosing ? "these two" : "this prototype"}`, rest), more(`${others.length} classes that do not come this far`, others));
   }
 
@@ -789,7 +789,7 @@
     const drawing = make("div", { class: "spread-frame" });
     drawing.innerHTML = spread; // drawn by report/spreads.py out of numbers and fixed words alone
     const hint = choosing
-      ? "Each training photo by how much nearer one piece is than the other: 0 is as near to both, 1 is the right piece itself. Above the axis the classes on the right, below it those on the left."
+      ? "Each training photo by how much nearer one patch is than the other: 0 is equally near to both, 1 is the right patch itself. Above the axis the classes on the right, below it those on the left."
       : "Each training photo by its distance, where 1 is the reach: above the axis the classes behind “present”, below it those behind “absent”.";
     return section("How far the two sides are apart", hint, drawing, make("p", { class: "words", text: words }));
   }
@@ -804,24 +804,24 @@
     const grid = make("ul", { class: "grid" });
     for (const match of node.nearest) grid.append(make("li", { title: match.image }, make("span", { class: "pictures" }, make("img", { class: "crop", src: match.crop, alt: "", loading: "lazy" }), photoWithBox(match)),
       named(match.label), make("span", { class: "value", text: `similarity ${fixed(match.similarity)}` })));
-    return section("Most alike in other training photos", "The nearest pieces in the training photos, with their similarity to the prototype.", grid);
+    return section("Most similar in other training photos", "The nearest patches in the training photos, with their similarity to the prototype.", grid);
   }
 
   function nodePanel(id) {
-    const node = nodeOf(id), way = section("The way here", "", wayView(id)), number = `Node ${id}.`;
+    const node = nodeOf(id), way = section("The path to this node", "", wayView(id)), number = `Node ${id}.`;
     if (!choosing) return [called(id), fromPhoto(node, number), lookAt(node), leadsTo(id), spreadView(id), meansIt(node), nearestTo(node), whyItMatches(node), whoHasIt(node, node), way, origin(node)];
     const [left, right] = sidesOf(id).map((side, i) => make("section", { class: "of-two" },
       make("h2", {}, i ? "" : "← ", make("bdi", { text: side.note || `The ${i ? "right" : "left"} one` }), i ? " →" : ""),
       ...[fromPhoto(side, `Prototype ${side.prototype}.`), lookAt(side), meansIt(side), nearestTo(side), whyItMatches(side), whoHasIt(node, side), origin(side)].filter((part) => part !== null)));
     return [
       called(id),
-      make("p", { class: "quiet", text: `${number} It compares a photo with two pieces and sends it to the side of the nearer one.` }),
+      make("p", { class: "quiet", text: `${number} It compares a photo with two patches and sends it to the side of the nearer one.` }),
       leadsTo(id), spreadView(id), left, right, way,
     ];
   }
 
   function fromPhoto(side, number) {
-    return make("p", { class: "quiet" }, `${number} `, side.projected ? "The piece was cut from a training photo of " : "Nearest to it: a piece of a training photo of ", named(side.label), ".");
+    return make("p", { class: "quiet" }, `${number} `, side.projected ? "The patch was cut from a training photo of " : "Nearest to it: a patch of a training photo of ", named(side.label), ".");
   }
 
   function origin(side) {
@@ -830,9 +830,9 @@
   }
 
   function becoming(side) {
-    if (!side.projected) return "The prototype is not exactly this piece, which is only the nearest to it in the photos that are here.";
-    if (side.moved === null) return "At the end of training the prototype became exactly this piece.";
-    return `At the end of training the prototype was moved by ${side.moved.toPrecision(2)} to become exactly this piece.`;
+    if (!side.projected) return "The prototype is not exactly this patch, which is only the nearest to it in the photos that are here.";
+    if (side.moved === null) return "At the end of training the prototype became exactly this patch.";
+    return `At the end of training the prototype was moved by ${side.moved.toPrecision(2)} to become exactly this patch.`;
   }
 
   // ---- the panel of a leaf and of a class -----------------------------------------------------------------------
@@ -863,7 +863,7 @@
   function leafPanel(id) {
     const leaf = leafOf(id), shares = [...leaf.shares].sort((a, b) => b[1] - a[1]).slice(0, 8);
     const mixed = leaf.unsure || leaf.share < 0.99 ? section("Whose training photos arrive here", "", rows(shares.map(([label, share]) => [named(label), share, percent(share)]))) : null;
-    if (leaf.unsure) return ["No clear class", make("p", { class: "quiet", text: "The training photos that arrive here are of many classes: this end says little." }), mixed, section("The rule that leads here", "", ruleView(id, leaf.label))];
+    if (leaf.unsure) return ["No clear class", make("p", { class: "quiet", text: "The training photos that arrive here are of many classes: this leaf has no clear class." }), mixed, section("The rule that leads here", "", ruleView(id, leaf.label))];
     const others = endsOf(leaf.label).filter((other) => other !== id);
     return [name(leaf.label), ...classFacts(leaf.label), section("The rule that leads here", "", ruleView(id, leaf.label)), mixed,
       others.length ? section("Other ends for this class", "", ...others.map((other) => ruleView(other, leaf.label))) : null];
@@ -876,7 +876,7 @@
       make("button", { type: "button", class: "link", click: () => showClass(other) }, named(other)), make("span", { class: "value", text: `${count} photo${count === 1 ? "" : "s"}` }));
     return [
       facts.photos.length ? make("ul", { class: "faces", "aria-label": "Training photos of this class" }, ...facts.photos.map((photo) => make("li", {}, make("img", { src: photo, alt: `Training photo of ${name(label)}`, loading: "lazy" })))) : null,
-      facts.accuracy !== null ? make("p", { class: "score" }, make("strong", { text: percent(facts.accuracy) }), ` of its ${facts.n_test} test photos are named rightly.`) : null,
+      facts.accuracy !== null ? make("p", { class: "score" }, make("strong", { text: percent(facts.accuracy) }), ` of its ${facts.n_test} test photos are named correctly.`) : null,
       facts.taken_for.length ? section("Taken for", "Test photos of this class that were called something else.", make("ul", { class: "confused" }, ...facts.taken_for.slice(0, 6).map(pair))) : null,
       wrongly.length ? section("Wrongly called so", "Test photos of other classes that were called this.", make("ul", { class: "confused" }, ...wrongly.slice(0, 6).map(pair))) : null,
     ];
@@ -983,8 +983,8 @@
   function buildKey() {
     if (key.childElementCount) return;
     key.append(make("p", { class: "quiet", text: choosing
-      ? "Begin at the first card. Compare the photo with both pieces and go on at the one that something in the photo is more like, until you arrive at a class."
-      : "Begin at the first card. If you find its piece in the photo, take “present”, else “absent”, until you arrive at a class." }));
+      ? "Begin at the first card. Compare the photo with both patches and continue at the one that the photo is more like, until you reach a class."
+      : "Begin at the first card. If you find its patch in the photo, take “present”, else “absent”, until you reach a class." }));
     const list = make("ol", { class: "couplets" }), open = [root], order = [];
     while (open.length) {
       const id = open.pop();

@@ -27,81 +27,85 @@ class Paper(Recipe):
     """A full tree, everything learned by gradients but the leaves."""
 
     name: ClassVar[str] = "paper"
-    summary: ClassVar[str] = "the published algorithm: a full tree of some height, prototypes learned by gradients"
+    summary: ClassVar[str] = "the published algorithm: a full tree of a given height, prototypes learned by gradients"
 
     height: int = setting(
         0,
-        "edges from the root to the leaves; 0: one more than it takes for one leaf per class",
-        touch="The tree misses classes (higher) or takes long (lower).",
+        "edges from the root to the leaves; 0: one more than is needed for one leaf per class",
+        touch="Some classes have no leaf: higher. Training takes too long: lower.",
         group=_TREE,
         low=0,
         high=20,
         often=True,
     )
     prototype_height: int = setting(
-        1, "rows of a prototype, in cells of the map", touch="You study larger patches.", group=_TREE, low=1, high=256
+        1, "rows of a prototype, in cells of the map", touch="You want larger patches.", group=_TREE, low=1, high=256
     )
     prototype_width: int = setting(
-        1, "columns of a prototype", touch="You study larger patches.", group=_TREE, low=1, high=256
+        1, "columns of a prototype", touch="You want larger patches.", group=_TREE, low=1, high=256
     )
     epochs: int = setting(
-        30, "times that all photos are seen", touch="Accuracy still rises at the end.", group=_RATES, low=1,
+        30, "passes over all photos", touch="Accuracy is still rising at the end: more.", group=_RATES, low=1,
         high=1_000_000, often=True,
     )  # fmt: skip
     freeze_epochs: int = setting(
-        30, "epochs in which the backbone, but for its last block, stays as it is", touch="You have a GPU: less.",
+        30, "epochs in which the backbone stays frozen, except for its last block", touch="You have a GPU: fewer.",
         group=_RATES, low=0, high=1_000_000,
     )  # fmt: skip
     train_tail: bool = setting(
-        True, "the backbone's last block learns from the start", touch="Photos are few, or time is.", group=_RATES
+        True,
+        "train the backbone's last block from the start",
+        touch="You have few photos or little time: false.",
+        group=_RATES,
     )
     lr_prototypes: float = setting(
         1e-3, "learning rate of the prototypes", touch="The loss does not fall.", group=_RATES, low=0, high=100
     )
     lr_tail: float = setting(
-        1e-3, "of the 1×1 convolution and the backbone's last block", touch="The loss does not fall.", group=_RATES,
-        low=0, high=100,
+        1e-3, "learning rate of the 1×1 convolution and the backbone's last block",
+        touch="The loss does not fall.", group=_RATES, low=0, high=100,
     )  # fmt: skip
     lr_trunk: float = setting(
-        1e-5, "of the rest of the backbone once it is free", touch="Another backbone, or another kind of photos.",
-        group=_RATES, low=0, high=100,
+        1e-5, "learning rate of the rest of the backbone once it is no longer frozen",
+        touch="You use another backbone.", group=_RATES, low=0, high=100,
     )  # fmt: skip
     weight_decay: float = setting(
-        0.0, "on the 1×1 convolution only", touch="Training photos are told apart far better than test photos.",
-        group=_RATES, low=0, high=100,
+        0.0, "weight decay of the 1×1 convolution only",
+        touch="Accuracy is far higher on training photos than on test photos.", group=_RATES, low=0, high=100,
     )  # fmt: skip
     milestones: tuple[int, ...] = setting(
-        (), "epochs after which all rates are multiplied with gamma", touch="You change epochs.", group=_RATES,
+        (), "epochs after which all learning rates are multiplied by gamma", touch="You change epochs.", group=_RATES,
         low=0, high=1_000_000,
     )  # fmt: skip
     gamma: float = setting(
-        0.5, "what the rates are multiplied with at each milestone", touch="Rarely.", group=_RATES, low=0, high=1
+        0.5, "factor for all learning rates at each milestone", touch="Rarely.", group=_RATES, low=0, high=1
     )
     pretrain_epochs: int = setting(
-        0, "epochs of the backbone as a plain classifier before the tree", touch="The backbone has no weights.",
-        group=_RATES, low=0, high=1_000_000,
+        0, "epochs of training the backbone as a plain classifier first",
+        touch="The backbone has no pretrained weights.", group=_RATES, low=0, high=1_000_000,
     )  # fmt: skip
     leaves: Literal["interleaved", "two_pass", "gradient"] = setting(
-        "interleaved", "how leaves learn: Algorithm 1, Eq. 5 over all photos first, or by gradients",
-        touch="You compare the three.", group=_LEAVES,
+        "interleaved",
+        "how leaves learn: interleaved (Algorithm 1), two_pass (Eq. 5 over all photos first) or gradient",
+        touch="You want to compare the three.", group=_LEAVES,
     )  # fmt: skip
     teacher: str = setting(
-        "", "who gives soft labels: runs (a,b), or a classifier of timm (resnet50=file); empty: nobody",
+        "", "where soft labels come from: runs (a,b), or a timm classifier (resnet50=file); empty: no soft labels",
         touch="You have a better model of the same classes.", group=_TEACHER,
     )  # fmt: skip
     teacher_weight: float = setting(
-        0.7, "the teacher's share in the targets", touch="With a teacher.", group=_TEACHER, low=0, high=1
+        0.7, "the teacher's share in the targets", touch="You use a teacher.", group=_TEACHER, low=0, high=1
     )
     temperature: float = setting(
-        2.0, "how much the teacher's probabilities are softened", touch="With a teacher.", group=_TEACHER, low=0.01,
+        2.0, "how much the teacher's probabilities are softened", touch="You use a teacher.", group=_TEACHER, low=0.01,
         high=1000,
     )  # fmt: skip
     cache_views: int = setting(
-        0, "variants of each photo whose maps are computed once while the backbone is frozen; 0: no cache",
-        touch="You have no GPU: 3 or more, for some gigabytes of disk.", group=_SPEED, low=0, high=10_000,
+        0, "views of each photo whose maps are computed once and kept while the backbone is frozen; 0: none",
+        touch="You have no GPU: 3 or more; this takes some gigabytes of disk.", group=_SPEED, low=0, high=10_000,
     )  # fmt: skip
     compile: bool = setting(
-        False, "run the backbone through torch.compile", touch="Long runs on a GPU.", group=_SPEED, free=True
+        False, "compile the backbone with torch.compile", touch="Long runs on a GPU.", group=_SPEED, free=True
     )
 
     def derived(self, data: ImageData) -> "Paper":

@@ -44,29 +44,29 @@ class Warm(Recipe):
     """A frozen backbone, a head that first learns as a classifier, and prototypes that stay patches."""
 
     name: ClassVar[str] = "warm"
-    summary: ClassVar[str] = "for small data and no GPU: a frozen network, a tree that starts from the classes"
+    summary: ClassVar[str] = "for small data and no GPU: a frozen network, a tree grown from the classes"
     older_names: ClassVar[Mapping[str, str]] = {"cache_views": "views", "lr_tail": "rate", "lr_trunk": "pretrain_rate"}
     continues_trees: ClassVar[bool] = True
     keeps_maps: ClassVar[bool] = True
 
     views: int = setting(
-        6, "views of each photo to learn from; the first two are those that prototypes come from",
-        touch="Less for less disk and time: 2 is the least.", group=_VIEWS, low=2, high=10_000, often=True,
+        6, "views of each photo to train on; prototypes come from the first two",
+        touch="Fewer save disk and time; 2 is the minimum.", group=_VIEWS, low=2, high=10_000, often=True,
     )  # fmt: skip
     closer_look: float = setting(
-        0.7, "share of each side that a second, closer look at the middle of a photo covers; 0: the tree looks once",
-        touch="0 halves the time of an answer, for one or two points of accuracy.", group=_VIEWS, low=0, high=0.95,
+        0.7, "share of each side that a second, closer look at the middle of a photo covers; 0: one look only",
+        touch="0 halves the time per answer and costs one or two points of accuracy.", group=_VIEWS, low=0, high=0.95,
     )  # fmt: skip
     patch_share: float = setting(
-        0.75, "share of a map's patches that a step sees", touch="Rarely: 1 is slower and no better.", group=_VIEWS,
+        0.75, "share of a map's patches used in each step", touch="Rarely: 1 is slower and no better.", group=_VIEWS,
         low=0.01, high=1,
     )  # fmt: skip
     head_epochs: int = setting(
-        0, "epochs of the head as a classifier; 0: as many as it takes to see head_views", touch="Tests, quick looks.",
+        0, "epochs of the head as a classifier; 0: enough to see head_views", touch="You want a quick trial.",
         group=_HEAD, low=0, high=1_000_000,
     )  # fmt: skip
     head_views: int = setting(
-        38_000, "views that the head sees as a classifier, where head_epochs is 0", touch="The teacher is weak.",
+        38_000, "views that the head sees as a classifier, if head_epochs is 0", touch="The teacher is weak: more.",
         group=_HEAD, low=1, high=10**12,
     )  # fmt: skip
     head_rate: float = setting(
@@ -76,24 +76,29 @@ class Warm(Recipe):
         0.05, "weight decay of the head as a classifier", touch="Rarely.", group=_HEAD, low=0, high=100
     )
     patch_weight: float = setting(
-        1.0, "how much the head, as a classifier, also learns to know each class by a single patch",
+        1.0, "how much weight the head, as a classifier, puts on recognising each class from a single patch",
         touch="Rarely.", group=_HEAD, low=0, high=100,
     )  # fmt: skip
     cutmix: float = setting(
-        0.5, "share of the head's batches in which photos exchange patches", touch="Rarely.", group=_HEAD, low=0, high=1
+        0.5, "share of the head's batches in which photos swap patches", touch="Rarely.", group=_HEAD, low=0, high=1
     )
     channel_dropout: float = setting(
-        0.1, "share of channels hidden from the head as a classifier", touch="Rarely.", group=_HEAD, low=0, high=0.99
+        0.1, "share of channels dropped in the head as a classifier", touch="Rarely.", group=_HEAD, low=0, high=0.99
     )
     pooled_dropout: float = setting(
-        0.2, "share of its pooled values hidden", touch="Rarely.", group=_HEAD, low=0, high=0.99
+        0.2,
+        "share of pooled values dropped in the head as a classifier",
+        touch="Rarely.",
+        group=_HEAD,
+        low=0,
+        high=0.99,
     )
     epochs: int = setting(
-        0, "epochs of the tree; 0: as many as it takes to see tree_views", touch="Tests, quick looks.", group=_TREE,
+        0, "epochs of the tree; 0: enough to see tree_views", touch="You want a quick trial.", group=_TREE,
         low=0, high=1_000_000, often=True,
     )  # fmt: skip
     tree_views: int = setting(
-        54_000, "views that the tree sees, where epochs is 0", touch="Rarely: longer training overfits.", group=_TREE,
+        54_000, "views that the tree sees, if epochs is 0", touch="Rarely: longer training overfits.", group=_TREE,
         low=1, high=10**12,
     )  # fmt: skip
     rate: float = setting(
@@ -103,71 +108,72 @@ class Warm(Recipe):
         0.01, "weight decay of the head under the tree", touch="Rarely.", group=_TREE, low=0, high=100
     )
     question: Literal["choice", "presence"] = setting(
-        "choice", "what a node asks: which of two patches is nearer, or whether one patch is there",
-        touch="presence asks for half as many patches, on longer paths.", group=_TREE, often=True,
+        "choice", "what a node asks: which of two patches is nearer, or whether one patch is present",
+        touch="presence needs half as many patches, but longer paths.", group=_TREE, often=True,
     )  # fmt: skip
     first_sharpness: float = setting(
-        0.0, "of the questions when training begins; 0: 3 for choice, 1 for presence", touch="Rarely.", group=_TREE,
-        low=0, high=64,
+        0.0, "sharpness of the questions when training starts; 0: 3 for choice, 1 for presence",
+        touch="Rarely.", group=_TREE, low=0, high=64,
     )  # fmt: skip
     sharpness: float = setting(
-        6.0, "of the questions in the end: gamma of choice, beta of presence",
+        6.0,
+        "sharpness of the questions when training ends: how abruptly the answer changes from one side to the other",
         touch="Higher makes single paths agree more with the vote.", group=_TREE, low=1, high=64,
     )  # fmt: skip
     sharp_at: float = setting(
-        0.7, "share of the training after which questions are as sharp as they get", touch="Rarely.", group=_TREE,
+        0.7, "share of training after which the sharpness stays constant", touch="Rarely.", group=_TREE,
         low=0.01, high=1,
     )  # fmt: skip
     mean_path: float = setting(
-        9.0, "with presence: questions to a leaf that the hierarchy may take on average",
-        touch="Shorter paths, of questions about more classes each.", group=_TREE, low=1, high=1e9,
+        9.0, "with presence: mean number of questions on a path, at most",
+        touch="Lower gives shorter paths, with more classes per question.", group=_TREE, low=1, high=1e9,
     )  # fmt: skip
     median_distance: float = setting(
-        0.7, "of a random patch to the nearest patch of another photo when the tree starts", touch="Rarely.",
-        group=_TREE, low=0.01, high=100,
+        0.7, "median distance of a random patch to the nearest patch of another photo when the tree starts",
+        touch="Rarely.", group=_TREE, low=0.01, high=100,
     )  # fmt: skip
     margin: float = setting(
-        0.1, "with presence: weight of a margin at every decision on the way to the own class", touch="Rarely.",
+        0.1, "with presence: weight of the margin at every decision on the path to the true class", touch="Rarely.",
         group=_TREE, low=0, high=100,
     )  # fmt: skip
     near: float = setting(
-        0.5, "with presence: distance asked for at right turns; the reach is at 0.69", touch="Rarely.", group=_TREE,
-        low=0, high=100,
+        0.5, "with presence: largest distance wanted at right turns, where the reach counts as 0.69",
+        touch="Rarely.", group=_TREE, low=0, high=100,
     )  # fmt: skip
     far: float = setting(
-        1.0, "with presence: distance asked for at left turns", touch="Rarely.", group=_TREE, low=0, high=100
+        1.0, "with presence: smallest distance wanted at left turns", touch="Rarely.", group=_TREE, low=0, high=100
     )
     continue_share: float = setting(
-        0.25, "share of the training's length where a given tree is continued", touch="Rarely.", group=_TREE, low=0.01,
+        0.25, "length of `prototree relearn`, as a share of the usual training", touch="Rarely.", group=_TREE, low=0.01,
         high=1,
     )  # fmt: skip
     teacher_weight: float = setting(
-        1.0, "the head's share in the tree's targets; the rest are the labels", touch="Labels count more than looks.",
+        1.0, "the head's share in the tree's targets; the labels have the rest", touch="Labels matter more than looks.",
         group=_TARGETS, low=0, high=1,
     )  # fmt: skip
     temperature: float = setting(
-        0.0, "how much the head's probabilities are softened, and in the end the tree's; 0: follows the number of "
-        "classes (2.5 up to 50 of them, 1.9 for 200)", touch="Rarely.", group=_TARGETS, low=0, high=1000,
+        0.0, "how much the head's probabilities are softened, and by the end the tree's; 0: from the number of "
+        "classes (2.5 up to 50, 1.9 for 200)", touch="Rarely.", group=_TARGETS, low=0, high=1000,
     )  # fmt: skip
     temper_from: float = setting(
-        0.4, "share of the training after which the tree's answer begins to be softened", touch="Rarely.",
+        0.4, "share of training after which softening of the tree's answer begins", touch="Rarely.",
         group=_TARGETS, low=0, high=1,
     )  # fmt: skip
     temper_to: float = setting(
-        0.9, "share of the training after which it is softened as the head's", touch="Rarely.", group=_TARGETS, low=0,
-        high=1,
+        0.9, "share of training after which the tree's answer is softened as much as the head's",
+        touch="Rarely.", group=_TARGETS, low=0, high=1,
     )  # fmt: skip
     hold_out: int = setting(
-        5, "every n-th photo of a class is held out once, to learn how sure answers are; 0: not learned",
-        touch="0 where time is short and percentages do not matter.", group=_TARGETS, low=0, high=1000,
+        5, "every n-th photo of a class is held out once, to calibrate the percentages; 0: no calibration",
+        touch="0 if time is short and percentages do not matter.", group=_TARGETS, low=0, high=1000,
     )  # fmt: skip
     pretrain_epochs: int = setting(
-        0, "epochs in which the backbone is tuned as a plain classifier before all else",
-        touch="The backbone has no weights, or you have a GPU.", group=_BACKBONE, low=0, high=1_000_000,
+        0, "epochs of training the backbone as a plain classifier first",
+        touch="The backbone has no pretrained weights, or you have a GPU.", group=_BACKBONE, low=0, high=1_000_000,
     )  # fmt: skip
     pretrain_rate: float = setting(
-        2e-4, "learning rate of a backbone that has weights while it is tuned", touch="With pretrain_epochs.",
-        group=_BACKBONE, low=0, high=100,
+        2e-4, "learning rate of a pretrained backbone while it is trained as a classifier",
+        touch="You use pretrain_epochs.", group=_BACKBONE, low=0, high=100,
     )  # fmt: skip
 
     def check(self, settings: Common) -> None:

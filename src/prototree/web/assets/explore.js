@@ -4,7 +4,7 @@ document.addEventListener("prototree:select", (event) => {
   const { make, ask, post } = prototree;
   const extra = document.getElementById("node-extra"), { node, pair } = event.detail;
   const field = make("input", { id: "note-here", maxlength: 200, placeholder: pair ? "such as: long beak or short" : "such as: long beak" });
-  const told = make("span", { class: "small quiet", role: "status", text: "Your words stand in the tree from then on." });
+  const told = make("span", { class: "small quiet", role: "status", text: "Your words will appear in the tree." });
   const form = make("form", { class: "invitation" },
     make("label", { for: "note-here", text: "What do these have in common?" }),
     make("span", { class: "inline" }, field, make("button", { class: "button", text: "Keep" })), told);

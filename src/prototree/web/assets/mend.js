@@ -61,7 +61,7 @@
       if (standing.nodes.length !== before) location.assign("/mend"); // the numbers of prototypes have moved
       return true;
     } catch (error) {
-      say(error.status === 409 ? "Somebody else has changed the tree meanwhile. This is how it is now; look again, then repeat your change." : error.message, true);
+      say(error.status === 409 ? "Somebody else has changed the tree in the meantime. This is how it is now; look again, then repeat your change." : error.message, true);
       if (error.status === 409) await refresh();
       busy("candidates", false);
       return false;
@@ -73,11 +73,11 @@
   const edit = (content, words) => change("/api/mending/edits", { edit: content }, words);
   const again = () => { if (node !== null && node < standing.nodes.length) return renew(); return null; };
   $("undo").addEventListener("click", async () => { if (await change("/api/mending/undo", {}, "Undone.")) await again(); });
-  $("redo").addEventListener("click", async () => { if (await change("/api/mending/redo", {}, "Done again.")) await again(); });
+  $("redo").addEventListener("click", async () => { if (await change("/api/mending/redo", {}, "Redone.")) await again(); });
   $("save").addEventListener("click", async () => {
     if (changing || !standing) return;
     changing = true;
-    say("Saving, and judging the tree on photos that were kept back …");
+    say("Saving, and testing the tree on photos that were kept back …");
     try {
       const saved = await post("/api/mending/save", { revision: standing.revision });
       say(`Saved as “${saved.run}”. On ${saved.photos}: ${percent(saved.before.soft)} right before mending, ${percent(saved.after.soft)} now.`);

@@ -8,7 +8,7 @@
   async function show(question) {
     if (asking) return;
     asking = true;
-    say("The tree is looking …");
+    say("Asking the tree …");
     try {
       location.assign((await question()).link);
     } catch (error) {
@@ -33,7 +33,7 @@
     drop.classList.remove("over");
     const image = event.dataTransfer.files[0];
     if (image) send(image);
-    else say("This was no file; drop an image from a folder.", true);
+    else say("That was not a file; drop an image from a folder.", true);
   });
   document.addEventListener("paste", (event) => {
     const image = [...event.clipboardData.files][0];

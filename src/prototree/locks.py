@@ -1,0 +1,79 @@
+"""Files and folders that one program at a time may change, where the system knows locks. No torch here.
+
+A lock goes with the process that holds it, however that ends: nothing stays that a later one would have to judge.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from prototree.errors import ConfigError
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_held: set[int] = set()  # descriptors of folders that this process holds
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keeps every other program from working in a run's folder; if one is at work there, that is an error at once."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(
+            f"another prototree is at work in {folder}; wait until it has ended, or choose another folder"
+        ) from None
+    except OSError:  # some network disks know no locks
+        pass
+    _held.add(descriptor)
+    try:
+        yield
+    finally:
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def waited_for(path: Path) -> Iterator[None]:
+    """Holds a file, which is made for that and then taken away, once other programs no longer do."""
+    if fcntl is None:
+        yield
+        return
+    lock = _locked(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is held, so that nobody holds one without a name
+        os.close(lock)
+
+
+def _locked(path: Path) -> int:
+    """A file that we alone hold, and that still has its name: who held it before has taken the old one away."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        with contextlib.suppress(OSError):  # some network disks know no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), os.stat(path)):
+                return lock
+        os.close(lock)
+
+
+def _let_go() -> None:
+    """In a copy of this process, such as one that reads photos: it may live on for a while when this one is killed."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)

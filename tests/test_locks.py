@@ -1,0 +1,44 @@
+"""Folders that one program at a time may work in, also when programs are killed."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from prototree.errors import ConfigError
+from prototree.locks import held
+
+
+def test_a_folder_is_held_by_one_and_free_again_afterwards(tmp_path: Path) -> None:
+    for _ in range(2):
+        with held(tmp_path):
+            with pytest.raises(ConfigError, match="another prototree is at work in"):
+                held(tmp_path).__enter__()
+            with held(tmp_path.parent):  # another folder is another matter
+                pass
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_a_killed_process_lets_go_although_its_own_copy_lives_on(tmp_path: Path) -> None:
+    held_it, told = os.pipe()
+    if (killed := os.fork()) == 0:
+        try:
+            with held(tmp_path):
+                if copy := os.fork():
+                    os.write(told, str(copy).encode())
+                signal.pause()
+        finally:
+            os._exit(1)
+    copy = int(os.read(held_it, 20))
+    with pytest.raises(ConfigError):
+        held(tmp_path).__enter__()
+    os.kill(killed, signal.SIGKILL)
+    os.waitpid(killed, 0)
+    try:
+        with held(tmp_path):
+            os.kill(copy, 0)  # it is still there
+    finally:
+        os.kill(copy, signal.SIGKILL)
+        os.close(held_it)
+        os.close(told)
