@@ -1,27 +1,32 @@
 """A mended tree learns on: what stays, what changes, and what is refused."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from prototree.errors import ConfigError, DataError
+from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.files import write_file, write_json
 from prototree.mend.edits import Ban, Note, Side
-from prototree.mend.relearning import _carry_over, relearn
-from prototree.mend.session import open_session
+from prototree.mend.relearning import _as_meant, _carry_over, relearn
+from prototree.mend.session import MENDING, OWN_FOLDER, open_session
 from prototree.pipeline.fit import fit
 from prototree.run import Run
+from prototree.training import holding_out
 from prototree.training.shared_maps import maps_used
 from prototree.tree import checkpoint
 from prototree.tree.checkpoint import PROJECTED
 from prototree.tree.questions import Question
+from prototree.tree.sureness import Sureness, fit_sureness
 from tiny_mending import content_of, tiny_run
 from tiny_training import TINY, TINY_WARM, assert_prototypes_are_their_patches, write_squares
 
 NOTES = {0: "a square"}
-SHORT = {"pretrain_epochs": 1, "head_epochs": 1, "epochs": 1, "hold_out": 0}  # where nothing needs to be learned well
+QUICK = {"pretrain_epochs": 1, "head_epochs": 1, "epochs": 1}  # where nothing needs to be learned well
+SHORT = QUICK | {"hold_out": 0}
 
 
 def mended_run(folder: Path, question: str) -> Run:
@@ -79,6 +84,60 @@ def test_the_same_again_gives_the_same_and_another_folder_is_not_overwritten(men
     assert torch.equal(other.tree().prototypes, prototypes)
     with pytest.raises(ConfigError, match="another run"):
         relearn(mended.folder, mended.folder)
+
+
+def fitted_elsewhere(mended: Run, folder: Path) -> Run:
+    """The same run as if its sharpness and sureness had been fitted to the tree as it was."""
+    copy = Run(shutil.copytree(mended.folder, folder))
+    tree = copy.tree()
+    tree.question, tree.sureness = replace(tree.question, sharpness=64.0), Sureness(1.0, -9.0, 50)
+    checkpoint.save(tree, copy.folder / PROJECTED)
+    write_file(copy.folder / "config.toml", mended.config.changed({"hold_out": 5}).to_toml().encode())
+    return copy
+
+
+def test_how_sharp_and_how_sure_are_fitted_again_on_the_feedback(
+    mended: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was fitted to the tree before it learned says nothing about the tree that has learned."""
+    monkeypatch.setattr(holding_out, "FEWEST_HELD", 6)
+    copy = fitted_elsewhere(mended, tmp_path / "copy")
+    learned = relearn(copy.folder, tmp_path / "learned", settings=QUICK)
+    tree, session = learned.tree(), open_session(learned)
+    own = learned.config.recipe.sharpness  # type: ignore[attr-defined]
+    assert own <= tree.question.sharpness <= 3 * own
+    decisions, labels = session.state.decisions, session.bench.feedback.labels
+    fitted = fit_sureness(decisions.lead, decisions.strangeness, decisions.labels("greedy") == labels)
+    assert tree.sureness.n_photos == len(labels) == 6
+    expected = pytest.approx((fitted.slope, fitted.offset), abs=0.1)  # maps on the bench are rounded
+    assert (tree.sureness.slope, tree.sureness.offset) == expected
+
+
+def test_leaves_learn_the_classes_that_were_meant(mended: Run, tmp_path: Path) -> None:
+    """Which photos reach a leaf after an edit depends on what the network cannot tell apart yet."""
+    copy = Run(shutil.copytree(mended.folder, tmp_path / "copy"))
+    tree = copy.tree()
+    meant = tree.leaf_logits.argmax(dim=1).tolist()
+    assert json.loads((copy.folder / MENDING).read_text())["leaves"] == meant
+    tree.leaf_logits.data = tree.leaf_logits.roll(1, dims=1)
+    checkpoint.save(tree, copy.folder / PROJECTED)
+    assert _as_meant(copy).leaf_logits.argmax(dim=1).tolist() == meant
+    assert open_session(copy).state.leaf_classes.tolist() == meant
+    for damaged in ([*meant, 0], [-1, *meant[1:]], [tree.n_classes, *meant[1:]]):
+        write_json(copy.folder / MENDING, {"leaves": damaged})
+        with pytest.raises(CheckpointError, match="a class from 0 to 2"):
+            relearn(copy.folder, tmp_path / "learned")
+
+
+def test_feedback_from_a_folder_of_ones_own_leaves_the_test_photos_alone(
+    mended: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding_out, "FEWEST_HELD", 6)
+    copy = fitted_elsewhere(mended, tmp_path / "copy")
+    write_json(copy.folder / MENDING, {"from": "run", "feedback": {"photos": OWN_FOLDER}})
+    learned = relearn(copy.folder, tmp_path / "learned", settings=QUICK)
+    assert learned.tree().sureness == Sureness(1.0, -9.0, 50)
+    assert learned.tree().question.sharpness == 64.0
 
 
 def test_what_cannot_learn_on_says_why(mended: Run, tmp_path: Path) -> None:

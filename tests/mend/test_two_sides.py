@@ -18,7 +18,7 @@ from prototree.training.projection import prototype_classes
 from prototree.tree.questions import LN2, Question
 from prototree.tree.sureness import Sureness, fit_sureness
 from prototree.web.edit_words import sentence
-from tiny_bench import N_FEEDBACK, N_TRAIN, make_bench
+from tiny_bench import N_FEEDBACK, N_TRAIN, K, make_bench
 from tiny_mending import same_tree, tiny_run
 
 CHOICE = Question("choice", 6.0)
@@ -83,6 +83,21 @@ def test_sureness_is_fitted_again_where_it_was_fitted(bench: Bench, monkeypatch:
     is_right = state.decisions.labels("greedy") == bench.feedback.labels
     assert state.tree.sureness == fit_sureness(state.decisions.lead, state.decisions.strangeness, is_right)
     assert bench.tree.sureness.n_photos == 50, "the tree before the edit stays as it was"
+
+
+def test_leaves_stand_for_the_same_classes_while_patches_are_of_their_side(bench: Bench) -> None:
+    classes, own = bench.start.leaf_classes.tolist(), prototype_classes(bench.tree)[4 + N]
+    below = [leaf for leaf, path in enumerate(bench.tree.topology.paths.tolist()) if 4 in path]
+    kept, of_photos = [], []
+    for photo in range(N_TRAIN):
+        state = bench.apply(bench.start, Replace(4, f"{photo}.png", "full", (2, 1), "left"))
+        now = state.tree.leaf_logits.argmax(dim=1).tolist()
+        (kept if own[photo % K] else of_photos).append((state.leaf_classes.tolist(), now))
+    assert all(meant == classes for meant, _ in kept)
+    assert any(now != classes for _, now in kept), "other photos reach the leaves, and that does not matter"
+    assert all(meant == [now[i] if i in below else classes[i] for i in range(8)] for meant, now in of_photos)
+    removed = bench.apply(bench.start, Remove(4, "left"))
+    assert len(removed.leaf_classes) == removed.tree.topology.n_leaves == 7
 
 
 def test_a_removed_node_takes_both_its_prototypes_with_it(bench: Bench) -> None:

@@ -44,9 +44,12 @@ def mend_by_hand(folder: Path, boxes: Boxes, cache: Path) -> dict[str, Any]:
             assert answer.status_code == 200, answer.text
             return answer.json()  # type: ignore[no-any-return]
 
-        # The review names the prototype that leads astray, and its nearest patches show why.
+        # The review names the node that leads astray, and what its patch for the first species finds shows why.
         blamed = client.get("/api/mistakes").json()["nodes"][0]["node"]
-        cluster = client.get(f"/api/nodes/{blamed}/candidates", params={"count": 12}).json()["candidates"]
+        first, node = client.get("/api/run").json()["classes"][0], client.get(f"/api/nodes/{blamed}").json()
+        side = "right" if first in node["classes_right"] else "left"
+        asked = {"count": 12, "side": side}
+        cluster = client.get(f"/api/nodes/{blamed}/candidates", params=asked).json()["candidates"]
         found = [(patch["box"], boxes[patch["photo"]["name"]].get(SHORTCUT)) for patch in cluster]
         on_berries = sum(berries is not None and meet(box, berries) for box, berries in found)
         assert on_berries >= 6, f"only {on_berries} of the 12 nearest patches show the shortcut"
@@ -54,7 +57,8 @@ def mend_by_hand(folder: Path, boxes: Boxes, cache: Path) -> dict[str, Any]:
         photos = client.get("/api/photos/training", params={"label": 0, "count": 6}).json()
         photo = next(photo for photo in photos if "beak" in boxes[photo["name"]])
         region = boxes[photo["name"]]["beak"]
-        change("edits", edit={"edit": "replace", "node": blamed, "photo": photo["index"], "region": region})
+        edit = {"edit": "replace", "node": blamed, "side": side, "photo": photo["index"], "region": region}
+        change("edits", edit=edit)
         change("edits", edit={"edit": "note", "node": blamed, "text": "black beak"})
         job, deadline = change("learning"), time.monotonic() + 3600
         while job["state"] == "learning" and time.monotonic() < deadline:
@@ -69,8 +73,7 @@ def fooled_run(data: Path, out: Path) -> Run:
     """A run whose tree does not know the first species without berries; most trainings end there, some do not."""
     for seed in range(4):
         folder = out / f"seed{seed}"
-        settings = {"workers": 0, "seed": seed, "question": "presence"}
-        run = fit(data, folder, preset_name="demo", settings=settings, resume=True)
+        run = fit(data, folder, preset_name="demo", settings={"workers": 0, "seed": seed}, resume=True)
         if share_right(run, 0) < 0.5:
             return run
     raise AssertionError("no tree fell for the berries")

@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -74,6 +75,25 @@ class ImageData:
     def every(self) -> tuple[Sample, ...]:
         """All photos but those for validation, in an order that does not depend on how they are divided."""
         return tuple(sorted({*self.train, *self.test}, key=lambda sample: str(sample.path)))
+
+    @property
+    def feedback(self) -> tuple[Sample, ...]:
+        """Photos that are looked at while mending: those for validation, or else every second test photo of a class."""
+        return self.validation or self._test_halves()[0]
+
+    @property
+    def kept_back(self) -> tuple[Sample, ...]:
+        """Test photos that give no feedback."""
+        return self.test if self.validation else self._test_halves()[1]
+
+    def _test_halves(self) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
+        """The first, third, … test photo of each class, and the others."""
+        seen: Counter[int] = Counter()
+        halves: tuple[list[Sample], list[Sample]] = ([], [])
+        for sample in self.test:
+            halves[seen[sample.label] % 2].append(sample)
+            seen[sample.label] += 1
+        return tuple(halves[0]), tuple(halves[1])
 
     def name(self, sample: Sample) -> str:
         """How a photo is called in results."""

@@ -70,8 +70,8 @@ class Candidate:
 class Bench:
     """What mending needs: the tree, and the feature maps of training photos and of photos for feedback.
 
-    `training` holds for each photo the view that prototypes may come from, then the whole photo. `banned` and `notes`
-    are what earlier mending left.
+    `training` holds for each photo the view that prototypes may come from, then the whole photo. `banned`, `notes` and
+    what leaves were meant to stand for are what earlier mending left.
     """
 
     def __init__(
@@ -85,11 +85,13 @@ class Bench:
         constrain_classes: bool = True,
         banned: tuple[Ban, ...] = (),
         notes: Mapping[int, str] | None = None,
+        meant: Sequence[int] | None = None,
     ) -> None:
         if tree.topology.n_nodes == 0:
             raise MendError("expected a tree with at least one prototype, got a single leaf; there is nothing to mend")
         self.tree, self.root, self.training, self.feedback = tree.eval(), root, training, feedback
         self._constrain, self._banned_before, self._notes_before = constrain_classes, banned, notes or {}
+        self._meant_before = tree.leaf_logits.argmax(dim=1).cpu() if meant is None else torch.tensor(meant)
         self._row = {(self.name(entry.sample), entry.view.name): row for row, entry in enumerate(training.entries)}
         self._whole = [row for row, entry in enumerate(training.entries) if entry.view == FULL]
         self._is_source = _are_sources(training.entries, source_views)
@@ -110,6 +112,7 @@ class Bench:
             tree.leaf_logits.detach(),
             self._banned_before,
             self._notes_before,
+            self._meant_before,
         )
 
     def apply(self, state: TreeState, edit: Edit) -> TreeState:

@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.nn.functional import one_hot
+
 from prototree.errors import ConfigError
 from prototree.files import make_folder, read_json, write_json
-from prototree.mend.session import MENDING
+from prototree.mend.session import MENDING, OWN_FOLDER, meant_classes
 from prototree.pipeline.fit import train_run
 from prototree.progress import Observer
 from prototree.run import CONFIG, NOTES, Run
@@ -43,10 +46,10 @@ def relearn(
     run, out = Run.open(folder), Path(out)
     check_recipe(run)
     source = data or run.source
-    config = run.config.changed({"epochs": 0, "constrain_classes": False, **(settings or {})})
+    config = run.config.changed({"epochs": 0, "constrain_classes": False, **_own_folder(run), **(settings or {})})
     _expect_free(out, run)
     _link_caches(run, out)
-    learned = train_run(config, source, out, resume=True, start=run.tree(), observer=observer)
+    learned = train_run(config, source, out, resume=True, start=_as_meant(run), observer=observer)
     _carry_over(run, learned)
     return learned
 
@@ -95,6 +98,20 @@ def _patches(tree: ProtoTree) -> list[tuple[tuple[str, str, tuple[int, int]] | N
     """Of each node, where its prototypes come from: one, or one for each side."""
     places = [(source.image, source.view, source.patch) if source is not None else None for source in tree.sources]
     return [tuple(places[node :: tree.topology.n_nodes]) for node in range(tree.topology.n_nodes)]
+
+
+def _as_meant(run: Run) -> ProtoTree:
+    """The mended tree, each leaf with the class that it is to stand for."""
+    tree = run.tree()
+    meant = meant_classes(_mending(run), tree)
+    if meant is not None:
+        tree.leaf_logits.data = one_hot(torch.tensor(meant), tree.n_classes).to(tree.leaf_logits)
+    return tree
+
+
+def _own_folder(run: Run) -> dict[str, Any]:
+    """Where feedback came from another folder, no test photo is used, and sureness stays as mending has fitted it."""
+    return {"hold_out": 0} if _mending(run).get("feedback", {}).get("photos") == OWN_FOLDER else {}
 
 
 def _mending(run: Run) -> dict[str, Any]:

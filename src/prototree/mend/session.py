@@ -17,7 +17,7 @@ import os
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from prototree import files
 from prototree.data import ImageData
 from prototree.data.loading import ViewDataset
 from prototree.data.samples import Sample
-from prototree.errors import MendError
+from prototree.errors import CheckpointError, MendError
 from prototree.evaluation.metrics import evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
 from prototree.files import make_folder, read_json, write_file, write_json
@@ -44,6 +44,7 @@ from prototree.tree.checkpoint import PROJECTED
 from prototree.tree.model import ProtoTree
 
 HISTORY, MENDING = "history.json", "mending.json"
+OWN_FOLDER = "photos given for validation"  # what feedback that comes from another folder is called
 _KEPT_STATES = 16  # for undoing at once; older ones are computed again
 
 
@@ -202,6 +203,7 @@ class Session:
             "from": self.run.folder.resolve().name,
             "edits": [edits.to_json(edit) for edit in moment.history.done],
             "banned": [edits.to_json(ban) for ban in moment.state.banned],
+            "leaves": moment.state.leaf_classes.tolist(),
             "feedback": {
                 "photos": self.feedback_name,
                 "before": asdict(comparison.before),
@@ -268,6 +270,7 @@ def open_session(
         constrain_classes=config.constrain_classes,
         banned=tuple(ban for ban in map(edits.from_json, mended.get("banned", ())) if isinstance(ban, Ban)),
         notes={node: text for node, text in run.notes.items() if 0 <= node < tree.topology.n_nodes},
+        meant=meant_classes(mended, tree),
     )
 
     def unseen() -> StoredMaps | None:
@@ -276,27 +279,28 @@ def open_session(
     return Session(run, images, bench, unseen, len(held_back), folder, name, str(source))
 
 
+def meant_classes(mending: Mapping[str, Any], tree: ProtoTree) -> list[int] | None:
+    """What mending.json says that the leaves stand for; None where it says nothing, as in earlier versions."""
+    leaves = mending.get("leaves")
+    if leaves is None:
+        return None
+    if len(leaves) != tree.topology.n_leaves or not all(label in range(tree.n_classes) for label in leaves):
+        raise CheckpointError(
+            f"{MENDING} is damaged: expected a class from 0 to {tree.n_classes - 1} for each of the "
+            f"{tree.topology.n_leaves} leaves, got {leaves}; restore it from a copy"
+        )
+    return list(leaves)
+
+
 def _divided(
     run: Run, images: ImageData, validation: str | Path | None
 ) -> tuple[Sequence[Sample], Sequence[Sample], str]:
     """The photos that give feedback, those that are held back, and what the former are called."""
     if validation is not None:
         own = run.data(validation)
-        return (*own.train, *own.test), images.test, "photos given for validation"
-    if images.validation:
-        return images.validation, images.test, "the validation photos of the data"
-    return *_halves(images.test), "every second test photo"
-
-
-def _halves(samples: Sequence[Sample]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
-    """The first, third, … photo of each class, and the others."""
-    seen: dict[int, int] = {}
-    halves: tuple[list[Sample], list[Sample]] = ([], [])
-    for sample in samples:
-        count = seen.get(sample.label, 0)
-        halves[count % 2].append(sample)
-        seen[sample.label] = count + 1
-    return tuple(halves[0]), tuple(halves[1])
+        return (*own.train, *own.test), images.test, OWN_FOLDER
+    name = "the validation photos of the data" if images.validation else "every second test photo"
+    return images.feedback, images.kept_back, name
 
 
 def _mistakes(bench: Bench, tree: ProtoTree, sets: Sequence[StoredMaps]) -> dict[str, Any]:

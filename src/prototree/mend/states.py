@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor
 
@@ -30,6 +30,7 @@ class TreeState:
     leaf_start: Float[Tensor, "L K"]  # what refitting begins with: as trained, or 0 where the photos are others now
     banned: tuple[Ban, ...]
     notes: Mapping[int, str]  # by node
+    meant: Int[Tensor, " L"]  # the class that a leaf stands for, whatever photos reach it now; -1: theirs
 
     def expect(self, node: int) -> None:
         """Refuses a number that no node has."""
@@ -55,6 +56,15 @@ class TreeState:
         side = f" ({'right' if is_right else 'left'} side)" if self.tree.question.kind == "choice" else ""
         return f"prototype {node}{side}"
 
+    @property
+    def leaf_classes(self) -> Int[Tensor, " L"]:
+        """What the leaves stand for when the network learns on.
+
+        A patch that somebody put in place of another one of its side asks a better question about the same classes. If
+        the network cannot answer it yet, other photos may reach the leaves; they do not say what was meant.
+        """
+        return torch.where(self.meant < 0, self.tree.leaf_logits.detach().argmax(dim=1).cpu(), self.meant)
+
     @cached_property
     def decisions(self) -> Decisions:
         """What the tree decides for the photos of the feedback."""
@@ -77,10 +87,11 @@ def with_prototype(
     tree = copied(state.tree)
     tree.prototypes[prototype] = vector
     tree.sources = (*tree.sources[:prototype], source, *tree.sources[prototype + 1 :])
-    node, _ = tree.node_of(prototype)
+    node, is_right = tree.node_of(prototype)
     return replace(
         state,
         tree=tree,
+        meant=_meant_with(state, node, is_right, source.label),
         training=_with_column(state.training, prototype, training),
         feedback=_with_column(state.feedback, prototype, feedback),
         leaf_start=_emptied(state.leaf_start, tree.topology, node),
@@ -110,6 +121,7 @@ def without_node(state: TreeState, edit: Remove) -> TreeState:
         training=NearestPatches(state.training.distance[:, columns], state.training.patch[:, columns]),
         feedback=NearestPatches(state.feedback.distance[:, columns], state.feedback.patch[:, columns]),
         leaf_start=_emptied(state.leaf_start, topology, kept)[leaf_ids],
+        meant=state.meant.masked_fill(_below(topology, kept), -1)[leaf_ids],
         notes={new: state.notes[old] for new, old in enumerate(nodes.tolist()) if old in state.notes},
     )
 
@@ -140,7 +152,21 @@ def _with_column(nearest: NearestPatches, index: int, column: NearestPatches) ->
     return NearestPatches(distance, patch)
 
 
+def _meant_with(state: TreeState, node: int, is_right: bool, label: int) -> Int[Tensor, " L"]:
+    """Leaves keep what they stand for if the new patch is of a class on its side; else the photos say it."""
+    topology = state.tree.topology
+    on_side = torch.from_numpy(((topology.paths == node) & (topology.goes_right == is_right)).any(axis=1))
+    if label in state.leaf_classes[on_side].tolist():
+        return state.meant
+    return state.meant.masked_fill(_below(topology, node), -1)
+
+
 def _emptied(leaf_start: Float[Tensor, "L K"], topology: Topology, node: int) -> Float[Tensor, "L K"]:
     """With nothing in the leaves below a node, or in one leaf, given as `~leaf`."""
+    return leaf_start.masked_fill(_below(topology, node)[:, None], 0.0)
+
+
+def _below(topology: Topology, node: int) -> Bool[Tensor, " L"]:
+    """The leaves below a node, or one leaf, given as `~leaf`."""
     is_below = np.arange(topology.n_leaves) == ~node if node < 0 else (topology.paths == node).any(axis=1)
-    return leaf_start.masked_fill(torch.from_numpy(is_below)[:, None], 0.0)
+    return torch.from_numpy(is_below)

@@ -318,7 +318,7 @@ class SavedShape(Shape):
 
 
 class LearningShape(Shape):
-    """Whether the network is being trained further, and the accuracies (most likely path) when it is done."""
+    """Whether the network is being trained further, and the accuracies (greedy path) when it is done."""
 
     state: Literal["idle", "learning", "done", "opened", "failed"]  # opened: the app shows the new run now
     run: str = ""

@@ -190,12 +190,44 @@ class Warm(Recipe):
 
     def train(self, workshop: "Workshop", start: "ProtoTree | None" = None) -> "ProtoTree":
         """The whole recipe: maps, then a tree, then how sure its answers are."""
-        backbone = self._backbone(workshop) if start is None else start.features.backbone.unsplit()
-        maps = self._maps(workshop, backbone, self._looks() if start is None else backbone.looks)
-        tree = self._learn(workshop, backbone, maps, "", start)
-        if start is None and self.hold_out:
+        if start is not None:
+            return self._continued(workshop, start)
+        backbone = self._backbone(workshop)
+        maps = self._maps(workshop, backbone, self._looks())
+        tree = self._learn(workshop, backbone, maps, "")
+        if self.hold_out:
             self._how_sure(tree, workshop, backbone, maps)
         return tree
+
+    def _continued(self, workshop: "Workshop", start: "ProtoTree") -> "ProtoTree":
+        """The head learns on, and where it was known how sure answers are, that is fitted again.
+
+        The photos that gave feedback are what it is fitted on, as after every edit: they are not learned from, whereas
+        the head has seen all others. It learns with the sharpness that it began with; the one that was fitted to the
+        tree as it was would leave it as unsure as its teacher, and nothing would put that right.
+        """
+        from prototree.training.holding_out import FEWEST_HELD, fit_held, fit_sharpness, look_at_held
+
+        backbone, photos = start.features.backbone.unsplit(), workshop.data.feedback
+        is_fitted = self.hold_out and start.sureness.n_photos and len(photos) >= FEWEST_HELD
+        if is_fitted:
+            start.question = replace(start.question, sharpness=self.sharpness)
+        tree = self._learn(workshop, backbone, self._maps(workshop, backbone, backbone.looks), "", start)
+        if is_fitted:
+            found = look_at_held(tree, self._whole(workshop, tree, photos), range(len(photos)))
+            tree.question = replace(tree.question, sharpness=fit_sharpness(tree, found))
+            tree.sureness = fit_held(tree, found)
+        return tree
+
+    def _whole(self, workshop: "Workshop", tree: "ProtoTree", photos: Sequence[Sample]) -> "CachedBatches":
+        """Whole photos as a finished tree sees them; a run that was evaluated has kept their maps."""
+        from prototree.data.loading import ViewDataset
+        from prototree.data.views import evaluation_views
+        from prototree.training.maps import kept_sets
+
+        sets = kept_sets(workshop.data, source_views, tree.preprocessing)
+        dataset = ViewDataset(photos, evaluation_views, tree.preprocessing)
+        return workshop.cached(workshop.judged_maps(tree.features.backbone.unsplit(), dataset, sets))
 
     def _looks(self) -> "Looks":
         from prototree.network.looks import ONCE, checked

@@ -96,7 +96,7 @@
       learning: () => `Learning for ${minutes} min … ${job.says}`,
       failed: () => `It did not work: ${job.says}`,
       done: () => `Done in ${minutes} min. Opening “${job.run}” …`,
-      opened: () => `This is “${job.run}”, learned in ${minutes} min. On ${job.photos}, by the most likely path: ${percent(job.original)} right before mending, ${percent(job.mended)} mended, ${percent(job.learned)} after learning.`,
+      opened: () => `This is “${job.run}”, learned in ${minutes} min. On ${job.photos}, by the greedy path: ${percent(job.original)} right before mending, ${percent(job.mended)} mended, ${percent(job.learned)} after learning.`,
     }[job.state];
     if (words) $("learning").textContent = words();
     $("learning").dataset.state = job.state;
