@@ -18,7 +18,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
         photos = write_squares(folder / "squares", train=4, test=4)
-        return fit(photos, folder / "run", settings=TINY_WARM | {"head_epochs": 2, "epochs": 2})
+        return fit(photos, folder / "run", settings=TINY_WARM | {"backbone": "resnet18", "head_epochs": 2, "epochs": 2})
 
 
 def test_training_photos_are_not_looked_at_again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
