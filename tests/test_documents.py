@@ -163,8 +163,8 @@ RIDDLES = [
     "have spoken", "is cold", "passes dear", "dearer", "learns on with", "learn on with", "left alone", "spine of left",
     "beside random", "moves nothing but", "loses nothing", " a photo each", "one a line", "one a core", "one a photo",
     "leaf a class", "views a second", "images a second", "patch a node", "setting a row", "photos a fold",
-    "patch a question", "looks once at", "says how it goes", "the very patch", "what lies about", "own reckoning",
-    "trains the network on", "led astray", "when to touch", "as sure as it is right", "no share of right",
+    "patch a question", "network looks once", "says how it goes", "the very patch", "what lies about", "own reckoning",
+    "trains the network on", "led astray", "when to touch", "no share of right",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""How a run says how it goes, and what people see of it: a live display, plain lines, TensorBoard. No torch here."""
+"""How a run reports its progress, and how it is shown: a live display, plain lines, TensorBoard. No torch here."""
 
 import contextlib
 import logging

@@ -377,7 +377,7 @@ def test_a_tree_that_does_not_know_says_so_and_why() -> None:
     page, told = decision_page(far), decision_json(far)
     assert f'<h1 id="answer">{UNKNOWN}</h1>' in html.unescape(page)
     assert "At node 2" in page
-    assert "1.8 times as far as usual" in page
+    assert "1.8 times as far away as usual" in page
     assert f"The best guess is <b><bdi>{AWKWARD_NAMES[0]}</bdi></b>" in html.unescape(page)
     assert not told["is_known"]
     assert "At node 2" in told["doubt"]

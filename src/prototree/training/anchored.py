@@ -108,7 +108,7 @@ class AnchoredObjective(TreeObjective):
     """Prototypes that are, at every step, the latent patches of their sources, and leaves with one class each.
 
     Questions begin soft and become sharp. The tree's answer is compared with the teacher's softened one; towards the
-    end it is softened itself, so that it may be as sure as it is right.
+    end it is softened itself, so that it need not become as unsure as the teacher.
     """
 
     anchors: Float[Tensor, "P C 1 1"]

@@ -1,6 +1,6 @@
 """Several trees that vote with the mean of their class probabilities (§6.2).
 
-In a vote a tree answers less sharply than by itself. Alone it has to be as sure as it is right; among others it should
+In a vote a tree answers less sharply than by itself. Alone it has to be calibrated; among others it should
 also say which classes come next, because they may come first elsewhere. Single paths count as much as the tree is sure
 of them. Both were chosen on photos of other species than those that results are reported for (`docs/lab-notes.md`).
 

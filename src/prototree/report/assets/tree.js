@@ -282,7 +282,7 @@
   const rightWords = (facts) => (facts.accuracy === null ? "" : `${percent(facts.accuracy)} right`);
   const rightTitle = (facts) => (facts.accuracy === null ? "" : `${percent(facts.accuracy)} of ${facts.n_test} test photos of this class are named rightly`);
 
-  // A patch where it is: what lies about it, and a frame about the patch itself.
+  // A patch with its surroundings, and a frame around the patch itself.
   function around(side, alt = "", lazy = false) {
     const [left, top, right, bottom] = side.frame;
     const svg = draw("svg", { class: "box", viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
