@@ -315,7 +315,8 @@ def test_the_list_leads_from_card_to_card(open_page: Open) -> None:
     assert page.locator(".couplet").count() == 4
     assert page.locator("#map").is_hidden()
     page.locator("#key-0 a").click()
-    assert page.locator(".couplet:target h3 b").text_content() == "1"
+    assert page.locator(".couplet h2 b").all_text_contents() == ["1", "2", "3", "4"]  # as in a printed key
+    assert page.locator(".couplet:target h2 b").text_content() == "2"
     page.locator("#key-0 .pictures").click()
     assert page.locator("#panel-body").text_content().startswith("Node 0.")
 

@@ -248,7 +248,7 @@ def test_a_body_names_its_pictures_for_whoever_keeps_them() -> None:
         return f"/pictures/{name}"
 
     body = decision_body(decision(tree(Topology.full(2))), url, node_url=lambda node: f"/mend/{node}")
-    assert {"photo", "prototype-0", "patch-0"} <= seen.keys()
+    assert {"photo", "prototype-0", "piece-0"} <= seen.keys()
     assert 'src="/pictures/patch-0"' in body
     assert 'href="/mend/1"' in body
     decision_body(vote(tree(Topology.full(2)), 2), url)

@@ -50,8 +50,8 @@ def test_pages_show_both_patches(service: Service) -> None:
     assert node.source is not None
     assert node.other is not None
     for page in (pages.mend(service, service.nodes()), pages.mend_node(service, node)):
-        assert node.source.crop in page
-        assert node.other.crop in page
+        assert node.source.around in page
+        assert node.other.around in page
         assert ">present<" not in page
     mistakes = service.mistakes()
     assert mistakes.images, "a random network is not always right"
@@ -59,7 +59,7 @@ def test_pages_show_both_patches(service: Service) -> None:
     for mistake in mistakes.images:
         assert mistake.p_right is None or 0 <= mistake.p_right <= 1
         blamed = service.node(mistake.node) if mistake.node is not None else None
-        assert blamed is None or (blamed.other is not None and blamed.other.crop in review)
+        assert blamed is None or (blamed.other is not None and blamed.other.around in review)
 
 
 def test_where_a_node_asks_for_one_there_is_no_left_side(tmp_path: Path) -> None:

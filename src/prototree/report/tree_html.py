@@ -33,13 +33,12 @@ from prototree.report.templating import asset, render, script_json
 from prototree.report.words import (
     METHOD_LONG,
     METHOD_SHORT,
-    STRATEGY_NAMES,
+    STRATEGY_PLAIN,
     Reading,
     count,
     hiding_words,
     strategy_words,
 )
-from prototree.tree.strategies import STRATEGIES
 
 PictureUrl = Callable[[str, Picture], str]
 """From a picture's name, unique on its page, and the picture to where the page finds it."""
@@ -68,14 +67,14 @@ def tree_page(explanation: TreeExplanation) -> str:
 
 def tree_body(explanation: TreeExplanation) -> str:
     """What stands in the page's body, without data, style and script; `tree.js` fills it from `#tree-data`."""
-    shown = [s for s in STRATEGIES if s in explanation.accuracy]
+    shown = [s for s in STRATEGY_PLAIN if s in explanation.accuracy][:2]
     return render(
         "tree_body.html",
         title=explanation.title,
         size=f"{count(len(explanation.prototypes), 'prototype')} · "
         f"{count(len(explanation.class_names), 'class', 'classes')}",
         accuracy=[
-            (STRATEGY_NAMES[s], percent(explanation.accuracy[s]), strategy_words(s, explanation.question))
+            (STRATEGY_PLAIN[s], percent(explanation.accuracy[s]), strategy_words(s, explanation.question))
             for s in shown
         ],
         question=explanation.question,

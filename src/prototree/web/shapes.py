@@ -82,7 +82,11 @@ class PhotoGridShape(PhotoShape):
 
 
 class PatchShape(Shape):
-    """A patch of a training photo: `box` is the network's cell, `shown` stands around the middle of the match."""
+    """A patch of a training photo: `box` is the network's cell, `shown` stands around the middle of the match.
+
+    `crop` is a picture of what is shown, `around` one of what lies about it, too; there it has the edges `frame`, as
+    shares of the picture.
+    """
 
     photo: PhotoShape
     view: str
@@ -90,6 +94,8 @@ class PatchShape(Shape):
     box: list[float]
     shown: list[float]
     crop: str
+    around: str
+    frame: list[float]
     similarity: float
 
 

@@ -358,6 +358,7 @@
   // ---- view: what part of the world is seen ---------------------------------------------------------------------
 
   const view = { x: 0, y: 0, k: 1 };
+  const SMALLEST_TURNS = 0.28; // below this the pictures at the lines are dots
   let frame = 0, flight = 0, zoomed = 0;
 
   // The part of the map that no panel covers.
@@ -382,6 +383,8 @@
       zoomed = view.k;
       world.style.setProperty("--edge", `${Math.max(1.8, 1.3 / view.k)}px`);
       world.style.setProperty("--letters", `${Math.min(18, Math.max(12.5, 9.5 / view.k))}px`);
+      world.style.setProperty("--smallest-letters", `${11 / view.k}px`); // at most as large as the margin above the tree
+      map.classList.toggle("smallest", view.k < SMALLEST_TURNS);
     }
     const margin = 200, width = map.clientWidth, height = map.clientHeight;
     const left = (-margin - view.x) / view.k, right = (width + margin - view.x) / view.k;
@@ -831,7 +834,7 @@
 
   function becoming(side) {
     if (!side.projected) return "The prototype is not exactly this piece, which is only the nearest to it in the photos that are here.";
-    if (side.moved === null) return "At the end of training the prototype became exactly this piece.";
+    if (side.moved === null || side.moved < 0.005) return "At the end of training the prototype became exactly this piece.";
     return `At the end of training the prototype was moved by ${side.moved.toPrecision(2)} to become exactly this piece.`;
   }
 
@@ -990,13 +993,15 @@
       const id = open.pop();
       if (isLeaf(id)) continue;
       order.push(id);
-      open.push(nodeOf(id).left, nodeOf(id).right);
+      const { left, right } = nodeOf(id);
+      open.push(...(choosing ? [right, left] : [left, right])); // what a couplet says first comes first
     }
+    const number = new Map(order.map((id, i) => [id, i + 1])); // as in a printed key: from 1, in the order of reading
     for (const id of order) {
       const node = nodeOf(id);
       const target = (child) => (isLeaf(child)
         ? make("button", { type: "button", class: "link", click: () => select(child) }, make("bdi", { class: leafOf(child).unsure ? "quiet" : "end", text: belowWords(child) }))
-        : make("a", { href: `#key-${child}`, class: "link" }, make("b", { text: `→ ${child}` }), " ", make("bdi", { class: "quiet", text: belowWords(child, 2) })));
+        : make("a", { href: `#key-${child}`, class: "link" }, make("b", { text: `→ ${number.get(child)}` }), " ", make("bdi", { class: "quiet", text: belowWords(child, 2) })));
       const title = node.note ? make("bdi", { class: "note", text: node.note }) : make("span", { class: "quiet", text: "Is this there?" });
       const line = (child, right) => make("p", { class: "turn-line" }, make("span", { class: `word ${turnClass(right)}`, text: turnWord(id, right) }), target(child));
       if (choosing) {
@@ -1004,12 +1009,12 @@
           make("button", { type: "button", class: "pictures", "aria-label": `Details of ${short(side)}`, click: () => select(id) }, around(side, "", true), photoWithBox(side)),
           make("p", { class: "turn-line" }, side.note ? make("bdi", { class: "note", text: side.note }) : make("span", { class: "word present", text: turnWord(id, right) })),
           make("p", { class: "turn-line" }, target(right ? node.right : node.left)));
-        list.append(make("li", { id: `key-${id}`, class: "couplet pair-of" }, make("h3", {}, make("b", { text: id })), ...sidesOf(id).map((side, i) => half(side, i === 1))));
+        list.append(make("li", { id: `key-${id}`, class: "couplet pair-of" }, make("h2", {}, make("b", { text: number.get(id) })), ...sidesOf(id).map((side, i) => half(side, i === 1))));
         continue;
       }
       list.append(make("li", { id: `key-${id}`, class: "couplet" },
         make("button", { type: "button", class: "pictures", "aria-label": `Details of ${short(node)}`, click: () => select(id) }, around(node, "", true), photoWithBox(node)),
-        make("div", {}, make("h3", {}, make("b", { text: id }), " ", title), line(node.right, true), line(node.left, false))));
+        make("div", {}, make("h2", {}, make("b", { text: number.get(id) }), " ", title), line(node.right, true), line(node.left, false))));
     }
     key.append(list);
     if (!order.length) key.append(make("p", { text: `Every photo is taken for ${belowWords(root)}.` }));
