@@ -116,9 +116,8 @@ def _edge(
 def _turn(reading: Reading, node: int, right: bool, at: tuple[float, float], stacked: bool, ink: str) -> list[Mark]:
     x, y = at
     if reading.is_choice:
-        crop = reduced(reading.rather(node, right)[0].source.crop, _TURN_SIDE)
         spot = Spot(x - _TURN / 2, y - _TURN / 2, _TURN, _TURN)
-        picture = PhotoMark(spot.x, spot.y, spot.width, spot.height, crop)
+        picture = filling(reading.rather(node, right)[0].source.crop, spot, _TURN_SIDE)
         return [picture, Block(spot.x, spot.y, spot.width, spot.height, stroke=ink, thickness=2.0)]
     word = reading.side_word(node, right)
     if stacked:

@@ -1,7 +1,7 @@
 """The sentences of an explanation, said once for the page, the print and the text."""
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,12 +40,11 @@ METHOD_LONG: dict[Method, str] = {
     "occlusion": "The places where the similarity falls most when they are covered up.",
 }
 STRATEGY_NAMES: dict[Strategy, str] = {"soft": "Soft", "max_path": "Most likely path", "greedy": "Greedy path"}
-STRATEGY_PLAIN: dict[Strategy, str] = {
-    "greedy": "question by question",
+_STRATEGY_PLAIN: dict[Strategy, str] = {
+    "greedy": "question by question",  # as pages show it
     "soft": "all leaves together",
     "max_path": "along the likeliest path",
 }
-"""In a headline: how the tree was asked. The first is what pages show."""
 _STRATEGY_LONG: dict[Strategy, str] = {
     "soft": "All leaves vote, each weighted by how likely the photo is to arrive there.",
     "max_path": "The leaf that the photo is most likely to arrive at decides.",
@@ -60,6 +59,12 @@ NEITHER_CLOSE = "neither is close"
 def strategy_words(strategy: Strategy, question: QuestionKind) -> str:
     """What a strategy does, as a sentence."""
     return _GREEDY_LONG[question] if strategy == "greedy" else _STRATEGY_LONG[strategy]
+
+
+def headline(accuracy: Mapping[Strategy, float]) -> dict[Strategy, str]:
+    """How often a tree is right, in few words: `82 % question by question`; at most two, what pages show first."""
+    known = [strategy for strategy in _STRATEGY_PLAIN if strategy in accuracy][:2]
+    return {strategy: f"{percent(accuracy[strategy])} {_STRATEGY_PLAIN[strategy]}" for strategy in known}
 
 
 def plain(text: str) -> str:

@@ -39,6 +39,7 @@
   const nodeOf = (id) => data.nodes[id];
   const leafOf = (id) => data.leaves[~id];
   const name = (label) => (label === null ? "unknown class" : data.classes[label]);
+  const apart = (text) => `\u2068${text}\u2069`; // within a sentence: each name has a direction of its own
   const named = (label, tag = "bdi") => make(tag, { text: name(label) });
   const fixed = (value) => (value === null ? "?" : value.toFixed(2));
   const choosing = data.question === "choice";
@@ -90,7 +91,7 @@
     if (labels.length === 1) return name(labels[0]);
     const shown = labels.length <= most + 1 ? labels : labels.slice(0, most);
     const more = labels.length - shown.length;
-    return `${labels.length} classes: ${shown.map(name).join(", ")}${more ? ` and ${more} more` : ""}`;
+    return `${labels.length} classes: ${shown.map((label) => apart(name(label))).join(", ")}${more ? ` and ${more} more` : ""}`;
   }
 
   // ---- where everything stands ----------------------------------------------------------------------------------
