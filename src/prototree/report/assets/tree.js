@@ -258,7 +258,8 @@
 
   // ---- cards ----------------------------------------------------------------------------------------------------
 
-  const LONG = 30; // names with more letters are written smaller
+  const LONG = 24, LONGEST = 42; // names with more letters are written smaller, and still smaller
+  const lengthOf = (title) => ([...title].length > LONGEST ? " longest" : [...title].length > LONG ? " long" : "");
   const built = new Map(); // every card made so far
   const mounted = new Map(); // those near the view, which are in the document
   let current = root, selected = null;
@@ -315,7 +316,7 @@
       const leaf = leafOf(id), facts = classOf(leaf.label), title = leaf.unsure ? "no clear class" : name(leaf.label);
       card.classList.toggle("unsure", leaf.unsure);
       card.append(leaf.unsure || !facts.photos.length ? make("span", { class: "nophoto" }) : make("img", { class: "face", src: facts.photos[0], alt: "", draggable: "false", decoding: "async" }),
-        make("bdi", { class: `name${[...title].length > LONG ? " long" : ""}`, text: title }), make("span", { class: "share", text: leaf.unsure ? "" : rightWords(facts) }));
+        make("bdi", { class: `name${lengthOf(title)}`, text: title }), make("span", { class: "share", text: leaf.unsure ? "" : rightWords(facts) }));
       card.title = title;
       card.setAttribute("aria-label", [title, leaf.unsure ? "" : rightTitle(facts)].filter(Boolean).join(", "));
     } else {
