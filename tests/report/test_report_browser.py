@@ -188,6 +188,16 @@ def test_nothing_keeps_anybody_out(open_page: Open, question: Any, viewport: dic
             find(page, "parrot")
         page.wait_for_timeout(300)
         assert serious_findings(page) == [], state
+    for wanted in ("parrot", "no such class"):
+        page.locator("#query").fill(wanted)
+        assert serious_findings(page) == [], wanted
+
+
+def test_letters_that_only_look_like_others_are_found_by_those(open_page: Open) -> None:
+    page = open_page(tree_page(tree(Topology.full(1), names=("Ħanżira tal-baħar", "Øresunds skarv"))))
+    for written, expected in (("hanzira", "Ħanżira tal-baħar"), ("oresund", "Øresunds skarv")):
+        page.locator("#query").fill(written)
+        assert page.locator("#found [role=option]").all_text_contents() == [expected]
 
 
 def test_folding_hides_what_is_below_and_closes_the_gap(open_page: Open) -> None:

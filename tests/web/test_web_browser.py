@@ -264,7 +264,9 @@ def test_where_two_are_compared_each_can_be_mended(browser: "sync_api.Browser", 
         for path in ("/mend", "/mend/1", "/review"):
             page.goto(path)
             page.wait_for_load_state("networkidle")
-            page.evaluate("document.querySelectorAll('option').forEach((one) => { one.textContent = 'Long '.repeat(20); })")
+            page.evaluate(
+                "document.querySelectorAll('option').forEach((one) => { one.textContent = 'Long '.repeat(20); })"
+            )
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.close()
 

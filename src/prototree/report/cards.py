@@ -73,6 +73,7 @@ def subtree(
 
     layout = arrange(tree.left, tree.right, size_of, root=root, closed=closed, aspect=aspect, spacing=SPACING)
     lines: list[Mark] = []
+    turns: list[Mark] = []  # over all lines
     cards: list[Mark] = []
     for id_, place in layout.places.items():
         spot = Spot(place.x, place.y, place.width, place.height)
@@ -83,8 +84,10 @@ def subtree(
         else:
             cards += _node_card(reading, id_, spot, small=small)
             for child, right in ((tree.left[id_], False), (tree.right[id_], True)):
-                lines += _edge(reading, id_, right, place, layout.places[child], child, small=small)
-    return Drawing(layout.width, layout.height, (*lines, *cards))
+                line, *turn = _edge(reading, id_, right, place, layout.places[child], child, small=small)
+                lines.append(line)
+                turns += turn
+    return Drawing(layout.width, layout.height, (*lines, *turns, *cards))
 
 
 def _edge(

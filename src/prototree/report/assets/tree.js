@@ -915,8 +915,9 @@
 
   // ---- finding a class ------------------------------------------------------------------------------------------
 
-  const query = $("query"), found = $("found");
-  const folded = (text) => text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
+  const query = $("query"), found = $("found"), CHOICES = "[role=option]:not(.none)";
+  const PLAIN = { ß: "ss", æ: "ae", œ: "oe", ø: "o", ł: "l", đ: "d", ð: "d", þ: "th", ħ: "h", ı: "i" }; // letters that are no others with marks
+  const folded = (text) => text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase().replace(/[ßæœøłđðþħı]/g, (letter) => PLAIN[letter]);
   const spelled = data.classes.map(folded);
   let at = -1;
 
@@ -926,9 +927,11 @@
     if (wanted) labels.sort((a, b) => (a[0] > 0) - (b[0] > 0) || spelled[a[1]].localeCompare(spelled[b[1]]));
     const shown = labels.slice(0, 60);
     found.replaceChildren(...shown.map(([, label], i) => make("li", { role: "option", id: `found-${i}`, "data-label": label, "aria-selected": "false" }, named(label))));
-    if (!shown.length) found.append(make("li", { class: "none", text: "no class of this name" }));
-    if (labels.length > shown.length) found.append(make("li", { class: "none", text: `and ${labels.length - shown.length} more` }));
+    const remark = (text) => found.append(make("li", { class: "none", role: "option", "aria-disabled": "true", text }));
+    if (!shown.length) remark("no class of this name");
+    if (labels.length > shown.length) remark(`and ${labels.length - shown.length} more`);
     at = -1;
+    query.removeAttribute("aria-activedescendant");
     if (wanted && shown.length) mark(0);
     openFound(true);
   }
@@ -940,7 +943,7 @@
   }
 
   function mark(i) {
-    const options = found.querySelectorAll("[role=option]");
+    const options = found.querySelectorAll(CHOICES);
     if (!options.length) return;
     options[at]?.setAttribute("aria-selected", "false");
     at = (i + options.length) % options.length;
@@ -973,12 +976,12 @@
   });
   $("search").addEventListener("submit", (event) => {
     event.preventDefault();
-    const option = found.querySelector("[aria-selected=true]") || found.querySelector("[role=option]");
+    const option = found.querySelector("[aria-selected=true]") || found.querySelector(CHOICES);
     if (option && !found.hidden) take(option);
   });
   found.addEventListener("pointerdown", (event) => {
     event.preventDefault(); // keep the focus until the choice is made
-    const option = event.target.closest("[role=option]");
+    const option = event.target.closest(CHOICES);
     if (option) take(option);
   });
 
