@@ -171,6 +171,17 @@ def test_surroundings_are_three_times_as_wide_and_know_where_the_patch_is() -> N
     assert found.picture.sum() == photo.sum()
 
 
+def test_surroundings_of_an_oblong_patch_keep_the_proportions_of_the_photo() -> None:
+    """The network may see a photo pressed together; people see it as it is."""
+    found = Surroundings.of(np.zeros((90, 120, 3), dtype=np.uint8), (120, 90), Box(50.0, 30.0, 60.0, 60.0))
+    assert found.picture.shape == (90, 90, 3)
+    assert found.frame == pytest.approx((40 / 90, 1 / 3, 50 / 90, 2 / 3))
+
+
+def test_surroundings_in_a_flat_photo_hold_the_whole_patch() -> None:
+    assert Box(10.0, 5.0, 60.0, 15.0).surroundings(3.0, (200, 30)) == Box(10.0, 0.0, 60.0, 30.0)
+
+
 def test_surroundings_at_a_corner_stay_in_the_photo() -> None:
     found = Surroundings.of(np.zeros((60, 60, 3), dtype=np.uint8), (60, 60), Box(50.0, 0.0, 60.0, 10.0))
     assert found.picture.shape == (30, 30, 3)

@@ -108,7 +108,7 @@ def test_a_step_of_a_choice_shows_the_chosen_patch_large_and_opens_both_sides(
     first.locator("summary").click()
     assert first.locator(".side:visible").count() == 2
     assert first.locator(".side.nearer:visible").count() == 1
-    assert first.locator(".compared img").count() == 4
+    assert first.locator(".compared figure").count() == 4
     assert "0.40" in first.locator(".side.nearer .distance").text_content()
     assert first.locator(".said").text_content().startswith("nearer to")
 

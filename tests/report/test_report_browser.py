@@ -188,6 +188,16 @@ def test_nothing_keeps_anybody_out(open_page: Open, question: Any, viewport: dic
             find(page, "parrot")
         drawn(page)
         assert serious_findings(page) == [], state
+    for wanted in ("parrot", "no such class"):
+        page.locator("#query").fill(wanted)
+        assert serious_findings(page) == [], wanted
+
+
+def test_letters_that_only_look_like_others_are_found_by_those(open_page: Open) -> None:
+    page = open_page(tree_page(tree(Topology.full(1), names=("Ħanżira tal-baħar", "Øresunds skarv"))))
+    for written, expected in (("hanzira", "Ħanżira tal-baħar"), ("oresund", "Øresunds skarv")):
+        page.locator("#query").fill(written)
+        assert page.locator("#found [role=option]").all_text_contents() == [expected]
 
 
 def test_folding_hides_what_is_below_and_closes_the_gap(open_page: Open) -> None:
@@ -317,7 +327,8 @@ def test_the_list_leads_from_card_to_card(open_page: Open) -> None:
     assert page.locator(".couplet").count() == 4
     assert page.locator("#map").is_hidden()
     page.locator("#key-0 a").click()
-    assert page.locator(".couplet:target h3 b").text_content() == "1"
+    assert page.locator(".couplet h2 b").all_text_contents() == ["1", "2", "3", "4"]  # as in a printed key
+    assert page.locator(".couplet:target h2 b").text_content() == "2"
     page.locator("#key-0 .pictures").click()
     assert page.locator("#panel-body").text_content().startswith("Node 0.")
 

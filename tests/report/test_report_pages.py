@@ -27,6 +27,7 @@ from prototree.report import (
     show,
     tree_body,
     tree_data,
+    tree_html,
     tree_page,
     write_decision,
     write_report,
@@ -248,11 +249,22 @@ def test_a_body_names_its_pictures_for_whoever_keeps_them() -> None:
         return f"/pictures/{name}"
 
     body = decision_body(decision(tree(Topology.full(2))), url, node_url=lambda node: f"/mend/{node}")
-    assert {"photo", "prototype-0", "patch-0"} <= seen.keys()
-    assert 'src="/pictures/patch-0"' in body
+    assert {"photo", "prototype-0", "piece-0"} <= seen.keys()
+    assert 'href="/pictures/piece-0"' in body
     assert 'href="/mend/1"' in body
     decision_body(vote(tree(Topology.full(2)), 2), url)
-    assert {"1-patch-0", "2-patch-0"} <= seen.keys()
+    assert {"1-piece-0", "2-piece-0"} <= seen.keys()
+
+
+def test_pictures_of_larger_trees_are_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pixels() -> int:
+        seen: list[int] = []
+        tree_data(tree(Topology.full(2)), lambda name, picture: str(seen.append(picture.size)))
+        return sum(seen)
+
+    before = pixels()
+    monkeypatch.setattr(tree_html, "MOST_LARGE", 1)  # of three prototypes
+    assert pixels() == pytest.approx(before / 3, rel=0.05)
 
 
 def test_the_list_of_many_begins_with_the_doubtful_ones() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from conftest import grow, tree_shapes
 from prototree.explain.records import Flip, Hiding, Nearer, RunnerUp
 from prototree.report import rules_json, rules_text
-from prototree.report.words import Reading, hiding_words, listed, plain, runner_up_words, step_words
+from prototree.report.words import Reading, headline, hiding_words, listed, plain, runner_up_words, step_words
 from prototree.tree.topology import Topology
 from sample_explanations import AWKWARD_NAMES, decision, random_topology, tree
 
@@ -82,6 +82,25 @@ def test_a_change_is_never_from_a_number_to_itself() -> None:
         assert words in said
         numbers = re.search(r"from (\S+) to (\S+)\.", said)
         assert numbers is None or numbers[1] != numbers[2]
+
+
+def test_what_another_class_would_have_needed_is_said_by_question() -> None:
+    steps = decision(tree(Topology.full(2), question="choice")).paths["greedy"].steps
+    last = steps[-1]
+    other = next(side for side in last.sides if side is not last.chosen)
+    flip = Flip(last.node, 0.2, 0.8, Nearer(other.prototype, last.chosen.prototype, 0.41))
+    said = runner_up_words(RunnerUp(1, (flip,)), ("Wren", "Owl"), steps)
+    assert said == "For Owl to win instead, at question 2 the other piece would have to be 0.41 nearer."
+    steps = decision(tree(Topology.full(2))).paths["greedy"].steps
+    said = runner_up_words(RunnerUp(0, (Flip(steps[0].node, 0.42, 0.61),)), ("Wren",), steps)
+    assert said == "For Wren to win instead, at question 1 the similarity would have to rise from 0.42 to 0.61."
+
+
+def test_a_headline_says_what_pages_show_first() -> None:
+    assert list(headline({"soft": 0.84, "max_path": 0.83, "greedy": 0.82}).values()) == [
+        "82 % question by question", "84 % all leaves together",
+    ]  # fmt: skip
+    assert headline({}) == {}
 
 
 def test_rules_of_a_choice_say_rather_this_than_that() -> None:

@@ -247,7 +247,7 @@ def test_where_two_are_compared_each_can_be_mended(browser: "sync_api.Browser", 
         page.goto("/mend/1")
         ready(page)
         before = page.request.get("/api/nodes/1").json()
-        assert page.locator(".side .big-crop").count() == 2
+        assert page.locator(".side .side-pictures .patch").count() == 2
         left = page.get_by_role("button", name="Mend the left one")
         assert left.get_attribute("aria-pressed") == "false"
         left.click()
@@ -259,11 +259,14 @@ def test_where_two_are_compared_each_can_be_mended(browser: "sync_api.Browser", 
         now = page.request.get("/api/nodes/1").json()
         assert (now["other"]["photo"]["name"], now["other"]["patch"]) == (expected["photo"]["name"], expected["patch"])
         assert now["source"] == before["source"]
-        page.locator(f".side[data-side=left] .big-crop[data-crop='{now['other']['crop']}']").wait_for()
+        page.locator(f".side[data-side=left] .patch img[src='{now['other']['around']}']").wait_for()
         assert "left side, is now a patch of" in page.locator("#history").inner_text()
         for path in ("/mend", "/mend/1", "/review"):
             page.goto(path)
             page.wait_for_load_state("networkidle")
+            page.evaluate(
+                "document.querySelectorAll('option').forEach((one) => { one.textContent = 'Long '.repeat(20); })"
+            )
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.close()
 

@@ -45,13 +45,35 @@ def test_a_node_has_both_its_patches_and_either_can_be_replaced(service: Service
     assert (now.other.photo, now.other.patch) == (chosen.photo, chosen.patch)
 
 
+def test_a_patch_is_framed_in_its_surroundings(service: Service) -> None:
+    patch = service.node(1).source
+    assert patch is not None
+    left, top, right, bottom = (float(edge) for edge in patch.around.split("/")[-4:])
+    assert right - left == pytest.approx(bottom - top, abs=2)  # a square of the photo, whatever the network saw
+    across, down = right - left, bottom - top
+    framed = [
+        edge * size + start for edge, size, start in zip(patch.frame, (across, down) * 2, (left, top) * 2, strict=True)
+    ]
+    assert framed == pytest.approx(patch.shown, abs=2)
+
+
+def test_the_tree_says_how_photos_of_each_class_fare(service: Service) -> None:
+    bench, state = service.session.bench, service.session.state
+    _, data = service.tree()
+    right = bench.figures(state).class_accuracy
+    for facts, share in zip(data["class_facts"], right, strict=True):
+        assert facts["accuracy"] == (None if share is None else pytest.approx(share, abs=1e-4))
+        wrong = sum(count for _, count in facts["taken_for"])
+        assert share is None or wrong == round((1 - share) * facts["n_test"])
+
+
 def test_pages_show_both_patches(service: Service) -> None:
     node = service.node(1)
     assert node.source is not None
     assert node.other is not None
     for page in (pages.mend(service, service.nodes()), pages.mend_node(service, node)):
-        assert node.source.crop in page
-        assert node.other.crop in page
+        assert node.source.around in page
+        assert node.other.around in page
         assert ">present<" not in page
     mistakes = service.mistakes()
     assert mistakes.images, "a random network is not always right"
@@ -59,7 +81,7 @@ def test_pages_show_both_patches(service: Service) -> None:
     for mistake in mistakes.images:
         assert mistake.p_right is None or 0 <= mistake.p_right <= 1
         blamed = service.node(mistake.node) if mistake.node is not None else None
-        assert blamed is None or (blamed.other is not None and blamed.other.crop in review)
+        assert blamed is None or (blamed.other is not None and blamed.other.around in review)
 
 
 def test_where_a_node_asks_for_one_there_is_no_left_side(tmp_path: Path) -> None:

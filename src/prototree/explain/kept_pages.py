@@ -83,7 +83,7 @@ class KeptPages:
         """The files that hold it."""
         ranks = [(number, rank) for number, one in enumerate(self._kept) for rank in range(len(one["nearest"]))]
         names = [name for place in ranks for name in _names(*place)]
-        names += [_around(number) for number, one in enumerate(self._kept) if one.get("around")]
+        names += [_around(number) for number, one in enumerate(self._kept) if one.get("surroundings")]
         names += [_class_photo(label, i) for label, count in enumerate(self._class_photos) for i in range(count)]
         return [self._folder / name for name in (*names, PAGE_LIST)] if self._kept else []
 
@@ -137,7 +137,7 @@ def _explained(
         photo=pictures.photo,
         crop=pictures.crop,
         where=tuple(_location(one) for one in kept["where"]),
-        around=_picture(folder / _around(number)) if kept.get("around") else None,
+        around=_picture(folder / _around(number)) if kept.get("surroundings") else None,
     )
     nearest = tuple(_neighbour(tree, number, rank, one, folder) for rank, one in enumerate(kept["nearest"]))
     return PrototypeExplanation(
@@ -171,7 +171,7 @@ def _neighbour(tree: ProtoTree, number: int, rank: int, kept: dict[str, Any], fo
 
 def _kept(one: PrototypeExplanation) -> dict[str, Any]:
     return {
-        "around": one.source.around is not None,
+        "surroundings": one.source.around is not None,  # "around" was that of an oblong, in earlier versions
         "right_share": [round(share, 4) for share in one.right_share],
         "causes": [[cause.name, round(cause.change, 4)] for cause in one.causes],
         "spread": one.spread and [list(one.spread.right), list(one.spread.left)],

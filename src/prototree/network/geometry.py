@@ -57,10 +57,14 @@ class Box:
         return Box(self.left - across, self.top - down, self.right + across, self.bottom + down)
 
     def surroundings(self, times: float, size: Size) -> "Box":
-        """A box so many times as wide and high around this one, moved into a photo of this size, at most all of it."""
+        """A square so many times as wide as the longer side, around this box, moved into a photo of this size.
+
+        A photo that is too small for the square gives a smaller one, which still holds the box.
+        """
+        side = min(times * max(self.width, self.height), float(min(size)))
         edges = []
         for start, stop, whole in ((self.left, self.right, size[0]), (self.top, self.bottom, size[1])):
-            length = min(times * (stop - start), float(whole))
+            length = min(max(side, stop - start), float(whole))
             first = min(max((start + stop - length) / 2, 0.0), whole - length)
             edges.append((first, first + length))
         (left, right), (top, bottom) = edges

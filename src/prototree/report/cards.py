@@ -73,6 +73,7 @@ def subtree(
 
     layout = arrange(tree.left, tree.right, size_of, root=root, closed=closed, aspect=aspect, spacing=SPACING)
     lines: list[Mark] = []
+    turns: list[Mark] = []  # over all lines
     cards: list[Mark] = []
     for id_, place in layout.places.items():
         spot = Spot(place.x, place.y, place.width, place.height)
@@ -83,8 +84,10 @@ def subtree(
         else:
             cards += _node_card(reading, id_, spot, small=small)
             for child, right in ((tree.left[id_], False), (tree.right[id_], True)):
-                lines += _edge(reading, id_, right, place, layout.places[child], child, small=small)
-    return Drawing(layout.width, layout.height, (*lines, *cards))
+                line, *turn = _edge(reading, id_, right, place, layout.places[child], child, small=small)
+                lines.append(line)
+                turns += turn
+    return Drawing(layout.width, layout.height, (*lines, *turns, *cards))
 
 
 def _edge(
@@ -116,9 +119,8 @@ def _edge(
 def _turn(reading: Reading, node: int, right: bool, at: tuple[float, float], stacked: bool, ink: str) -> list[Mark]:
     x, y = at
     if reading.is_choice:
-        crop = reduced(reading.rather(node, right)[0].source.crop, _TURN_SIDE)
         spot = Spot(x - _TURN / 2, y - _TURN / 2, _TURN, _TURN)
-        picture = PhotoMark(spot.x, spot.y, spot.width, spot.height, crop)
+        picture = filling(reading.rather(node, right)[0].source.crop, spot, _TURN_SIDE)
         return [picture, Block(spot.x, spot.y, spot.width, spot.height, stroke=ink, thickness=2.0)]
     word = reading.side_word(node, right)
     if stacked:

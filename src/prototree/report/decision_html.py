@@ -31,7 +31,7 @@ from prototree.report.decision_words import (
     sureness_words,
     untested_words,
 )
-from prototree.report.encoding import AROUND_SIDE, CROP_SIDE, data_url, heat_url, reduced
+from prototree.report.encoding import AROUND_SIDE, CROP_SIDE, around_of, data_url, frame_in, heat_url, reduced
 from prototree.report.spreads import spread_svg, spread_words
 from prototree.report.templating import asset, render
 from prototree.report.words import (
@@ -65,8 +65,8 @@ def decision_body(
 ) -> str:
     """What stands in the page's body; its style sheets are `base.css` and `decision.css`.
 
-    Whoever keeps pictures elsewhere says where (`photo`, `prototype-3` or `around-3`, `patch-3`; in a vote of trees
-    `2-patch-3`); `node_url` is where a node can be mended.
+    Whoever keeps pictures elsewhere says where (`photo`, `prototype-3` or `around-3`, `piece-3`; in a vote of trees
+    `2-piece-3`); `node_url` is where a node can be mended.
     """
     several = isinstance(explanation, VoteExplanation)
     decisions = explanation.decisions if isinstance(explanation, VoteExplanation) else (explanation,)
@@ -147,7 +147,7 @@ class _Drawer:
             "asked": asked_words(len(path.steps)),
             "runs": list(self._runs(path.steps)),
             "end": names[path.answer],
-            "runner_up": runner_up_words(self.decision.runner_up.get(path.strategy), names),
+            "runner_up": runner_up_words(self.decision.runner_up.get(path.strategy), names, path.steps),
         }
 
     def _runs(self, steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
@@ -190,7 +190,7 @@ class _Drawer:
             "distance": distance,
             "in_reach": side.in_reach,
             "picture": self._prototype(side),
-            "crop": self.picture_url(f"{self.prefix}patch-{number}", reduced(match.crop, CROP_SIDE)),
+            "piece": self._framed(f"piece-{number}", around_of(match), frame_in(match)),
             "size": match.size,
             "where": [_where(match, where) for where in match.where],
         }
@@ -200,11 +200,14 @@ class _Drawer:
         if side.around is None:
             crop = reduced(side.picture, CROP_SIDE)
             return {"url": self.picture_url(f"{self.prefix}prototype-{side.prototype}", crop), "frame": None}
-        picture = reduced(side.around.picture, AROUND_SIDE)
-        (height, width, _), (left, top, right, bottom) = picture.shape, side.around.frame
+        return self._framed(f"around-{side.prototype}", side.around.picture, side.around.frame)
+
+    def _framed(self, name: str, picture: Picture, edges: tuple[float, float, float, float]) -> dict[str, Any]:
+        """A picture, and where in it a frame stands, from its edges as shares."""
+        picture = reduced(picture, AROUND_SIDE)
+        (height, width, _), (left, top, right, bottom) = picture.shape, edges
         frame = Box(left * width, top * height, right * width, bottom * height)
-        url = self.picture_url(f"{self.prefix}around-{side.prototype}", picture)
-        return {"url": url, "frame": frame, "size": (width, height)}
+        return {"url": self.picture_url(f"{self.prefix}{name}", picture), "frame": frame, "size": (width, height)}
 
 
 def _where(match: Match, where: Location) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def compact_words(step: Step) -> str:
     """How it went at one node, as the line above its pictures."""
     if step.left is not None:
         return _nearer_words(step)
-    name = f"“{plain(step.note)}”" if step.note else f"prototype {step.node}"
+    name = f"“{plain(step.note)}”" if step.note else "this patch"
     return f"{name} is {PRESENT if step.goes_right else 'absent'}, similarity {step.p_right:.2f}"
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from prototree.evaluation.tables import percent
 from prototree.explain.records import ClassExplanation, Location, Match, Picture, PrototypeExplanation, TreeExplanation
 from prototree.report.cards import LEAF_SIZE, NODE_SIZE, SPACING
 from prototree.report.encoding import (
@@ -33,13 +32,12 @@ from prototree.report.templating import asset, render, script_json
 from prototree.report.words import (
     METHOD_LONG,
     METHOD_SHORT,
-    STRATEGY_NAMES,
     Reading,
     count,
+    headline,
     hiding_words,
     strategy_words,
 )
-from prototree.tree.strategies import STRATEGIES
 
 PictureUrl = Callable[[str, Picture], str]
 """From a picture's name, unique on its page, and the picture to where the page finds it."""
@@ -51,6 +49,7 @@ _CAUSE_WORDS = {
     "texture": "texture",
     "shape": "shape",
 }
+MOST_LARGE = 300  # prototypes whose pictures are as large as they may be
 _SMALLEST_BAR = 0.002  # shares below this are not drawn
 
 
@@ -68,15 +67,14 @@ def tree_page(explanation: TreeExplanation) -> str:
 
 def tree_body(explanation: TreeExplanation) -> str:
     """What stands in the page's body, without data, style and script; `tree.js` fills it from `#tree-data`."""
-    shown = [s for s in STRATEGIES if s in explanation.accuracy]
     return render(
         "tree_body.html",
         title=explanation.title,
         size=f"{count(len(explanation.prototypes), 'prototype')} · "
         f"{count(len(explanation.class_names), 'class', 'classes')}",
         accuracy=[
-            (STRATEGY_NAMES[s], percent(explanation.accuracy[s]), strategy_words(s, explanation.question))
-            for s in shown
+            (words, strategy_words(strategy, explanation.question))
+            for strategy, words in headline(explanation.accuracy).items()
         ],
         question=explanation.question,
         tests=explanation.tests,
@@ -85,7 +83,7 @@ def tree_body(explanation: TreeExplanation) -> str:
 
 def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str, Any]:
     """Everything that `tree.js` shows, ready for JSON. `picture_url` says where each (reduced) picture is found."""
-    reading = Reading(explanation)
+    reading, picture_url = Reading(explanation), _shrinking(picture_url, len(explanation.prototypes))
     return {
         "title": explanation.title,
         "question": explanation.question,
@@ -125,6 +123,14 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
             for rule in reading.rules
         ],
     }  # fmt: skip
+
+
+def _shrinking(picture_url: PictureUrl, n_prototypes: int) -> PictureUrl:
+    """The same, of smaller pictures in larger trees, so that a page of any size can be sent and opened."""
+    scale = math.sqrt(MOST_LARGE / max(n_prototypes, 1))
+    if scale >= 1:
+        return picture_url
+    return lambda name, picture: picture_url(name, reduced(picture, max(1, round(scale * max(picture.shape[:2])))))
 
 
 def _spread_data(explanation: TreeExplanation, node: int) -> dict[str, str]:

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prototree.errors import ShapeError
-from prototree.evaluation.tables import percent
 from prototree.explain.records import PrototypeExplanation, TreeExplanation
 from prototree.files import write_file
 from prototree.report import printing
-from prototree.report.cards import Spot, filling, fitted, subtree
-from prototree.report.encoding import faded, reduced
+from prototree.report.cards import Spot, filling, fitted, framed, subtree
+from prototree.report.encoding import around_of, faded, reduced
 from prototree.report.layout import parts, reading_order
 from prototree.report.marks import (
     ABSENT_INK,
@@ -28,8 +27,7 @@ from prototree.report.marks import (
     text_width,
     wrapped,
 )
-from prototree.report.words import STRATEGY_NAMES, Reading, Rule, count
-from prototree.tree.strategies import STRATEGIES
+from prototree.report.words import Reading, Rule, count, headline
 
 PAGE_WIDTH, PAGE_HEIGHT, MARGIN = 1122.5, 793.7, 40.0  # A4 on its side
 _HEAD = 44.0  # of a page, with its title
@@ -107,9 +105,8 @@ def _sheets(pieces: list[tuple[Piece, Drawing]]) -> list[list[Piece]]:
 def _overview(reading: Reading) -> Drawing:
     tree = reading.explanation
     facts = [count(len(tree.prototypes), "prototype"), count(len(tree.class_names), "class", "classes")]
-    accuracy = [f"{STRATEGY_NAMES[s].lower()} {percent(tree.accuracy[s])}" for s in STRATEGIES if s in tree.accuracy]
-    if accuracy:
-        facts.append(f"correct on test photos: {', '.join(accuracy)}")
+    if tree.accuracy:
+        facts.append(f"test photos right: {', '.join(headline(tree.accuracy).values())}")
     how = (
         "Read from the top: at each pair of prototypes follow the line with the picture that the photo is more like."
         if reading.is_choice
@@ -213,11 +210,10 @@ def _index_row(reading: Reading, rule: Rule, page: int, y: float, height: float)
 
 
 def _index_crop(prototype: PrototypeExplanation, spot: Spot, *, wanted: bool) -> list[Mark]:
-    picture = reduced(prototype.source.crop, _CROP)
-    crop = fitted(picture if wanted else faded(picture), spot)
+    crop = fitted(faded(reduced(around_of(prototype.source), _CROP)), spot)
     edges = crop.x, crop.y, crop.width, crop.height
     if wanted:
-        return [crop, Block(*edges, stroke=PRESENT_INK, thickness=2.5)]
+        return [*framed(prototype.source, spot), Block(*edges, stroke=PRESENT_INK, thickness=2.5)]
     ends = ((crop.x, crop.y + crop.height), (crop.x + crop.width, crop.y))
     return [crop, Block(*edges, stroke=ABSENT_INK, thickness=0.8), Stroke(ends, ABSENT_INK, 1.4)]
 

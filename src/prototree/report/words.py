@@ -1,7 +1,7 @@
 """The sentences of an explanation, said once for the page, the print and the text."""
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,6 +40,11 @@ METHOD_LONG: dict[Method, str] = {
     "occlusion": "The places where the similarity falls most when they are covered up.",
 }
 STRATEGY_NAMES: dict[Strategy, str] = {"soft": "Soft", "max_path": "Most likely path", "greedy": "Greedy path"}
+_STRATEGY_PLAIN: dict[Strategy, str] = {
+    "greedy": "question by question",  # as pages show it
+    "soft": "all leaves together",
+    "max_path": "along the likeliest path",
+}
 _STRATEGY_LONG: dict[Strategy, str] = {
     "soft": "All leaves vote, each weighted by how likely the photo is to reach it.",
     "max_path": "The leaf that the photo is most likely to reach decides.",
@@ -54,6 +59,12 @@ NEITHER_CLOSE = "neither is close"
 def strategy_words(strategy: Strategy, question: QuestionKind) -> str:
     """What a strategy does, as a sentence."""
     return _GREEDY_LONG[question] if strategy == "greedy" else _STRATEGY_LONG[strategy]
+
+
+def headline(accuracy: Mapping[Strategy, float]) -> dict[Strategy, str]:
+    """How often a tree is right, in few words: `82 % question by question`; at most two, what pages show first."""
+    known = [strategy for strategy in _STRATEGY_PLAIN if strategy in accuracy][:2]
+    return {strategy: f"{percent(accuracy[strategy])} {_STRATEGY_PLAIN[strategy]}" for strategy in known}
 
 
 def plain(text: str) -> str:
@@ -93,25 +104,44 @@ def doubt_words(doubt: Doubt) -> str:
     )
 
 
-def runner_up_words(runner_up: RunnerUp | None, class_names: Sequence[str]) -> str:
-    """What another class would have needed, as a sentence."""
+def runner_up_words(runner_up: RunnerUp | None, class_names: Sequence[str], steps: Sequence[Step] = ()) -> str:
+    """What another class would have needed, as a sentence; questions on the way are called by their place on it."""
     if runner_up is None:
         return "No change would have led this tree to another class."
-    needed = " and ".join(map(flip_words, runner_up.flips))
+    asked = {step.node: (number, step) for number, step in enumerate(steps, 1)}
+    needed = " and ".join(_asked_flip_words(flip, *asked.get(flip.node, (0, None))) for flip in runner_up.flips)
     return f"For {class_names[runner_up.label]} to win instead, {needed or 'nothing would have to change'}."
+
+
+def _asked_flip_words(flip: Flip, number: int, step: Step | None) -> str:
+    if step is None:
+        return flip_words(flip)
+    if flip.nearer is None:
+        return f"at question {number} the similarity would have to {_change_words(flip)}"
+    if flip.nearer.than != step.chosen.prototype:
+        return flip_words(flip)
+    return f"at question {number} the other patch would have to be {_nearer_by(flip.nearer.by)}"
 
 
 def flip_words(flip: Flip) -> str:
     """What would have to change at one node, as half a sentence."""
     if flip.nearer is not None:
-        by = f"{distance_words(flip.nearer.by)} nearer" if flip.nearer.by >= 0.0005 else "a little nearer"
+        by = _nearer_by(flip.nearer.by)
         return f"prototype {flip.nearer.prototype} would have to be {by}, compared with prototype {flip.nearer.than}"
+    return f"at prototype {flip.node} the similarity would have to {_change_words(flip)}"
+
+
+def _nearer_by(distance: float) -> str:
+    return f"{distance_words(distance)} nearer" if distance >= 0.0005 else "a little nearer"
+
+
+def _change_words(flip: Flip) -> str:
     turn = "rise" if flip.needed > flip.p_right else "fall"
     for digits in (2, 3, 4):
         now, then = f"{flip.p_right:.{digits}f}", f"{flip.needed:.{digits}f}"
         if now != then:
-            return f"at prototype {flip.node} the similarity would have to {turn} from {now} to {then}"
-    return f"at prototype {flip.node} the similarity would have to {turn} a little from {flip.p_right:.2f}"
+            return f"{turn} from {now} to {then}"
+    return f"{turn} a little from {flip.p_right:.2f}"
 
 
 def distance_words(distance: float) -> str:

@@ -8,6 +8,7 @@ from prototree.data.samples import ImageData, Sample
 from prototree.data.views import photo_size
 from prototree.errors import DataError, MendError
 from prototree.explain.prototype_pictures import cut_out, open_photo, reduced
+from prototree.explain.records import AROUND
 from prototree.mend.bench import Bench, Cell
 from prototree.mend.edits import Region
 from prototree.mend.states import TreeState
@@ -17,6 +18,7 @@ from prototree.web.results import NotFoundError, picture_file
 
 PICTURE_SIDE = 1024  # pixels of the longer side of a whole photo
 _THUMB_SIDE, _CROP_SIDE = 160, 128
+_REGION_SIDE = 192
 
 
 class Gallery:
@@ -92,7 +94,7 @@ class Gallery:
         """What lies in a box of a training photo as WebP."""
         self.sample("training", index)
         left, top, right, bottom = map(float, box)
-        return self._drawn("training", index, _CROP_SIDE, (left, top, right, bottom))
+        return self._drawn("training", index, _REGION_SIDE, (left, top, right, bottom))
 
     def sample(self, split: str, index: int) -> Sample:
         """A photo by its number."""
@@ -121,14 +123,18 @@ class Gallery:
 
     def patch(self, state: TreeState, prototype: int, cell: Cell, similarity: float) -> shapes.PatchShape:
         """What there is to say of a patch that was found for a prototype."""
-        index, shown = self._number[cell.image], self._bench.shown(state, prototype, cell)
+        photo, shown = self.photo("training", self._number[cell.image]), self._bench.shown(state, prototype, cell)
+        size = (photo.width, photo.height)
+        about = Box(*shown).surroundings(AROUND, size)
         return shapes.PatchShape(
-            photo=self.photo("training", index),
+            photo=photo,
             view=cell.view,
             patch=list(cell.patch),
             box=list(cell.box),
             shown=list(shown),
             crop=self.crop_url(cell, shown),
+            around=self.crop_url(cell, about.edges),
+            frame=[round(edge, 4) for edge in Box(*shown).clip(size).shares_of(about)],
             similarity=similarity,
         )
 
@@ -137,7 +143,7 @@ class Gallery:
         return f"/photos/training/{self._number[cell.image]}/{kind}"
 
     def crop_url(self, cell: Cell, shown: Region) -> str:
-        """Where the picture of what is shown of a patch is."""
+        """Where the picture of what is shown of a patch, or of a patch's photo, is."""
         edges = "/".join(str(max(round(edge), 0)) for edge in shown)
         return f"/photos/training/{self._number[cell.image]}/region/{edges}"
 

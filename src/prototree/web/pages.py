@@ -82,4 +82,5 @@ def _environment() -> Environment:
 
 def _few(names: list[str], shown: int = 3) -> str:
     more = len(names) - shown
-    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
+    apart = (f"\u2068{name}\u2069" for name in names[:shown])  # each has a direction of its own
+    return ", ".join(apart) + (f" and {more} more" if more > 0 else "")

@@ -82,7 +82,11 @@ class PhotoGridShape(PhotoShape):
 
 
 class PatchShape(Shape):
-    """A patch of a training photo: `box` is the network's cell, `shown` is the box that pages draw."""
+    """A patch of a training photo: `box` is the network's cell, `shown` is the box that pages draw.
+
+    `crop` is a picture of what is shown, `around` one with its surroundings; `frame` has the edges of the patch in it,
+    as shares of the picture.
+    """
 
     photo: PhotoShape
     view: str
@@ -90,6 +94,8 @@ class PatchShape(Shape):
     box: list[float]
     shown: list[float]
     crop: str
+    around: str
+    frame: list[float]
     similarity: float
 
 

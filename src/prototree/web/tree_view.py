@@ -1,5 +1,6 @@
 """The tree as it is between two edits, for the report's page: all from kept feature maps, so it takes moments."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -10,9 +11,11 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from prototree.data.views import FULL, photo_size
+from prototree.explain.classes import explain_classes
 from prototree.explain.places import InputFrame
 from prototree.explain.prototypes import place_of
 from prototree.explain.records import (
+    AROUND,
     ClassExplanation,
     Location,
     Match,
@@ -64,19 +67,20 @@ class TreeView:
             accuracy=bench.figures(state).accuracy,
             question=tree.question.kind,
             sharpness=tree.question.sharpness,
-            classes=self._classes(urls),
+            classes=self._classes(state, urls),
         )
         # The page fetches its pictures one by one when they come into view; here stand only their addresses.
         return explanation, tree_data(explanation, lambda name, picture: urls.get(name) or data_url(name, picture))
 
-    def _classes(self, urls: dict[str, str]) -> tuple[ClassExplanation, ...]:
-        """Some training photos of each class."""
-        found = []
+    def _classes(self, state: TreeState, urls: dict[str, str]) -> tuple[ClassExplanation, ...]:
+        """Some training photos of each class, and how its photos for feedback fare."""
+        found: list[tuple[Picture, ...]] = []
         for label in range(self._bench.tree.n_classes):
             photos = self._gallery.photos("training", label, 0, _CLASS_PHOTOS)
             urls.update({f"class-{label}-{i}": photo.thumb for i, photo in enumerate(photos)})
-            found.append(ClassExplanation((_NO_PICTURE,) * len(photos)))
-        return tuple(found)
+            found.append((_NO_PICTURE,) * len(photos))
+        said = Counter(zip(self._bench.feedback.labels.tolist(), state.decisions.labels("soft").tolist(), strict=True))
+        return explain_classes(found, ((true, answer, count) for (true, answer), count in said.items()))
 
     def spreads(self, state: TreeState) -> list[Spread]:
         """How the training photos lie at each node."""
@@ -126,6 +130,7 @@ class TreeView:
         urls[f"photo-{number}"] = self._gallery.photo_url(own)
         shown = bench.shown(state, number, own)
         urls[f"crop-{number}"] = self._gallery.crop_url(own, shown)
+        urls[f"around-{number}"] = self._gallery.crop_url(own, Box(*shown).surroundings(AROUND, size).edges)
         boxes = [bench.shown(state, number, candidate.cell) for candidate in nearest]
         for rank, (candidate, box) in enumerate(zip(nearest, boxes, strict=True)):
             urls[f"nearest-{number}-{rank}"] = self._gallery.crop_url(candidate.cell, box)
@@ -133,7 +138,7 @@ class TreeView:
         where = (Location("peak", Box(*shown), heat, None), Location("cell", Box(*own.box), heat, None))
         return PrototypeExplanation(
             **place_of(state.tree, number),
-            source=Match(own.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where),
+            source=Match(own.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where, _NO_PICTURE),
             distance_moved=source.distance if source else None,
             nearest=tuple(map(self._neighbour, nearest, boxes)),
             right_share=share,

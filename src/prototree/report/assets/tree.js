@@ -39,6 +39,7 @@
   const nodeOf = (id) => data.nodes[id];
   const leafOf = (id) => data.leaves[~id];
   const name = (label) => (label === null ? "unknown class" : data.classes[label]);
+  const apart = (text) => `\u2068${text}\u2069`; // within a sentence: each name has a direction of its own
   const named = (label, tag = "bdi") => make(tag, { text: name(label) });
   const fixed = (value) => (value === null ? "?" : value.toFixed(2));
   const choosing = data.question === "choice";
@@ -90,7 +91,7 @@
     if (labels.length === 1) return name(labels[0]);
     const shown = labels.length <= most + 1 ? labels : labels.slice(0, most);
     const more = labels.length - shown.length;
-    return `${labels.length} classes: ${shown.map(name).join(", ")}${more ? ` and ${more} more` : ""}`;
+    return `${labels.length} classes: ${shown.map((label) => apart(name(label))).join(", ")}${more ? ` and ${more} more` : ""}`;
   }
 
   // ---- where everything stands ----------------------------------------------------------------------------------
@@ -257,7 +258,8 @@
 
   // ---- cards ----------------------------------------------------------------------------------------------------
 
-  const LONG = 30; // names with more letters are written smaller
+  const LONG = 24, LONGEST = 42; // names with more letters are written smaller, and still smaller
+  const lengthOf = (title) => ([...title].length > LONGEST ? " longest" : [...title].length > LONG ? " long" : "");
   const built = new Map(); // every card made so far
   const mounted = new Map(); // those near the view, which are in the document
   let current = root, selected = null;
@@ -314,7 +316,7 @@
       const leaf = leafOf(id), facts = classOf(leaf.label), title = leaf.unsure ? "no clear class" : name(leaf.label);
       card.classList.toggle("unsure", leaf.unsure);
       card.append(leaf.unsure || !facts.photos.length ? make("span", { class: "nophoto" }) : make("img", { class: "face", src: facts.photos[0], alt: "", draggable: "false", decoding: "async" }),
-        make("bdi", { class: `name${[...title].length > LONG ? " long" : ""}`, text: title }), make("span", { class: "share", text: leaf.unsure ? "" : rightWords(facts) }));
+        make("bdi", { class: `name${lengthOf(title)}`, text: title }), make("span", { class: "share", text: leaf.unsure ? "" : rightWords(facts) }));
       card.title = title;
       card.setAttribute("aria-label", [title, leaf.unsure ? "" : rightTitle(facts)].filter(Boolean).join(", "));
     } else {
@@ -358,6 +360,7 @@
   // ---- view: what part of the world is seen ---------------------------------------------------------------------
 
   const view = { x: 0, y: 0, k: 1 };
+  const SMALLEST_TURNS = 0.28; // below this the pictures at the lines are dots
   let frame = 0, flight = 0, zoomed = 0;
 
   // The part of the map that no panel covers.
@@ -382,6 +385,8 @@
       zoomed = view.k;
       world.style.setProperty("--edge", `${Math.max(1.8, 1.3 / view.k)}px`);
       world.style.setProperty("--letters", `${Math.min(18, Math.max(12.5, 9.5 / view.k))}px`);
+      world.style.setProperty("--smallest-letters", `${11 / view.k}px`); // at most as large as the margin above the tree
+      map.classList.toggle("smallest", view.k < SMALLEST_TURNS);
     }
     const margin = 200, width = map.clientWidth, height = map.clientHeight;
     const left = (-margin - view.x) / view.k, right = (width + margin - view.x) / view.k;
@@ -831,7 +836,7 @@
 
   function becoming(side) {
     if (!side.projected) return "The prototype is not exactly this patch, which is only the nearest to it in the photos that are here.";
-    if (side.moved === null) return "At the end of training the prototype became exactly this patch.";
+    if (side.moved === null || side.moved < 0.005) return "At the end of training the prototype became exactly this patch.";
     return `At the end of training the prototype was moved by ${side.moved.toPrecision(2)} to become exactly this patch.`;
   }
 
@@ -910,8 +915,9 @@
 
   // ---- finding a class ------------------------------------------------------------------------------------------
 
-  const query = $("query"), found = $("found");
-  const folded = (text) => text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
+  const query = $("query"), found = $("found"), CHOICES = "[role=option]:not(.none)";
+  const PLAIN = { ß: "ss", æ: "ae", œ: "oe", ø: "o", ł: "l", đ: "d", ð: "d", þ: "th", ħ: "h", ı: "i" }; // letters that are no others with marks
+  const folded = (text) => text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase().replace(/[ßæœøłđðþħı]/g, (letter) => PLAIN[letter]);
   const spelled = data.classes.map(folded);
   let at = -1;
 
@@ -921,9 +927,11 @@
     if (wanted) labels.sort((a, b) => (a[0] > 0) - (b[0] > 0) || spelled[a[1]].localeCompare(spelled[b[1]]));
     const shown = labels.slice(0, 60);
     found.replaceChildren(...shown.map(([, label], i) => make("li", { role: "option", id: `found-${i}`, "data-label": label, "aria-selected": "false" }, named(label))));
-    if (!shown.length) found.append(make("li", { class: "none", text: "no class of this name" }));
-    if (labels.length > shown.length) found.append(make("li", { class: "none", text: `and ${labels.length - shown.length} more` }));
+    const remark = (text) => found.append(make("li", { class: "none", role: "option", "aria-disabled": "true", text }));
+    if (!shown.length) remark("no class of this name");
+    if (labels.length > shown.length) remark(`and ${labels.length - shown.length} more`);
     at = -1;
+    query.removeAttribute("aria-activedescendant");
     if (wanted && shown.length) mark(0);
     openFound(true);
   }
@@ -935,7 +943,7 @@
   }
 
   function mark(i) {
-    const options = found.querySelectorAll("[role=option]");
+    const options = found.querySelectorAll(CHOICES);
     if (!options.length) return;
     options[at]?.setAttribute("aria-selected", "false");
     at = (i + options.length) % options.length;
@@ -968,12 +976,12 @@
   });
   $("search").addEventListener("submit", (event) => {
     event.preventDefault();
-    const option = found.querySelector("[aria-selected=true]") || found.querySelector("[role=option]");
+    const option = found.querySelector("[aria-selected=true]") || found.querySelector(CHOICES);
     if (option && !found.hidden) take(option);
   });
   found.addEventListener("pointerdown", (event) => {
     event.preventDefault(); // keep the focus until the choice is made
-    const option = event.target.closest("[role=option]");
+    const option = event.target.closest(CHOICES);
     if (option) take(option);
   });
 
@@ -990,13 +998,15 @@
       const id = open.pop();
       if (isLeaf(id)) continue;
       order.push(id);
-      open.push(nodeOf(id).left, nodeOf(id).right);
+      const { left, right } = nodeOf(id);
+      open.push(...(choosing ? [right, left] : [left, right])); // what a couplet says first comes first
     }
+    const number = new Map(order.map((id, i) => [id, i + 1])); // as in a printed key: from 1, in the order of reading
     for (const id of order) {
       const node = nodeOf(id);
       const target = (child) => (isLeaf(child)
         ? make("button", { type: "button", class: "link", click: () => select(child) }, make("bdi", { class: leafOf(child).unsure ? "quiet" : "end", text: belowWords(child) }))
-        : make("a", { href: `#key-${child}`, class: "link" }, make("b", { text: `→ ${child}` }), " ", make("bdi", { class: "quiet", text: belowWords(child, 2) })));
+        : make("a", { href: `#key-${child}`, class: "link" }, make("b", { text: `→ ${number.get(child)}` }), " ", make("bdi", { class: "quiet", text: belowWords(child, 2) })));
       const title = node.note ? make("bdi", { class: "note", text: node.note }) : make("span", { class: "quiet", text: "Is this there?" });
       const line = (child, right) => make("p", { class: "turn-line" }, make("span", { class: `word ${turnClass(right)}`, text: turnWord(id, right) }), target(child));
       if (choosing) {
@@ -1004,12 +1014,12 @@
           make("button", { type: "button", class: "pictures", "aria-label": `Details of ${short(side)}`, click: () => select(id) }, around(side, "", true), photoWithBox(side)),
           make("p", { class: "turn-line" }, side.note ? make("bdi", { class: "note", text: side.note }) : make("span", { class: "word present", text: turnWord(id, right) })),
           make("p", { class: "turn-line" }, target(right ? node.right : node.left)));
-        list.append(make("li", { id: `key-${id}`, class: "couplet pair-of" }, make("h3", {}, make("b", { text: id })), ...sidesOf(id).map((side, i) => half(side, i === 1))));
+        list.append(make("li", { id: `key-${id}`, class: "couplet pair-of" }, make("h2", {}, make("b", { text: number.get(id) })), ...sidesOf(id).map((side, i) => half(side, i === 1))));
         continue;
       }
       list.append(make("li", { id: `key-${id}`, class: "couplet" },
         make("button", { type: "button", class: "pictures", "aria-label": `Details of ${short(node)}`, click: () => select(id) }, around(node, "", true), photoWithBox(node)),
-        make("div", {}, make("h3", {}, make("b", { text: id }), " ", title), line(node.right, true), line(node.left, false))));
+        make("div", {}, make("h2", {}, make("b", { text: number.get(id) }), " ", title), line(node.right, true), line(node.left, false))));
     }
     key.append(list);
     if (!order.length) key.append(make("p", { text: `Every photo is taken for ${belowWords(root)}.` }));

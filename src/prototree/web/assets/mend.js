@@ -143,13 +143,22 @@
     await loadCandidates();
   }
 
+  function framed(patch) { // as in templates/patch.html
+    const holder = document.createElement("span"), [left, top, right, bottom] = patch.frame;
+    holder.className = "patch";
+    holder.innerHTML = '<img alt="" loading="lazy"><svg class="box" viewBox="0 0 1 1" preserveAspectRatio="none" aria-hidden="true"><rect class="under"/><rect class="over"/></svg>';
+    holder.firstChild.src = patch.around;
+    for (const rect of holder.querySelectorAll("rect")) for (const [key, value] of Object.entries({ x: left, y: top, width: right - left, height: bottom - top })) rect.setAttribute(key, value);
+    return holder;
+  }
+
   async function loadCandidates() {
     const list = $("candidates"), wanted = side;
     busy("candidates", true);
     const found = await ask(`/api/nodes/${node}/candidates?count=12&side=${wanted}`);
     if (wanted !== side) return; // the other one was chosen meanwhile
     list.replaceChildren(...found.candidates.map((candidate) => make("li", { title: candidate.photo.name },
-      make("img", { src: candidate.crop, alt: "" }),
+      framed(candidate),
       make("span", { class: "small quiet", text: `similarity ${candidate.similarity.toFixed(2)}` }),
       make("span", { class: "actions" },
         make("button", { type: "button", text: "Use", click: async () => { if (await edit({ edit: "replace", node, side: wanted, photo: candidate.photo.index, view: candidate.view, patch: candidate.patch }, "Replaced.")) await renew(); } }),
