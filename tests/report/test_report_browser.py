@@ -67,7 +67,7 @@ def test_search_shows_the_rules_that_lead_to_a_class(open_page: Open) -> None:
     find(page, "owl")  # without the dots
     assert page.locator("#panel-title").text_content() == "Öwl"
     assert 'lacks “long "beak" <b>”' in page.locator(".rule p").first.text_content()
-    assert "90 % of its 10 test photos are named rightly" in page.locator(".score").text_content()
+    assert "90 % of its 10 test photos are named correctly" in page.locator(".score").text_content()
     assert page.locator(".faces img").count() == 2
     assert page.locator(".confused .link").all_text_contents() == ["Jay", "Wren"]  # taken for, and wrongly called so
     turns = page.locator(".rule .way li").evaluate_all("list => list.map((item) => item.className)")

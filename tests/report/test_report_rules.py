@@ -90,7 +90,7 @@ def test_what_another_class_would_have_needed_is_said_by_question() -> None:
     other = next(side for side in last.sides if side is not last.chosen)
     flip = Flip(last.node, 0.2, 0.8, Nearer(other.prototype, last.chosen.prototype, 0.41))
     said = runner_up_words(RunnerUp(1, (flip,)), ("Wren", "Owl"), steps)
-    assert said == "For Owl to win instead, at question 2 the other piece would have to be 0.41 nearer."
+    assert said == "For Owl to win instead, at question 2 the other patch would have to be 0.41 nearer."
     steps = decision(tree(Topology.full(2))).paths["greedy"].steps
     said = runner_up_words(RunnerUp(0, (Flip(steps[0].node, 0.42, 0.61),)), ("Wren",), steps)
     assert said == "For Wren to win instead, at question 1 the similarity would have to rise from 0.42 to 0.61."

@@ -61,7 +61,7 @@ def strategy_words(strategy: Strategy, question: QuestionKind) -> str:
     return _GREEDY_LONG[question] if strategy == "greedy" else _STRATEGY_LONG[strategy]
 
 
-def headline(accuracy: Mapping[Strategy, float]) -> dict[Strategy, str]:
+def headline(accuracy: Mapping[str, float]) -> dict[Strategy, str]:
     """How often a tree is right, in few words: `82 % question by question`; at most two, what pages show first."""
     known = [strategy for strategy in _STRATEGY_PLAIN if strategy in accuracy][:2]
     return {strategy: f"{percent(accuracy[strategy])} {_STRATEGY_PLAIN[strategy]}" for strategy in known}

@@ -282,7 +282,7 @@
 
   const classOf = (label) => (label === null ? null : data.class_facts[label]) || { photos: [], accuracy: null, n_test: 0, taken_for: [] };
   const rightWords = (facts) => (facts.accuracy === null ? "" : `${percent(facts.accuracy)} right`);
-  const rightTitle = (facts) => (facts.accuracy === null ? "" : `${percent(facts.accuracy)} of ${facts.n_test} test photos of this class are named rightly`);
+  const rightTitle = (facts) => (facts.accuracy === null ? "" : `${percent(facts.accuracy)} of ${facts.n_test} test photos of this class are named correctly`);
 
   // A patch with its surroundings, and a frame around the patch itself.
   function around(side, alt = "", lazy = false) {
