@@ -2,8 +2,8 @@
 
     python benchmarks/bench_steps.py [STEPS A ROUND]
 
-Made-up maps of the default network's shape (320×9×9), 50 classes, one thread, because two trees are learned side by side
-with one thread each. Processor time; rounds take turns and medians are compared. A step has reading the maps in it.
+Made-up maps of the default network's shape (320×9×9), 50 classes, one thread, because two trees are learned side by
+side with one thread each. Processor time; rounds take turns and medians are compared. A step has reading the maps in it.
 """
 
 import statistics
@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from bench_growth import MadeUpMaps, entries_of
 
+from bench_growth import MadeUpMaps, entries_of
 from prototree.config import preset
 from prototree.data.loading import Entry
 from prototree.network.backbone import Backbone, FeatureExtractor
@@ -106,7 +106,9 @@ def main() -> None:
     )
     for name in ("head", "tree"):
         step, floor = found[name], found[f"{name}, its products"]
-        print(f"{name}: {step:.1f} ms a step of {config.batch_size} views, {step / floor:.2f}× its {floor:.1f} ms of products")
+        print(
+            f"{name}: {step:.1f} ms a step of {config.batch_size} views, {step / floor:.2f}× its {floor:.1f} ms of products"
+        )
 
 
 if __name__ == "__main__":

@@ -105,6 +105,11 @@ class Sure:
     sharpness: float
     sureness: Sureness
 
+    def taught(self, tree: ProtoTree) -> ProtoTree:
+        """The tree, which knows it now."""
+        tree.question, tree.sureness = replace(tree.question, sharpness=self.sharpness), self.sureness
+        return tree
+
 
 def fit_sure(tree: ProtoTree, held: Held) -> Sure:
     """How sharp the tree's questions must be, and then how sure its answers are."""
@@ -113,14 +118,13 @@ def fit_sure(tree: ProtoTree, held: Held) -> Sure:
 
 
 def keep_sure(folder: Path, identity: str, sure: Sure) -> None:
-    """Keeps it for whoever asks next, perhaps another process."""
-    if distributed.is_first():
-        write_json(folder / SURE, {"identity": identity, **asdict(sure)})
+    """Keeps it for another process, and for a run that is continued."""
+    write_json(folder / SURE, {"identity": identity, **asdict(sure)})
 
 
 def kept_sure(folder: Path, identity: str) -> Sure | None:
-    """What was kept of a training with the same identity; with several processes it is always fitted anew."""
-    if distributed.shard().world_size > 1 or not (folder / SURE).exists():
+    """What was kept of a training with the same identity."""
+    if not (folder / SURE).exists():
         return None
     try:
         found = read_json(folder / SURE)

@@ -256,40 +256,38 @@ class Warm(Recipe):
     ) -> "ProtoTree":
         """The tree, and how sure its answers are; where there are cores for both, learned side by side."""
         from prototree.training.beside import beside, is_possible
-        from prototree.training.holding_out import kept_sure
+        from prototree.training.holding_out import keep_sure, kept_sure
 
-        def kept() -> "Sure | None":
-            return kept_sure(workshop.folder / _HELD, workshop.identity)
+        folder, identity = workshop.folder / _HELD, workshop.identity
 
         def how_sure(workshop: "Workshop") -> "Sure":
             return self._how_sure(workshop, backbone, maps, held)
 
-        work = partial(how_sure, workshop.unheard()) if kept() is None else None
-        if work is not None and is_possible(workshop.device):
-            workshop.observer.stage(
-                f"two trees side by side: the second, without {len(held)} photos, says how sure to be"
-            )
-        with beside(work, workshop.device) as wait:
+        if not is_possible(workshop.device):
+            tree = learn()
+            return how_sure(workshop).taught(tree)
+
+        def work() -> None:
+            keep_sure(folder, identity, how_sure(workshop.unheard()))
+
+        workshop.observer.stage(f"beside the first tree a second, without {len(held)} photos, to learn how sure to be")
+        with beside(None if kept_sure(folder, identity) else work, workshop.device) as wait:
             tree = learn()
             wait()
-            sure = kept() or how_sure(workshop)
-        tree.question, tree.sureness = replace(tree.question, sharpness=sure.sharpness), sure.sureness
-        return tree
+            return (kept_sure(folder, identity) or how_sure(workshop)).taught(tree)
 
     def _how_sure(self, workshop: "Workshop", backbone: "Backbone", maps: "Maps", held: frozenset[int]) -> "Sure":
         """Fitted on photos that a second tree, trained like the first, has not seen; the first one loses none."""
         import torch
 
         from prototree.data.loading import derived_seed
-        from prototree.training.holding_out import fit_sure, keep_sure, look_at_held, without
+        from prototree.training.holding_out import fit_sure, look_at_held, without
 
         workshop.observer.stage(f"a second tree, without {len(held)} photos, to learn how sure answers are")
         torch.manual_seed(derived_seed("second tree", workshop.settings.seed))  # whatever was drawn for the first
         rest = Maps(without(maps.judged, held), without(maps.every, held), maps.looks)
         other = self._learn(workshop, backbone, rest, f"{_HELD}/")
-        sure = fit_sure(other, look_at_held(other, workshop.cached(maps.judged), held))
-        keep_sure(workshop.folder / _HELD, workshop.identity, sure)
-        return sure
+        return fit_sure(other, look_at_held(other, workshop.cached(maps.judged), held))
 
     def source_batches(self, workshop: "Workshop", tree: "ProtoTree") -> "Batches":
         from prototree.training.maps import MapCache
