@@ -3,7 +3,8 @@
     python benchmarks/bench_steps.py [STEPS A ROUND]
 
 Made-up maps of the default network's shape (320×9×9), 50 classes, one thread, because two trees are learned side by
-side with one thread each. Processor time; rounds take turns and medians are compared. A step has reading the maps in it.
+side with one thread each. Processor time; rounds take turns and medians are compared. Reading the maps is part of a
+step.
 """
 
 import statistics
@@ -107,7 +108,7 @@ def main() -> None:
     for name in ("head", "tree"):
         step, floor = found[name], found[f"{name}, its products"]
         print(
-            f"{name}: {step:.1f} ms a step of {config.batch_size} views, {step / floor:.2f}× its {floor:.1f} ms of products"
+            f"{name}: {step:.1f} ms a step of {config.batch_size} views, {step / floor:.2f}× its products ({floor:.1f} ms)"
         )
 
 
