@@ -107,9 +107,8 @@ def main() -> None:
     )
     for name in ("head", "tree"):
         step, floor = found[name], found[f"{name}, its products"]
-        print(
-            f"{name}: {step:.1f} ms a step of {config.batch_size} views, {step / floor:.2f}× its products ({floor:.1f} ms)"
-        )
+        ratio = f"{step / floor:.2f}× its products ({floor:.1f} ms)"
+        print(f"{name}: {step:.1f} ms a step of {config.batch_size} views, {ratio}")
 
 
 if __name__ == "__main__":
