@@ -37,11 +37,13 @@ bench: setup
 	$(BIN)/python benchmarks/bench_inference.py
 	$(BIN)/python benchmarks/bench_tree.py
 	$(BIN)/python benchmarks/bench_train.py
+	$(BIN)/python benchmarks/bench_steps.py
 	$(BIN)/python benchmarks/bench_data.py
 	$(BIN)/python benchmarks/bench_stages.py
 	$(BIN)/python benchmarks/bench_explain.py
 	$(BIN)/python benchmarks/bench_export.py
 	$(BIN)/python benchmarks/bench_predict.py
+	$(BIN)/python benchmarks/bench_growth.py --classes 200,1000 --views 5000,50000
 
 # The two pages that are made from the code.
 settings: setup

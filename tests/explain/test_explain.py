@@ -252,6 +252,17 @@ def test_trees_vote_by_the_mean_of_their_probabilities(squares: tuple[Run, Image
         open_voters([run.folder / "nowhere"])
 
 
+def test_a_network_made_faster_for_many_images_explains_the_same(squares: tuple[Run, ImageData]) -> None:
+    run, data = squares
+    voters = open_voters([run.folder])
+    quick = [voter.for_many() for voter in voters]
+    found, expected = (explain_decision(some, photo_of(data)) for some in (quick, voters))
+    assert isinstance(found, DecisionExplanation)
+    assert isinstance(expected, DecisionExplanation)
+    assert found.soft == pytest.approx(expected.soft, abs=1e-4)
+    assert found.paths["greedy"].leaf == expected.paths["greedy"].leaf
+
+
 def test_a_folder_explains_on_a_machine_without_the_data(squares: tuple[Run, ImageData], tmp_path: Path) -> None:
     run, data = squares
     alone = Run(shutil.copytree(run.folder, tmp_path / "alone"))

@@ -14,7 +14,7 @@ from prototree.data import ImageData, open_data
 from prototree.data.loading import ViewDataset
 from prototree.data.views import FULL, evaluation_views
 from prototree.errors import CheckpointError, ConfigError, ShapeError
-from prototree.explain.attribution import hidden
+from prototree.explain.attribution import Probes, attribute, hidden
 from prototree.explain.places import InputFrame
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.engine import frozen_features
@@ -204,3 +204,26 @@ def test_maps_of_looks_stay_together(tiny_tree: ProtoTree, data: ImageData, tmp_
     with torch.no_grad():
         second = backbone.eval().once(look(dataset[0].image[None], 0.7))
     torch.testing.assert_close(every.values[:1, :, rows:], second, rtol=2e-3, atol=2e-3)
+
+
+def test_attribution_runs_only_the_look_that_shows_the_patch(
+    tiny_tree: ProtoTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tiny_tree.look(TWICE).eval()
+    n_patches = tree.features.backbone.map_size[0] * tree.features.backbone.map_size[1]
+    patch = torch.tensor([n_patches, 0, 2 * n_patches - 1])
+    size = tree.preprocessing.size
+    images = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(0))
+    probes = Probes.of(tree, images, [0, 1, 2], patch)
+    expected = attribute(lambda images: tree.features(images), probes, torch.Generator().manual_seed(1))
+    seen: list[int] = []
+    once = tree.features.backbone.once
+
+    def counted(images: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        return once(images)
+
+    monkeypatch.setattr(tree.features.backbone, "once", counted)
+    found = attribute(tree.features, probes, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert sum(seen) == 3 * len(probes), "three steps on the way to each picture, at one look each"

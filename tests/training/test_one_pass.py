@@ -14,7 +14,7 @@ from prototree.data.images import read_photo, reduction
 from prototree.data.loading import Shard, ViewDataset, photo_loader
 from prototree.data.remembered import photo_digests
 from prototree.data.samples import Sample
-from prototree.data.views import evaluation_views, source_views, varied_views
+from prototree.data.views import evaluation_views, source_views, squash, varied_views
 from prototree.network.backbone import Backbone
 from prototree.training import filling
 from prototree.training.batches import CachedBatches, looking, maps_of
@@ -135,6 +135,25 @@ def test_what_a_run_kept_is_looked_at_again_without_the_network(
     kept = kept_borders(backbone, some, run, [whole])
     stored = cache_features(tiny_tree, some, tmp_path / "mend", kept=kept)
     assert torch.equal(stored.maps(range(len(some))), feature_map)
+
+
+def test_looks_at_a_view_share_its_square(
+    squares: ImageData, backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+
+    def counted(*words: Any, **options: Any) -> Any:
+        made.append(words)
+        return squash(*words, **options)
+
+    plain = sets(squares, backbone)[0]
+    twice = [plain, plain.looking(0.7)]
+    expected = torch.stack([one[index].image for one in twice for index in range(len(one))])
+    monkeypatch.setattr(loading, "squash", counted)
+    batches = list(photo_loader(twice, 4, shard=Shard()).epoch(0))
+    images, entries = (torch.cat(part) for part in zip(*((b.images, b.entries) for b in batches), strict=True))
+    assert len(made) == len(plain)
+    assert torch.equal(images[entries.argsort()], expected)
 
 
 def test_maps_of_other_photos_are_not_taken(squares: ImageData, tiny_tree: ProtoTree, tmp_path: Path) -> None:

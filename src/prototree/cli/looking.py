@@ -76,11 +76,13 @@ def explain(
     data: DataOption = None,
 ) -> None:
     """Explain the tree's answers for images (§5.3)."""
-    from prototree.explain.votes import class_of_folder, explain_decision, local_paths, open_voters
+    from prototree.explain.votes import FEW_IMAGES, class_of_folder, explain_decision, local_paths, open_voters
     from prototree.report import decision_json, index_entry, write_decision, write_index
     from prototree.report.words import answer_words
 
     paths, voters = local_paths(images), open_voters([run, *(others or [])], data)
+    if len(paths) > FEW_IMAGES:
+        voters = [voter.for_many() for voter in voters]
     folder, names = out or _place(run, "explained"), voters[0].tree.class_names
     refused, entries = 0, []
     with Display(error_console) as display:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
@@ -129,10 +130,14 @@ class ViewDataset(Dataset[Item]):
 
     def item(self, epoch: int, index: int, photo: Photo) -> Item:
         """An item of an epoch, given its photo."""
-        entry = self.entries[index]
-        image = squash(photo.image, self.preprocessing, entry.view, size=photo.size)
+        return self.shown(
+            epoch, index, squash(photo.image, self.preprocessing, self.entries[index].view, size=photo.size)
+        )
+
+    def shown(self, epoch: int, index: int, square: Image.Image) -> Item:
+        """An item of an epoch, given its view as a square."""
         with _chance_of(self.seed, epoch, index):
-            return Item(self.transform(image), entry.sample.label, index)
+            return Item(self.transform(square), self.entries[index].sample.label, index)
 
     def pixels_needed(self, index: int) -> int | None:
         """How long the shorter side of an item's photo must stay for its view to keep all pixels."""
@@ -243,19 +248,36 @@ class _ByPhoto(Dataset["list[Item | Problem]"]):
 
     def __getitem__(self, position: Position) -> list[Item | Problem]:
         epoch, photo = position
-        decoded: dict[int, Photo] = {}
-        return [self._view(epoch, *view, decoded) for view in self._photos[photo]]
+        done = _Done({}, {})
+        return [self._view(epoch, *view, done) for view in self._photos[photo]]
 
-    def _view(self, epoch: int, which: int, index: int, number: int, decoded: dict[int, Photo]) -> Item | Problem:
+    def _view(self, epoch: int, which: int, index: int, number: int, done: "_Done") -> Item | Problem:
         dataset = self._datasets[which]
-        sample, needed = dataset.entries[index].sample, dataset.pixels_needed(index)
-        reduced = reduction(sample.size, needed) if sample.size is not None else 1
         try:
-            if reduced not in decoded:
-                decoded[reduced] = read_photo(sample.path, at_least=needed)
-            return dataset.item(epoch, index, decoded[reduced])._replace(entry=number)
+            return dataset.shown(epoch, index, done.square(dataset, index))._replace(entry=number)
         except DataError as error:
-            return Problem(sample.path, str(error))
+            return Problem(dataset.entries[index].sample.path, str(error))
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What has been made of one photo so far: pictures decoded, and squares of its views, which all looks share."""
+
+    decoded: dict[int, Photo]  # by how much they are reduced
+    squares: dict[tuple[View, Preprocessing], Image.Image]
+
+    def square(self, dataset: ViewDataset, index: int) -> Image.Image:
+        key = dataset.entries[index].view, dataset.preprocessing
+        if key not in self.squares:
+            photo = self._photo(dataset.entries[index].sample, dataset.pixels_needed(index))
+            self.squares[key] = squash(photo.image, dataset.preprocessing, key[0], size=photo.size)
+        return self.squares[key]
+
+    def _photo(self, sample: Sample, needed: int | None) -> Photo:
+        reduced = reduction(sample.size, needed) if sample.size is not None else 1
+        if reduced not in self.decoded:
+            self.decoded[reduced] = read_photo(sample.path, at_least=needed)
+        return self.decoded[reduced]
 
 
 class _Packet(NamedTuple):

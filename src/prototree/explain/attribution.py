@@ -15,6 +15,7 @@ best patch anywhere in the image.
 Notation used for tensor shapes: B batch, D prototype depth, H₁ W₁ prototype, h w pixels, n cells of a grid.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,9 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from prototree.explain.records import Hiding
+from prototree.network.backbone import FeatureExtractor
 from prototree.network.geometry import Box
+from prototree.network.looks import ONCE, look
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import extract_patches
 from prototree.tree.questions import Question
@@ -99,13 +102,28 @@ def attribute(features: Features, probes: Probes, generator: torch.Generator) ->
         noise = torch.randn(probes.images.shape, generator=generator).to(probes.images)
         image = (torch.lerp(background.expand_as(probes.images), probes.images, step) + _NOISE * noise).detach()
         image.requires_grad_(True)
-        distance = patch_distances(features(image), probes.prototypes).gather(1, probes.patch[:, None])
+        distance = _own_distances(features, image, probes)
         (gradient,) = torch.autograd.grad(-distance.sum(), image)
         total += gradient / len(STEPS)
     side = probes.images.shape[-1]
     n_cells = max(1, min(_CELLS, side // 4))
     pixels = ((probes.images - background) * total).sum(dim=1)
     return adaptive_avg_pool2d(pixels[:, None], n_cells)[:, 0] * (side / n_cells) ** 2
+
+
+def _own_distances(features: Features, images: Float[Tensor, "B 3 h w"], probes: Probes) -> Float[Tensor, " B"]:
+    """Of the patch of each probe; of a network that looks several times, only the look that shows it is run."""
+    if not isinstance(features, FeatureExtractor) or features.backbone.looks == ONCE:
+        return patch_distances(features(images), probes.prototypes).gather(1, probes.patch[:, None])[:, 0]
+    n_patches, found = math.prod(features.backbone.map_size), []
+    for number, share in enumerate(features.backbone.looks):
+        rows = torch.nonzero(probes.patch // n_patches == number)[:, 0]
+        if len(rows):
+            maps = features.from_map(features.backbone.once(look(images[rows], share)))
+            place = (probes.patch[rows] - number * n_patches)[:, None]
+            found.append((rows, patch_distances(maps, probes.prototypes[rows]).gather(1, place)[:, 0]))
+    every, distance = (torch.cat(part) for part in zip(*found, strict=True))
+    return distance[every.argsort()]
 
 
 def hidden(images: Float[Tensor, "B 3 h w"], boxes: Sequence[Box]) -> Float[Tensor, "B 3 h w"]:

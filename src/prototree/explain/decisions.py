@@ -3,7 +3,7 @@
 >>> decision = explain_image(run, "bird.jpg")
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,9 @@ from prototree.tree.strategies import Strategy
 _PATHS: tuple[Strategy, ...] = ("greedy", "max_path")  # the explanation first
 _SIDE = 480  # pixels of the longer side of the photo that is explained
 
+Network = Callable[[Float[Tensor, "B 3 h w"]], Float[Tensor, "B D H W"]]
+"""Images to feature maps."""
+
 
 def explain_image(
     run_or_tree: Run | ProtoTree,
@@ -64,13 +67,15 @@ def explain_image(
     attribution: bool = False,
     notes: Mapping[int, str] | None = None,
     spreads: Mapping[int, Spread] | None = None,
+    network: Network | None = None,
 ) -> DecisionExplanation:
     """How a tree decides about one image, by both hard strategies, and what the runner-up would have needed.
 
     A run also provides the pictures of its prototypes, its notes and, if they were counted, the spreads of its nodes.
     Without options it costs one forward pass and the pictures. `attribution` also finds what each similarity on the
     path depends on and tests every box by hiding it (about 15 passes per prototype on the path); `occlusion` takes 49
-    more.
+    more. For many images, pass the tree's own network in its fastest form as `network`
+    (`network.engine.frozen_features`).
 
     Examples:
         >>> decision = explain_image(Run.open("runs/photos"), "bird.jpg")
@@ -84,7 +89,7 @@ def explain_image(
         spreads = spreads_of(run_or_tree, tree) if isinstance(run_or_tree, Run) else {}
     if pictures is None:
         pictures = pictures_of(run_or_tree, tree) if isinstance(run_or_tree, Run) else PrototypePictures(tree)
-    decided = _Decided.of(tree, *_open(image, tree.preprocessing, name, label))
+    decided = _Decided.of(tree, network or tree.features, *_open(image, tree.preprocessing, name, label))
     matches = decided.matches(attribution=attribution, occlusion=occlusion)
     return DecisionExplanation(
         image=decided.seen.image,
@@ -128,9 +133,9 @@ class _Decided:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, tree: ProtoTree, shown: Image.Image, seen: SeenPhoto) -> "_Decided":
+    def of(cls, tree: ProtoTree, network: Network, shown: Image.Image, seen: SeenPhoto) -> "_Decided":
         images = to_input(shown, tree.preprocessing)[None].to(tree.prototypes.device)
-        feature_map = tree.features(images)
+        feature_map = network(images)
         routed = tree.route(feature_map)
         return cls(tree, seen, images, feature_map, routed, tree.decide(routed))
 

@@ -1,7 +1,7 @@
 """Decisions of one tree or of several that vote, about images that people name."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +10,17 @@ from PIL import Image
 from prototree.data.cub import readable_names
 from prototree.data.images import SUFFIXES, is_image
 from prototree.errors import ConfigError, DataError
-from prototree.explain.decisions import explain_image
+from prototree.explain.decisions import Network, explain_image
 from prototree.explain.prototype_pictures import PrototypePictures
 from prototree.explain.records import DecisionExplanation, Spread, VoteExplanation
 from prototree.explain.whole_tree import pictures_of, spreads_of
+from prototree.network.engine import frozen_features
 from prototree.run import Run
 from prototree.tree.ensemble import Ensemble
 from prototree.tree.model import ProtoTree
 
 MAX_IMAGES = 10_000
+FEW_IMAGES = 8  # that a network explains as it is
 
 
 def explain_vote(
@@ -32,6 +34,7 @@ def explain_vote(
     attribution: bool = False,
     notes: Sequence[Mapping[int, str]] | None = None,
     spreads: Sequence[Mapping[int, Spread]] | None = None,
+    networks: Sequence[Network | None] | None = None,
 ) -> VoteExplanation:
     """One decision for each tree, and the mean of what they say in a vote."""
     Ensemble(trees)  # refuses trees that do not fit together
@@ -48,6 +51,7 @@ def explain_vote(
             attribution=attribution,
             notes=notes[i] if notes is not None else None,
             spreads=spreads[i] if spreads is not None else None,
+            network=networks[i] if networks is not None else None,
         )
         for i, tree in enumerate(trees)
     )
@@ -63,6 +67,11 @@ class Voter:
     pictures: PrototypePictures
     notes: Mapping[int, str] = field(default_factory=dict)
     spreads: Mapping[int, Spread] = field(default_factory=dict)
+    network: Network | None = None  # the tree's own as it runs fastest; None: as it is
+
+    def for_many(self) -> "Voter":
+        """The same for many images: making the network faster takes as long as explaining a few."""
+        return replace(self, network=frozen_features(self.tree.features))
 
 
 def open_voters(folders: Sequence[str | Path], data: str | Path | None = None) -> list[Voter]:
@@ -96,6 +105,7 @@ def explain_decision(
             occlusion=occlusion,
             notes=only.notes,
             spreads=only.spreads,
+            network=only.network,
         )
     return explain_vote(
         [voter.tree for voter in voters],
@@ -106,6 +116,7 @@ def explain_decision(
         occlusion=occlusion,
         notes=[voter.notes for voter in voters],
         spreads=[voter.spreads for voter in voters],
+        networks=[voter.network for voter in voters],
     )
 
 

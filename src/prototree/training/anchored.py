@@ -4,7 +4,7 @@ Notation used for tensor shapes: B batch, C channels of the backbone's map, N no
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import cross_entropy, one_hot, relu
 
 from prototree.network.backbone import FeatureExtractor
@@ -29,13 +30,18 @@ from prototree.training.target_rows import TargetRows, target_rows
 from prototree.training.yardstick import LOGIT_GAIN
 from prototree.tree.leaves import class_log_probs, log_predict, log_predict_classes
 from prototree.tree.model import ProtoTree, Routed
-from prototree.tree.patches import nearest_patches
+from prototree.tree.patches import NearestPatches, nearest_patches
 from prototree.tree.questions import REACH_RANGE, Question, QuestionKind
 
 FEWEST_PATCHES = 60  # of a map that a step sees, whatever their share
 FIRST_SHARPNESS: dict[QuestionKind, float] = {"presence": 1.0, "choice": 3.0}  # where the recipe leaves it open
 MOST_USUAL = 10_000_000  # distances per turn that this is computed from
+KEPT_DISTANCES = 25_000_000  # of photos to prototypes that stay in memory; more are measured in every sweep
 USUAL = 0.95  # share of the photos of the classes on a side whose distance counts as usual
+
+
+Measured = tuple[NearestPatches, Int[Tensor, " B"]]
+"""How far photos are from all prototypes, and their labels."""
 
 
 class HeadObjective(Objective):
@@ -134,6 +140,7 @@ class AnchoredObjective(TreeObjective):
         self._begin = start.first_sharpness or recipe.first_sharpness or FIRST_SHARPNESS[tree.question.kind]
         self._turns = Turns.of(tree) if self.log_reach is not None else None
         self._pace, self._done = Cosine(epochs, batches.n_batches), 0.0
+        self._measured: list[Measured] = []  # of the finished tree, where they are few enough to be kept
 
     def groups(self, epoch: int) -> list[Group]:
         head = Group(list(self.tree.features.head.parameters()), self._recipe.rate, self._recipe.weight_decay)
@@ -196,8 +203,8 @@ class AnchoredObjective(TreeObjective):
 
     def sweep_labels(self, visit: Visit) -> None:
         """The plain photos with their labels."""
-        for z, labels, _ in maps_of(self._sources, self.tree.features, self.tree.prototypes.device):
-            visit(self.tree.route(z), labels)
+        for nearest, labels in self._measured or self._measure():
+            visit(self.tree.routed(nearest), labels)
 
     @torch.no_grad()
     def update_tree(self) -> None:
@@ -206,9 +213,16 @@ class AnchoredObjective(TreeObjective):
         self.tree.prototypes.copy_(self.tree.features.from_map(self.anchors))
         if self.log_reach is not None:
             self.tree.reach.copy_(self.log_reach.exp())
-        prototypes = self.tree.prototypes
-        seen = maps_of(self._sources, self.tree.features, prototypes.device)
-        learn_usual(self.tree, ((nearest_patches(z, prototypes).distance, labels) for z, labels, _ in seen))
+        if len(self._sources.entries) * self.tree.n_prototypes <= KEPT_DISTANCES:
+            self._measured = list(self._measure())
+        seen = self._measured or self._measure()
+        learn_usual(self.tree, ((nearest.distance, labels) for nearest, labels in seen))
+
+    def _measure(self) -> Iterator[Measured]:
+        """The plain photos as the tree is now."""
+        prototypes = self.tree.prototypes.detach()
+        for z, labels, _ in maps_of(self._sources, self.tree.features, prototypes.device):
+            yield nearest_patches(z.to(prototypes.dtype), prototypes), labels
 
 
 @torch.no_grad()
@@ -259,7 +273,9 @@ class Turns:
 
 def best_patch_logits(linear: nn.Linear, z: Float[Tensor, "B D H W"]) -> Float[Tensor, "B K"]:
     """For each class what the patch says that speaks for it most."""
-    return linear(LOGIT_GAIN * z.flatten(2).transpose(1, 2)).amax(dim=1)  # type: ignore[no-any-return]
+    # The gain on the few weights, not on all patches.
+    logits = functional.linear(z.flatten(2).transpose(1, 2), LOGIT_GAIN * linear.weight, linear.bias)
+    return logits.amax(dim=1)
 
 
 def between(start: float, end: float, share: float) -> float:

@@ -6,7 +6,8 @@ Notation used for tensor shapes: M photos, P prototypes.
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from prototree.data.loading import Entry
 from prototree.data.views import FULL
+from prototree.errors import CheckpointError
+from prototree.files import read_json, write_json
 from prototree.training import distributed
 from prototree.training.batches import CachedBatches, maps_of
 from prototree.training.maps import MapCache
@@ -24,6 +27,7 @@ from prototree.tree.sureness import Sureness, fit_sureness
 
 FEWEST_HELD = 20  # photos that sureness is fitted on, at least
 MOST_HELD = 5000  # and at most
+SURE = "sure.json"
 SHARPER_STEPS = 20  # tenths of the tree's own sharpness
 
 
@@ -92,3 +96,39 @@ def fit_held(tree: ProtoTree, held: Held) -> Sureness:
     decisions = tree.decide(held.routed(tree))
     is_right = decisions.labels("greedy") == held.labels
     return fit_sureness(decisions.lead.cpu(), decisions.strangeness.cpu(), is_right.cpu())
+
+
+@dataclass(frozen=True)
+class Sure:
+    """What a tree that has not seen some photos teaches another one about being sure."""
+
+    sharpness: float
+    sureness: Sureness
+
+    def taught(self, tree: ProtoTree) -> ProtoTree:
+        """The tree, which knows it now."""
+        tree.question, tree.sureness = replace(tree.question, sharpness=self.sharpness), self.sureness
+        return tree
+
+
+def fit_sure(tree: ProtoTree, held: Held) -> Sure:
+    """How sharp the tree's questions must be, and then how sure its answers are."""
+    tree.question = replace(tree.question, sharpness=fit_sharpness(tree, held))
+    return Sure(tree.question.sharpness, fit_held(tree, held))
+
+
+def keep_sure(folder: Path, identity: str, sure: Sure) -> None:
+    """Keeps it for another process, and for a run that is continued."""
+    write_json(folder / SURE, {"identity": identity, **asdict(sure)})
+
+
+def kept_sure(folder: Path, identity: str) -> Sure | None:
+    """What was kept of a training with the same identity."""
+    if not (folder / SURE).exists():
+        return None
+    try:
+        found = read_json(folder / SURE)
+        sure = Sure(float(found["sharpness"]), Sureness(**found["sureness"]))
+    except (CheckpointError, KeyError, TypeError, ValueError):
+        return None
+    return sure if found["identity"] == identity else None

@@ -112,15 +112,16 @@ class MapCache:
 
     def _values(self, usable: Sequence[int], epoch: int) -> Tensor:
         row_of = usable if self.rows is None else [self.rows[index] for index in usable]
-        # Memory of torch's own, aligned: where numbers lie can decide the last bits of a matrix product.
-        values = torch.empty(len(usable), *self.files[0].shape[2:])
-        rows = values.numpy()
+        rows = np.empty((len(usable), *self.files[0].shape[2:]), self.files[0].dtype)
         start = 0
         for file in self.files:
             here = [place for place, row in enumerate(row_of) if start <= row < start + file.shape[1]]
             rows[here] = file[epoch % len(file), [row_of[place] - start for place in here]]
             start += file.shape[1]
-        return values
+        # Memory of torch's own, aligned: where numbers lie can decide the last bits of a matrix product. The channels
+        # of a patch side by side, as the head wants them.
+        layout = torch.channels_last if rows.ndim == 4 else torch.preserve_format
+        return torch.from_numpy(rows).to(torch.float32, copy=True, memory_format=layout)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,10 @@ class Workshop:
     observer: Observer
     identity: str = ""  # what must be the same for a training to be continued
 
+    def unheard(self) -> "Workshop":
+        """The same with nobody listening."""
+        return replace(self, observer=Observer())
+
     def backbone(self, *, split: bool) -> Backbone:
         """The pretrained network that the settings name."""
         settings = self.settings

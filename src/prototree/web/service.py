@@ -22,6 +22,7 @@ from prototree.mend.figures import Figures
 from prototree.mend.relearning import learns_on
 from prototree.mend.session import MENDING, Moment, Session
 from prototree.mend.states import TreeState
+from prototree.network.engine import frozen_features
 from prototree.web import shapes
 from prototree.web.edit_words import sentence
 from prototree.web.gallery import PICTURE_SIDE, Gallery
@@ -48,6 +49,7 @@ class Service:
         self._explained, self._spreads = lru_cache(maxsize=2)(view.of), lru_cache(maxsize=2)(view.spreads)
         self._crops = lru_cache(maxsize=1)(lambda state: PrototypePictures(state.tree, data))
         self._below = lru_cache(maxsize=2)(self._classes_below)
+        self._network = lru_cache(maxsize=1)(frozen_features)
 
     # ---- the run
 
@@ -250,6 +252,7 @@ class Service:
             label=label,
             notes=state.notes,
             spreads=dict(enumerate(self._spreads(state))),
+            network=self._network(state.tree.features),
         )
         result = result_of(explained, secrets.token_urlsafe(9), moment.history.revision, "/mend/{}".format)
         self.results.add(result)

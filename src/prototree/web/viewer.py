@@ -8,6 +8,7 @@ from prototree.data.images import read_photo
 from prototree.explain.decisions import explain_image
 from prototree.explain.records import TreeExplanation
 from prototree.explain.whole_tree import explain_tree, pictures_of, spreads_of
+from prototree.network.engine import FrozenFeatures, frozen_features
 from prototree.report.encoding import data_url
 from prototree.report.tree_html import tree_data
 from prototree.run import Run
@@ -45,6 +46,10 @@ class Viewer:
         return self._explained
 
     @cached_property
+    def _network(self) -> FrozenFeatures:
+        return frozen_features(self._tree.features)
+
+    @cached_property
     def _explained(self) -> tuple[TreeExplanation, dict[str, Any]]:
         explanation = explain_tree(self._run)
         return explanation, tree_data(explanation, data_url)
@@ -57,7 +62,13 @@ class Viewer:
         """What the tree says of an image that somebody sent."""
         image = read_photo(content, at_least=PICTURE_SIDE).image
         explained = explain_image(
-            self._tree, image, self._pictures, name=name, notes=self._run.notes, spreads=self._spreads
+            self._tree,
+            image,
+            self._pictures,
+            name=name,
+            notes=self._run.notes,
+            spreads=self._spreads,
+            network=self._network,
         )
         result = result_of(explained, secrets.token_urlsafe(9), self.revision)
         self.results.add(result)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prototree.network.backbone import Backbone, FeatureExtractor
     from prototree.network.looks import Looks
     from prototree.training.batches import Batches, CachedBatches
+    from prototree.training.holding_out import Sure
     from prototree.training.maps import MapCache
     from prototree.training.objectives import SoftTargets
     from prototree.training.workshop import Workshop
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _VIEWS, _HEAD, _TREE, _TARGETS, _BACKBONE = "views", "head as a classifier", "tree", "targets", "backbone"
+_HELD = "held"  # the folder of the second tree
 FEWEST_EPOCHS, MOST_EPOCHS = 6, 200  # large data at least and small data at most so often
 MOST_TEMPERATURE, TEACHER_KEEPS = 2.5, 0.19  # the share of probability that a softened teacher keeps for its answer
 LEAF_SWEEPS = 3  # of Eq. 5 over all photos at the end
@@ -194,17 +196,16 @@ class Warm(Recipe):
             return self._continued(workshop, start)
         backbone = self._backbone(workshop)
         maps = self._maps(workshop, backbone, self._looks())
-        tree = self._learn(workshop, backbone, maps, "")
-        if self.hold_out:
-            self._how_sure(tree, workshop, backbone, maps)
-        return tree
+        learn = partial(self._learn, workshop, backbone, maps, "")
+        held = self._held(maps) if self.hold_out else frozenset()
+        return self._with_sureness(learn, workshop, backbone, maps, held) if held else learn()
 
     def _continued(self, workshop: "Workshop", start: "ProtoTree") -> "ProtoTree":
-        """The head learns on, and where it was known how sure answers are, that is fitted again.
+        """The head is trained further; where the sureness was calibrated before, it is calibrated again.
 
-        The photos that gave feedback are what it is fitted on, as after every edit: they are not learned from, whereas
-        the head has seen all others. It learns with the sharpness that it began with; the one that was fitted to the
-        tree as it was would leave it as unsure as its teacher, and nothing would put that right.
+        That uses the photos that gave feedback, as after every edit: they are not learned from, whereas the head has
+        seen all others. Training uses the recipe's sharpness; the one that was fitted to the tree before would leave it
+        as unsure as its teacher.
         """
         from prototree.training.holding_out import FEWEST_HELD, fit_held, fit_sharpness, look_at_held
 
@@ -268,32 +269,65 @@ class Warm(Recipe):
         refit_leaves(tree, objective.sweep_labels, n_sweeps=LEAF_SWEEPS)
         return tree.look(maps.looks)
 
-    def _how_sure(self, tree: "ProtoTree", workshop: "Workshop", backbone: "Backbone", maps: "Maps") -> None:
-        """Fitted on photos that a second tree, trained like the first, has not seen; the first one loses none."""
-        from prototree.training.holding_out import (
-            FEWEST_HELD,
-            fit_held,
-            fit_sharpness,
-            held_photos,
-            look_at_held,
-            without,
-        )
+    def _held(self, maps: "Maps") -> frozenset[int]:
+        """Photos to learn from how sure answers are; none where they are too few."""
+        from prototree.training.holding_out import FEWEST_HELD, held_photos
 
         held = held_photos(maps.plain.entries, self.hold_out)
-        if len(held) < FEWEST_HELD:
-            log.warning(
-                "how sure answers are is not learned: that takes %d photos to hold out, and one in %d of each class "
-                'gives %d; the sureness then only ranks answers, and the tree never says "I don\'t know" by itself; '
-                "add photos, or lower --hold-out",
-                *(FEWEST_HELD, self.hold_out, len(held)),
-            )
-            return
-        workshop.observer.stage(f"a second tree, without {len(held)} photos, to learn how sure answers are")
+        if len(held) >= FEWEST_HELD:
+            return held
+        log.warning(
+            "the sureness is not calibrated: that takes %d photos to hold out, and one in %d of each class "
+            'gives %d; it then only ranks answers, and the tree never says "I don\'t know" by itself; '
+            "add photos, or lower --hold-out",
+            *(FEWEST_HELD, self.hold_out, len(held)),
+        )
+        return frozenset()
+
+    def _with_sureness(
+        self,
+        learn: Callable[[], "ProtoTree"],
+        workshop: "Workshop",
+        backbone: "Backbone",
+        maps: "Maps",
+        held: frozenset[int],
+    ) -> "ProtoTree":
+        """The tree, and how sure its answers are; where there are cores for both, learned side by side."""
+        from prototree.training.beside import beside, is_possible
+        from prototree.training.holding_out import keep_sure, kept_sure
+
+        folder, identity = workshop.folder / _HELD, workshop.identity
+
+        def how_sure(workshop: "Workshop") -> "Sure":
+            return self._how_sure(workshop, backbone, maps, held)
+
+        if not is_possible(workshop.device):
+            tree = learn()
+            return how_sure(workshop).taught(tree)
+
+        def work() -> None:
+            keep_sure(folder, identity, how_sure(workshop.unheard()))
+
+        workshop.observer.stage(
+            f"training a second tree at the same time, without {len(held)} photos, to calibrate the sureness"
+        )
+        with beside(None if kept_sure(folder, identity) else work, workshop.device) as wait:
+            tree = learn()
+            wait()
+            return (kept_sure(folder, identity) or how_sure(workshop)).taught(tree)
+
+    def _how_sure(self, workshop: "Workshop", backbone: "Backbone", maps: "Maps", held: frozenset[int]) -> "Sure":
+        """Fitted on photos that a second tree, trained like the first, has not seen; the first one loses none."""
+        import torch
+
+        from prototree.data.loading import derived_seed
+        from prototree.training.holding_out import fit_sure, look_at_held, without
+
+        workshop.observer.stage(f"training a second tree without {len(held)} photos, to calibrate the sureness")
+        torch.manual_seed(derived_seed("second tree", workshop.settings.seed))  # whatever was drawn for the first
         rest = Maps(without(maps.judged, held), without(maps.every, held), maps.looks)
-        other = self._learn(workshop, backbone, rest, "held/")
-        found = look_at_held(other, workshop.cached(maps.judged), held)
-        other.question = tree.question = replace(tree.question, sharpness=fit_sharpness(other, found))
-        tree.sureness = fit_held(other, found)
+        other = self._learn(workshop, backbone, rest, f"{_HELD}/")
+        return fit_sure(other, look_at_held(other, workshop.cached(maps.judged), held))
 
     def source_batches(self, workshop: "Workshop", tree: "ProtoTree") -> "Batches":
         from prototree.training.maps import MapCache

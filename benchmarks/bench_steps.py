@@ -1,0 +1,115 @@
+"""A training step of the default recipe beside its floor, the matrix products of the head alone.
+
+    python benchmarks/bench_steps.py [STEPS A ROUND]
+
+Made-up maps of the default network's shape (320×9×9), 50 classes, one thread, because two trees are learned side by
+side with one thread each. Processor time; rounds take turns and medians are compared. Reading the maps is part of a
+step.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from bench_growth import MadeUpMaps, entries_of
+from prototree.config import preset
+from prototree.data.loading import Entry
+from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.training.anchored import FEWEST_PATCHES, AnchoredObjective, HeadObjective
+from prototree.training.batches import CachedBatches
+from prototree.training.engine import Loop, Objective, Options
+from prototree.training.growth import grow, sample_maps, standardise
+from prototree.training.maps import MapCache
+from prototree.training.objectives import Cosine, SoftTargets
+from prototree.training.recipes.warm import Warm
+from prototree.tree.model import ProtoTree
+from prototree.tree.questions import Question
+
+N_CLASSES, N_VIEWS, ROUNDS, CHANNELS, SIDE = 50, 1200, 5, 320, 9
+
+
+def kept_maps() -> MapCache:
+    """16-bit maps in memory, read like those on disk."""
+    entries: tuple[Entry, ...] = tuple(entries_of(N_CLASSES, N_VIEWS))
+    made_up = MadeUpMaps((), entries, frozenset()).read(range(len(entries)), 0).values
+    return MapCache((made_up.half().numpy().astype(np.float16)[None],), entries, frozenset())
+
+
+def stepping(objective: Objective, batches: CachedBatches) -> Callable[[], None]:
+    """A function that takes one step after the other."""
+    objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    loop = Loop(objective, batches, 6, Options(channels_last=True))
+    objective.train()
+    objective.start_epoch(0, is_continued=False)
+    every = (inputs for epoch in range(10**6) for inputs in batches.epoch(epoch))
+    return lambda: loop._step(objective, next(every))
+
+
+def products(n_rows: int, sizes: list[tuple[int, int, bool]]) -> Callable[[], None]:
+    """Forward and gradients of linear layers (inputs, outputs, whether their input learns) on so many patches."""
+    layers = [(torch.rand(n_rows, a), torch.rand(a, b), torch.rand(n_rows, b), learns) for a, b, learns in sizes]
+
+    def run() -> None:
+        for x, weight, gradient, learns in layers:
+            torch.mm(x, weight)
+            torch.mm(x.T, gradient)
+            if learns:
+                torch.mm(gradient, weight.T)
+
+    return run
+
+
+def measure(actions: dict[str, Callable[[], None]], n_steps: int) -> dict[str, float]:
+    """Milliseconds of processor time of each."""
+    found: dict[str, list[float]] = {name: [] for name in actions}
+    for turn in range(ROUNDS + 1):
+        for name, action in actions.items():
+            start = time.process_time()
+            for _ in range(n_steps):
+                action()
+            if turn:  # the first round warms up
+                found[name].append(1000 * (time.process_time() - start) / n_steps)
+    return {name: statistics.median(taken) for name, taken in found.items()}
+
+
+def main() -> None:
+    n_steps = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    config = preset("auto")
+    recipe = config.recipe
+    assert isinstance(recipe, Warm)
+    maps = kept_maps()
+    batches = CachedBatches(maps, config.batch_size, shuffle=True)
+    some, labels = sample_maps(CachedBatches(maps, config.batch_size, shuffle=False))
+    heads = [FeatureExtractor(Backbone("auto", None, split=False), config.depth, config.head_width) for _ in range(2)]
+    for features in heads:
+        standardise(features, some)
+    head = HeadObjective(heads[0], N_CLASSES, recipe, Cosine(6, batches.n_batches))
+    start = grow(heads[1], some, labels, "choice", recipe.mean_path, recipe.median_distance, 0)
+    tree = ProtoTree(start.topology, heads[1], N_CLASSES, question=Question("choice", recipe.sharpness))
+    targets = SoftTargets(torch.full((len(maps.entries), N_CLASSES), 1 / N_CLASSES), 1.0)
+    anchored = AnchoredObjective(tree, batches, recipe, 6, targets, start, batches)
+    n_rows = config.batch_size * max(FEWEST_PATCHES, -(-3 * SIDE * SIDE // 4))
+    wide = [(CHANNELS, config.head_width, False), (config.head_width, config.depth, True)]
+    found = measure(
+        {
+            "head": stepping(head, batches),
+            "head, its products": products(n_rows, [*wide, (config.depth, N_CLASSES, True)]),
+            "tree": stepping(anchored, batches),
+            "tree, its products": products(n_rows, [*wide, (config.depth, tree.n_prototypes, True)]),
+        },
+        n_steps,
+    )
+    for name in ("head", "tree"):
+        step, floor = found[name], found[f"{name}, its products"]
+        ratio = f"{step / floor:.2f}× its products ({floor:.1f} ms)"
+        print(f"{name}: {step:.1f} ms a step of {config.batch_size} views, {ratio}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Work in a process beside: it has one of two threads, ends with its parent, and changes no bit of what comes out."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from killed_runs import content, differences
+from prototree import fit
+from prototree.training.beside import beside, is_possible
+from prototree.training.holding_out import Sure, keep_sure, kept_sure
+from prototree.tree.sureness import Sureness
+from tiny_training import TINY_WARM, write_squares
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="one after the other elsewhere")
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_both_have_one_of_two_threads(tmp_path: Path) -> None:
+    def work() -> None:
+        (tmp_path / "seen").write_text(f"{torch.get_num_threads()} {os.getpid()}")
+
+    with beside(work, CPU) as wait:
+        assert torch.get_num_threads() == 1
+        wait()
+        threads, process = (tmp_path / "seen").read_text().split()
+    assert threads == "1"
+    assert process != str(os.getpid())
+    assert torch.get_num_threads() == 2
+
+
+def test_with_one_thread_nothing_is_done_beside(tmp_path: Path) -> None:
+    assert not is_possible(CPU)
+    with beside((tmp_path / "seen").touch, CPU) as wait:
+        wait()
+    assert not (tmp_path / "seen").exists()
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_what_fails_beside_is_left_to_the_parent(capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        raise ValueError("broken")
+
+    with beside(work, CPU) as wait:
+        wait()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_error_within_ends_the_work(tmp_path: Path) -> None:
+    def work() -> None:
+        (tmp_path / "process").write_text(str(os.getpid()))
+        time.sleep(600)
+
+    def fail_when_it_works() -> None:
+        with beside(work, CPU):
+            _wait_for(tmp_path / "process")
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        fail_when_it_works()
+    assert not _is_alive(int((tmp_path / "process").read_text()))
+
+
+def test_the_work_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    script = f"""
+import os, time, torch
+from pathlib import Path
+from prototree.training.beside import beside
+torch.set_num_threads(2)
+def work():
+    Path({str(tmp_path / "process")!r}).write_text(str(os.getpid()))
+    time.sleep(600)
+with beside(work, torch.device("cpu")):
+    time.sleep(600)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    _wait_for(tmp_path / "process")
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    child = int((tmp_path / "process").read_text())
+    while _is_alive(child):
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_side_by_side_and_one_after_the_other_are_the_same_run(tmp_path: Path) -> None:
+    photos = write_squares(tmp_path / "squares", train=14, test=1)
+    few = TINY_WARM | {"pretrain_epochs": 0, "head_epochs": 3, "epochs": 2, "hold_out": 2}
+    fit(photos, tmp_path / "two", settings=few, stages=["train"])
+    torch.set_num_threads(1)
+    fit(photos, tmp_path / "one", settings=few, stages=["train"])
+    two, one = content(tmp_path / "two"), content(tmp_path / "one")
+    assert differences(two, one) == ["held/sure.json"], "what the second process told the first"
+
+
+def test_what_was_kept_is_believed_for_the_same_training_alone(tmp_path: Path) -> None:
+    sure = Sure(7.2, Sureness(0.1, 0.2, 30, 0.4, 1.5))
+    keep_sure(tmp_path, "this one", sure)
+    assert kept_sure(tmp_path, "this one") == sure
+    assert kept_sure(tmp_path, "another") is None
+    (tmp_path / "sure.json").write_text('{"identity": "this one"}')
+    assert kept_sure(tmp_path, "this one") is None
+
+
+def _wait_for(path: Path) -> None:
+    while not (path.exists() and path.read_text()):
+        time.sleep(0.05)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return state != "Z"
