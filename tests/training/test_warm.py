@@ -305,7 +305,6 @@ def test_a_pretrained_backbone_is_tuned_at_its_own_rate(tmp_path: Path) -> None:
 
 def test_too_few_photos_to_learn_how_sure_answers_are_is_said(caplog: pytest.LogCaptureFixture) -> None:
     photos = [Entry(i, Sample(Path(f"{i}.jpg"), i % 6), FULL) for i in range(96)]
-    nobody: Any = None
     maps: Any = SimpleNamespace(plain=SimpleNamespace(entries=photos))
-    Warm()._how_sure(nobody, nobody, nobody, maps)
+    assert Warm()._held(maps) == frozenset()
     assert "that takes 20 photos to hold out, and one in 5 of each class gives 18" in caplog.text
