@@ -1,4 +1,4 @@
-"""docs/mending.md from end to end: birds with a planted shortcut, a tree that fell for it, and a hand that mends it."""
+"""docs/tutorials/bias.md from end to end: birds with a planted shortcut, a tree that fell for it, and a hand that mends it."""
 
 import time
 from pathlib import Path
@@ -35,7 +35,7 @@ def meet(one: list[float], other: list[float]) -> bool:
 
 
 def mend_by_hand(folder: Path, boxes: Boxes, cache: Path) -> dict[str, Any]:
-    """What docs/mending.md does, over the API of a server process; returns how the three trees were judged."""
+    """What the tutorial does, over the API of a server process; returns how the three trees were judged."""
     with serving(folder, cache=cache) as server, httpx.Client(base_url=server.address, timeout=3600) as client:
 
         def change(path: str, **content: object) -> dict[str, Any]:
