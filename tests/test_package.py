@@ -14,7 +14,7 @@ SOURCE = Path(prototree.__file__).parent
 
 # From the ground up, a floor each: a room may import only from its own floor and from those below.
 FLOORS = [
-    {"_version", "errors", "files", "locks", "progress", "settings", "threads"},
+    {"_version", "errors", "files", "progress", "settings", "threads"},
     {"network"},
     {"tree"},
     {"data"},

@@ -94,7 +94,7 @@ def test_what_is_written_down() -> None:
 def test_a_tree_in_one_line() -> None:
     words = part_words(figures().to_json())
     assert words == (
-        "In 7 of 10 photos the patch sits on the same part; hiding it sends 4 of 10 photos the other way "
+        "In 7 of 10 photos the patch lies on the same part; hiding it sends 4 of 10 photos the other way "
         "(1 of 10 if a random patch is hidden)."
     )
     assert part_words({}) == ""
@@ -103,9 +103,9 @@ def test_a_tree_in_one_line() -> None:
 
 def test_a_prototype_in_sentences() -> None:
     first, second, third = prototype_words(figures().to_json()["prototypes"][1])
-    assert first == "In 5 of the 10 most alike test photos that show the beak, this patch sits on it."
+    assert first == "In 5 of the 10 most similar test photos that show the beak, this patch lies on it."
     assert second == "Of all test photos that go this way, 79 % have the beak in it."
-    assert third == "Hiding it sends 0.6 of 3 test photos the other way, hiding random patches of its size 0.3."
+    assert third == "Hiding it sends 0.6 of 3 test photos the other way, hiding random patches of the same size 0.3."
     assert prototype_words(figures().to_json()["prototypes"][2]) == []
 
 

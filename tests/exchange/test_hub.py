@@ -156,7 +156,7 @@ def test_the_card_tells_what_was_measured(run: Run, tmp_path: Path) -> None:
     greedy = run.metrics["stages"]["projected"]["accuracy"]["greedy"]
     assert f"{greedy:.1%}".replace("%", " %") in card
     assert "blue, green, red" in card
-    assert "12 training photos" in card
+    assert "trained on 12 photos" in card
     assert "not a probability of being right" in card
     assert 'prototree.load("me/squares")' in card
     assert (tmp_path / "tree.png").stat().st_size > 1000
@@ -171,7 +171,7 @@ def test_the_card_says_whether_the_tree_says_that_it_does_not_know(run: Run) -> 
     tree.sureness = Sureness(1.0, 0.0, 9, least=0.4)
     card = model_card("me/squares", tree, {}, licence="mit", picture=None)
     assert "always answers" not in card
-    assert 'it says "I don\'t know" only where' in card
+    assert 'says "I don\'t know" only if' in card
 
 
 def test_names_in_a_card_are_text(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""docs/tutorials/bias.md from end to end: birds with a planted shortcut, a tree that fell for it, and a hand that mends it."""
+"""The tutorial on bias from end to end: birds with a planted shortcut, a tree that fell for it, a hand that mends it."""
 
 import time
 from pathlib import Path

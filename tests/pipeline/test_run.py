@@ -19,10 +19,10 @@ from prototree.config import preset
 from prototree.data import open_data
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.tables import percent
-from prototree.locks import held
 from prototree.pipeline.fit import combine, derived, fit, redo
 from prototree.pipeline.stages import STAGES
 from prototree.run import Run
+from prototree.training.locks import held
 from prototree.training.recipes.paper import Paper
 from prototree.training.shared_maps import maps_used
 from prototree.tree import checkpoint

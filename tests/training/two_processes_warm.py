@@ -42,7 +42,7 @@ def main(photos: Path, out: Path, question: str) -> None:
         torch.set_default_dtype(torch.float64)
         MapCache.read = _read_as_doubles(MapCache.read)  # type: ignore[method-assign]
         tree = recipe._learn(workshop, backbone, maps, "")
-        recipe._how_sure(tree, workshop, backbone, maps)
+        tree = recipe._how_sure(workshop, backbone, maps, recipe._held(maps)).taught(tree)
         classifier = load_yardstick(tree.features, tree.n_classes, out / "run")
         assert classifier is not None
         assert maps.plain.read([0], 0).values[0, 0].numel() > FEWEST_PATCHES, "patches are chosen"

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from prototree import locks
 from prototree.config import Config
 from prototree.errors import ConfigError, ProtoTreeError
 from prototree.files import make_folder, read_json, remove_leftovers, write_file
 from prototree.pipeline.stages import OWN_FILES
 from prototree.run import CONFIG, METRICS, RESULTS, Run
-from prototree.training import distributed
+from prototree.training import distributed, locks
 from prototree.training.engine import STATE
 from prototree.training.identity import expect_same
 from prototree.training.maps import remove_unfinished

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prototree.errors import ConfigError
-from prototree.locks import held
+from prototree.training.locks import held
 
 
 def test_a_folder_is_held_by_one_and_free_again_afterwards(tmp_path: Path) -> None:
