@@ -1,4 +1,4 @@
-"""The tutorial on bias from end to end: birds with a planted shortcut, a tree that fell for it, a hand that mends it."""
+"""The tutorial on bias from end to end: birds with a planted shortcut, a tree that fell for it, a hand to mend it."""
 
 import time
 from pathlib import Path
