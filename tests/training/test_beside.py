@@ -44,6 +44,13 @@ def test_both_have_one_of_two_threads(tmp_path: Path) -> None:
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("threads", "expected"), [(1, False), (2, True), (4, False)])
+def test_only_two_threads_are_divided(threads: int, expected: bool) -> None:
+    torch.set_num_threads(threads)
+    assert is_possible(CPU) == expected
+
+
 def test_with_one_thread_nothing_is_done_beside(tmp_path: Path) -> None:
     assert not is_possible(CPU)
     with beside((tmp_path / "seen").touch, CPU) as wait:
@@ -86,6 +93,7 @@ torch.set_num_threads(2)
 def work():
     Path({str(tmp_path / "process")!r}).write_text(str(os.getpid()))
     time.sleep(600)
+    Path({str(tmp_path / "ended")!r}).touch()
 with beside(work, torch.device("cpu")):
     time.sleep(600)
 """
@@ -96,6 +104,7 @@ with beside(work, torch.device("cpu")):
     child = int((tmp_path / "process").read_text())
     while _is_alive(child):
         time.sleep(0.05)
+    assert not (tmp_path / "ended").exists(), "it was ended, and did not come to its own end"
 
 
 @pytest.mark.usefixtures("two_threads")
