@@ -17,14 +17,14 @@ from prototree.data.loading import ViewDataset
 from prototree.data.views import FULL, View
 from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.explain.decisions import explain_image
-from prototree.explain.prototype_pictures import PrototypePictures
+from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.prototypes import explain_prototypes, fast_features, view_of
 from prototree.explain.records import DecisionExplanation, VoteExplanation
 from prototree.explain.votes import explain_decision, explain_vote, local_paths, open_voters
-from prototree.explain.whole_tree import explain_tree, pictures_of, store_pictures
+from prototree.explain.whole_tree import explain_tree, pictures_of
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.pipeline.fit import fit
-from prototree.run import Run
+from prototree.run import PICTURES, Run
 from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.projection import SourcePhotos, project
 from prototree.tree.model import ProtoTree
@@ -278,7 +278,7 @@ def test_a_folder_explains_on_a_machine_without_the_data(squares: tuple[Run, Ima
     assert decision.soft == explain_one(squares).soft
     shutil.rmtree(alone.folder / "prototypes")
     assert (explain_tree(alone).prototypes[0].source.crop == 160).all()
-    store_pictures(alone, data)
+    write_pictures(alone.tree(), data, alone.folder / PICTURES)
     assert not (explain_tree(alone).prototypes[0].source.crop == 160).all()
 
 

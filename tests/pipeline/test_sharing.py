@@ -21,11 +21,11 @@ import prototree
 from prototree.cli import app
 from prototree.data import open_data
 from prototree.errors import CheckpointError, ConfigError, DataError
-from prototree.explain.prototype_pictures import PrototypePictures
-from prototree.explain.whole_tree import explain_tree, store_pictures
+from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
+from prototree.explain.whole_tree import explain_tree
 from prototree.files import read_json, write_json
 from prototree.pipeline.sharing import pack, tidy
-from prototree.run import Run
+from prototree.run import PICTURES, Run
 from prototree.tree import archive, checkpoint
 from prototree.tree.questions import Question
 from prototree.tree.strategies import HARD, STRATEGIES
@@ -153,7 +153,7 @@ def test_without_pictures_and_data_packing_says_what_to_do(run: Run, tmp_path: P
     copy.note(source=str(tmp_path / "gone"))
     with pytest.raises(CheckpointError, match=r"has no pictures of its prototypes.*prototree report"):
         pack(copy, tmp_path / "x.prototree")
-    store_pictures(copy, open_data(run.source))
+    write_pictures(copy.tree(), open_data(run.source), copy.folder / PICTURES)
     assert PrototypePictures(
         copy.tree(), stored=Run.open(pack(copy, tmp_path / "x.prototree")).folder / "prototypes"
     ).complete

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import avg_pool2d, grid_sample, pad
+from torch.nn.functional import grid_sample, pad
 
 from prototree.explain.attribution import Features, Probes, similarities
 from prototree.explain.records import Cause
@@ -110,6 +110,10 @@ def _guided(images: Images, radius: int) -> Images:
 
 
 def _blur(images: Float[Tensor, "B C h w"], radius: int) -> Float[Tensor, "B C h w"]:
+    """The mean over a square window: sums from the edge to here, less sums from the edge to the window's start."""
     edge = min(radius, images.shape[-1] - 1, images.shape[-2] - 1)
     width, padded = 2 * edge + 1, pad(images, (edge,) * 4, mode="reflect")
-    return avg_pool2d(avg_pool2d(padded, (width, 1), stride=1), (1, width), stride=1)
+    down = pad(padded, (0, 0, 1, 0)).cumsum(dim=2)
+    rows = (down[:, :, width:] - down[:, :, :-width]) / width
+    across = pad(rows, (1, 0)).cumsum(dim=3)
+    return (across[..., width:] - across[..., :-width]) / width

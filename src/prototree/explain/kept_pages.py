@@ -5,6 +5,7 @@ It takes the training photos to find these out. Kept in a few small files, they 
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -30,6 +31,7 @@ from prototree.explain.records import (
 )
 from prototree.files import read_json, write_listed
 from prototree.network.geometry import Box
+from prototree.network.side_by_side import side_by_side
 from prototree.tree import checkpoint
 from prototree.tree.model import ProtoTree
 
@@ -44,7 +46,9 @@ _MOST_NEIGHBOURS = 50
 
 def keep_pages(tree: ProtoTree, explanation: TreeExplanation, folder: Path) -> None:
     """Writes what was found out about a tree. The list comes last, and says which tree it is of."""
-    files = {name: webp(picture, quality=_QUALITY) for name, picture in _pictures(explanation)}
+    pictures = dict(_pictures(explanation))
+    encoded = side_by_side(partial(webp, quality=_QUALITY), pictures.values())
+    files = dict(zip(pictures, encoded, strict=True))
     content = {
         "version": 1,
         "tree": checkpoint.fingerprint(tree),

@@ -37,6 +37,7 @@ from prototree.network.backbone import FeatureExtractor
 from prototree.network.engine import frozen_features
 from prototree.network.folding import folded
 from prototree.network.geometry import Box
+from prototree.network.side_by_side import side_by_side
 from prototree.training.batches import looking, maps_of
 from prototree.training.filling import Tick
 from prototree.training.maps import MapBatch, kept_sets
@@ -82,15 +83,15 @@ def explain_prototypes(
     found = find_matches(tree, progress.watch(maps), chosen, views_each * (nearest + 1), first)
     examination = _Examination(tree, data, dataset.entries, occlusion)
     matches, explained = examination.nearest(found, nearest), []
-    for start in range(0, len(chosen), _PROTOTYPES_AT_ONCE):
-        some = range(start, min(start + _PROTOTYPES_AT_ONCE, len(chosen)))
-        subjects = [examination.subject(found, i) for i in some]
-        for i, subject, (source, why) in zip(some, subjects, examination.examine(subjects), strict=True):
+    starts = range(0, len(chosen), _PROTOTYPES_AT_ONCE)
+    groups = [range(start, min(start + _PROTOTYPES_AT_ONCE, len(chosen))) for start in starts]
+    for some, results in zip(groups, side_by_side(partial(examination.examine, found), groups), strict=True):
+        for i, (source, why, moved) in zip(some, results, strict=True):
             explained.append(
                 PrototypeExplanation(
                     **place_of(tree, chosen[i]),
                     source=source,
-                    distance_moved=subject.distance_moved,
+                    distance_moved=moved,
                     nearest=matches[i],
                     right_share=tuple(found.share[i].tolist()),
                     causes=why,
@@ -98,7 +99,7 @@ def explain_prototypes(
                     spread=found.spreads[i],
                 )
             )
-        progress.add(_TICKS * len(subjects))
+        progress.add(_TICKS * len(some))
     return tuple(explained)
 
 
@@ -186,7 +187,7 @@ class _Examination:
         self._root = data.folder
         self._by_name = {self._name(entry.sample.path): entry for entry in entries}
 
-    def subject(self, found: Matches, i: int) -> _Subject:
+    def _subject(self, found: Matches, i: int) -> _Subject:
         tree, prototype = self._tree, found.prototypes[i]
         source = tree.sources[prototype]
         entry = self._by_name.get(source.image) if source is not None else None
@@ -200,8 +201,9 @@ class _Examination:
         pixels = ViewDataset((entry.sample,), lambda _: (view,), tree.preprocessing)[0].image
         return _Subject(prototype, entry.sample, view, patch, pixels, moved)
 
-    def examine(self, subjects: Sequence[_Subject]) -> list[tuple[Match, tuple[Cause, ...]]]:
-        tree, network = self._tree, self._network
+    def examine(self, found: Matches, some: Iterable[int]) -> list[tuple[Match, tuple[Cause, ...], float | None]]:
+        """Some of the prototypes that were found: each in its own photo, why it is there, and how far it moved."""
+        tree, network, subjects = self._tree, self._network, [self._subject(found, i) for i in some]
         device = tree.prototypes.device
         probes = Probes.of(
             tree,
@@ -227,7 +229,8 @@ class _Examination:
         ]
         scored = tested(network, probes, findings, before, generator)
         why = causes(network, probes, before, tree.preprocessing)
-        return [(self._match(s, b, f), w) for s, b, f, w in zip(subjects, before, scored, why, strict=True)]
+        each = zip(subjects, before, scored, why, strict=True)
+        return [(self._match(subject, own, places), w, subject.distance_moved) for subject, own, places, w in each]
 
     def nearest(self, found: Matches, count: int) -> list[tuple[Match, ...]]:
         """The nearest other photos. Each is read once, however many prototypes it is near to."""

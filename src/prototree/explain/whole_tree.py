@@ -115,13 +115,9 @@ def _confusion(run: Run) -> list[tuple[int, int, int]]:
 
 def store_pages(run: Run, data: ImageData, explanation: TreeExplanation) -> None:
     """Keeps with the run what its pages show, so that they are the same on machines without the data."""
-    store_pictures(run, data)
-    keep_pages(run.tree(), explanation, run.folder / PAGES)
-
-
-def store_pictures(run: Run, data: ImageData) -> None:
-    """Keeps the prototypes' pictures in the run, so that it explains on machines without the data."""
-    write_pictures(run.tree(), data, run.folder / PICTURES)
+    tree = run.tree()
+    write_pictures(tree, data, run.folder / PICTURES)
+    keep_pages(tree, explanation, run.folder / PAGES)
 
 
 def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None = None) -> PrototypePictures:

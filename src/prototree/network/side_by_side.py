@@ -1,0 +1,25 @@
+"""Many small computations at once, each with one thread, instead of one after the other with all threads.
+
+Threads that share the work of small tensors mostly wait for each other. Where there are many such computations, it is
+faster to give each a thread of its own; what comes out then does not depend on the number of threads either.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def side_by_side(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """What `work` makes of each item, in their order; as many at a time as torch has threads."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(n_threads) as pool:
+            yield from pool.map(work, items)
+    finally:
+        torch.set_num_threads(n_threads)
