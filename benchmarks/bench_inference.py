@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +30,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from prototree.data.augment import augmentation
 from prototree.data.loading import ViewDataset
 from prototree.data.samples import Sample
-from prototree.data.views import source_views
+from prototree.data.views import source_views, varied_views
 from prototree.network import engine
 from prototree.network.backbone import Backbone
 from prototree.network.engine import ONNXRUNTIME, TORCH, frozen
@@ -40,7 +42,7 @@ from prototree.training.filling import from_photos
 
 NETWORKS = (("auto", 288), ("resnet50", 224))
 BATCHES = (1, 4, 32)
-ROUNDS, N_PHOTOS, N_CALIBRATION = 3, 32, 16
+ROUNDS, N_PHOTOS, N_CALIBRATION = 3, 96, 16
 Run = Callable[[Tensor], object]
 
 
@@ -141,28 +143,35 @@ def photos(folder: Path) -> list[Sample]:
     return samples
 
 
-def with_decoding(backbone: Backbone, name: str) -> tuple[float, float]:
-    """Views a second of the package's pass over photos, and of the network alone on as many views."""
+def with_decoding(backbone: Backbone, name: str) -> tuple[float, float, int]:
+    """Views a second of the package's pass over photos, of the network alone on as many, and views of each photo.
+
+    The views are those of the default recipe: two plain ones, a closer look at both, and four with changed colours.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        dataset = ViewDataset(photos(Path(folder)), source_views, backbone.preprocessing)
-        trunk = frozen(backbone, name)
+        samples, preprocessing = photos(Path(folder)), backbone.preprocessing
+        plain = ViewDataset(samples, source_views, preprocessing)
+        colours = augmentation("colour", preprocessing)
+        varied = ViewDataset(samples, partial(varied_views, count=4, seed=0), preprocessing, transform=colours)
+        datasets = [plain, plain.looking(0.7), varied]
+        n_views, trunk = sum(map(len, datasets)), frozen(backbone, name)
         taken: tuple[list[float], list[float]] = ([], [])
-        images = torch.rand(32, 3, backbone.preprocessing.size, backbone.preprocessing.size)
+        images = torch.rand(32, 3, preprocessing.size, preprocessing.size)
 
         def whole_pass() -> None:
-            for _ in from_photos([dataset], trunk, variants=1, workers=2, device=torch.device("cpu")):
+            for _ in from_photos(datasets, trunk, variants=1, workers=2, device=torch.device("cpu")):
                 pass
 
         def alone() -> None:
-            for _ in range(len(dataset) // len(images)):
+            for _ in range(n_views // len(images)):
                 trunk(images)
 
-        for _ in range(3):
+        for _ in range(ROUNDS):
             for action, own in zip((whole_pass, alone), taken, strict=True):
                 start = time.perf_counter()
                 action()
-                own.append(len(dataset) / (time.perf_counter() - start))
-    return statistics.median(taken[0]), statistics.median(taken[1])
+                own.append(n_views / (time.perf_counter() - start))
+    return statistics.median(taken[0]), statistics.median(taken[1]), n_views // len(samples)
 
 
 def two_processes(seconds: float) -> list[float]:
@@ -199,8 +208,8 @@ def main() -> None:
             table.add_row(who, f"{clock:.1f}", f"{clock / own[0]:.2f}×", f"{busy:.1f}", f"{busy / own[1]:.2f}×")
         if name == "auto":
             for which in (TORCH, *([ONNXRUNTIME] if "the package, engine onnxruntime" in found else [])):
-                whole, alone = with_decoding(backbone, which)
-                title = f"{which}: photos decoded, 2 views each"
+                whole, alone, each = with_decoding(backbone, which)
+                title = f"{which}: photos decoded, {each} views each"
                 table.add_row(title, f"{whole:.1f}", f"{whole / alone:.2f}× alone", "", "")
             one, two = two_processes(seconds)
             table.add_row("1 process, 2 threads", f"{one:.1f}", "", "", "")

@@ -8,7 +8,18 @@ import torch
 from prototree.errors import ConfigError, MissingExtraError
 from prototree.network import conversion, engine
 from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.network.engine import AUTO, ENOUGH, ONNXRUNTIME, TORCH, engine_for, frozen, frozen_features, piece_size
+from prototree.network.engine import (
+    AUTO,
+    ENOUGH,
+    ONNXRUNTIME,
+    TORCH,
+    Frozen,
+    FrozenFeatures,
+    engine_for,
+    frozen,
+    frozen_features,
+    piece_size,
+)
 from prototree.network.folding import folded
 from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology
@@ -150,3 +161,20 @@ def test_which_engine_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine_for(AUTO, CPU, ENOUGH) == TORCH
     with pytest.raises(MissingExtraError, match="prototree\\[export\\]"):
         engine_for(ONNXRUNTIME, CPU, 1)
+
+
+def test_one_picture_looked_at_twice_fills_one_piece(small: Backbone) -> None:
+    """Pieces are filled up with nothing, which costs as much as a picture: looks share one."""
+    features = FeatureExtractor(small, depth=8)
+    small.looks = (1.0, 0.7)
+    found = frozen_features(features)
+    passes: list[int] = []
+
+    def counting(images: torch.Tensor) -> torch.Tensor:
+        passes.append(len(images))
+        return found.trunk.run(images)
+
+    counted = FrozenFeatures(features, Frozen(TORCH, 2, counting))
+    with torch.no_grad():
+        torch.testing.assert_close(counted(pictures(1)), features(pictures(1)), rtol=1e-3, atol=1e-4)
+    assert passes == [2]
