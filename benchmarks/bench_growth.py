@@ -146,7 +146,7 @@ def measure(n_classes: int, n_views: int, n_batches: int, folder: Path) -> Clock
     sources = FewBatches(plain, config.batch_size, shuffle=False)
     features = FeatureExtractor(Backbone("auto", None, split=False), config.depth, config.head_width)
     with clock.piece("maps to start from"):
-        maps, labels = sample_maps(sources)
+        maps, labels = sample_maps(sources, recipe.room)
         standardise(features, maps)
     head = HeadObjective(features, n_classes, recipe, Cosine(6, batches.n_batches))
     train_steps(clock, "head, training step", head, batches)

@@ -9,15 +9,15 @@ import torch
 
 from prototree.errors import TrainError
 from prototree.pipeline.folders import tidy
-from prototree.training import target_rows
-from prototree.training.target_rows import target_rows as rows_for
+from prototree.training.room import USUAL_ROOM, Room
+from prototree.training.target_rows import TargetRows, target_rows
 
 KNOWN = torch.tensor([0, 1, 2, 4])  # entry 3 could not be read
 PROBS = torch.rand(4, 7, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
 
 
-def filled(folder: Path) -> target_rows.TargetRows:
-    rows = rows_for(5, 7, folder)
+def filled(folder: Path, room: Room = USUAL_ROOM) -> TargetRows:
+    rows = target_rows(5, 7, folder, room)
     rows.put(KNOWN[:3], PROBS[:3])
     rows.put(KNOWN[3:], PROBS[3:])
     return rows.finished()
@@ -29,9 +29,8 @@ def test_few_rows_are_kept_as_they_are(tmp_path: Path) -> None:
     assert torch.equal(rows[torch.tensor([3])], torch.full((1, 7), 1 / 7))
 
 
-def test_many_rows_are_kept_in_a_file_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_rows, "IN_MEMORY", 0)
-    rows = filled(tmp_path / "held")
+def test_many_rows_are_kept_in_a_file_without_a_name(tmp_path: Path) -> None:
+    rows = filled(tmp_path / "held", Room(0.0))
     assert list((tmp_path / "held").iterdir()) == [], "whatever ends the program, the disk gets its space back"
     some = torch.tensor([4, 0, 0, 2])
     torch.testing.assert_close(rows[some], PROBS[[3, 0, 0, 2]], atol=1e-6, rtol=1e-3)
@@ -41,10 +40,9 @@ def test_many_rows_are_kept_in_a_file_without_a_name(tmp_path: Path, monkeypatch
 
 
 def test_too_small_a_disk_is_known_before_hours_are_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_rows, "IN_MEMORY", 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=69))
     with pytest.raises(TrainError, match=r"the teacher's answers need 0\.00 GB"):
-        rows_for(5, 7, tmp_path)
+        target_rows(5, 7, tmp_path, Room(0.0))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -26,6 +26,7 @@ from prototree.training.chance import WholeBatch
 from prototree.training.maps import Inputs, cache_borders
 from prototree.training.objectives import LABEL_SMOOTHING, Cosine
 from prototree.training.recipes.warm import Warm, temperature_for
+from prototree.training.room import Room
 from prototree.training.shared_maps import maps_used
 from prototree.training.yardstick import load_yardstick
 from prototree.tree import checkpoint
@@ -119,7 +120,7 @@ def test_information_gain_prefers_the_question_that_tells_the_sides_apart() -> N
 
 @pytest.mark.parametrize("question", ["presence", "choice"])
 def test_the_first_tree_has_one_leaf_a_class_and_real_patches(
-    features: FeatureExtractor, maps: torch.Tensor, question: QuestionKind, monkeypatch: pytest.MonkeyPatch
+    features: FeatureExtractor, maps: torch.Tensor, question: QuestionKind
 ) -> None:
     labels = torch.arange(30) % 6
     for label in range(6):  # each class has a patch of its own
@@ -127,8 +128,8 @@ def test_the_first_tree_has_one_leaf_a_class_and_real_patches(
     growth.standardise(features, maps)
     again = copy.deepcopy(features)
     start = growth.grow(features, maps, labels, question, mean_path=9.0, median_distance=0.7, seed=0)
-    monkeypatch.setattr(growth, "MAX_PAIRS", 0)  # then each node measures for itself, and chooses the same
-    other = growth.grow(again, maps, labels, question, mean_path=9.0, median_distance=0.7, seed=0)
+    # Without room for all distances each node measures for itself, and chooses the same.
+    other = growth.grow(again, maps, labels, question, mean_path=9.0, median_distance=0.7, seed=0, room=Room(0.0))
     assert torch.equal(start.anchors, other.anchors)
     assert start.topology.left.tolist() == other.topology.left.tolist()
     assert sorted(start.leaf_class.tolist()) == list(range(6))
@@ -215,17 +216,13 @@ def test_values_rise_from_one_end_to_the_other_and_stay(share: float, value: flo
     assert anchored.between(2.0, 6.0, share) == value
 
 
-def test_choosing_sees_every_class_even_where_memory_is_short(
-    tiny_backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choosing_sees_every_class_even_where_memory_is_short(tiny_backbone: Backbone, tmp_path: Path) -> None:
     data = open_data(write_squares(tmp_path / "squares"))
     dataset = ViewDataset(data.train, source_views, tiny_backbone.preprocessing)
     cache = cache_borders(tiny_backbone.unsplit(), dataset, tmp_path / "cache")
     sources = CachedBatches(cache, 8, shuffle=False)
-    monkeypatch.setattr(growth, "MAX_NUMBERS", 1.0)
-    _, labels = growth.sample_maps(sources)
+    _, labels = growth.sample_maps(sources, Room(0.0))
     assert labels.bincount().tolist() == [2, 2, 2]
-    monkeypatch.undo()
     assert len(growth.sample_maps(sources)[0]) == len(dataset)
 
 

@@ -13,7 +13,7 @@ import torch
 from prototree.config import preset
 from prototree.data import open_data
 from prototree.progress import Observer
-from prototree.training import distributed, target_rows
+from prototree.training import distributed
 from prototree.training.anchored import FEWEST_PATCHES
 from prototree.training.maps import Inputs, MapCache
 from prototree.training.recipes.warm import Warm
@@ -27,10 +27,16 @@ SETTINGS = TINY_WARM | {"backbone": "test_efficientnet", "image_size": 64, "leve
 
 def main(photos: Path, out: Path, question: str) -> None:
     torch.set_num_threads(1)
-    if question == "presence":  # one of the two keeps its teacher's answers in a file
-        target_rows.IN_MEMORY = 0
+    memory = 0.0 if question == "presence" else 1.4  # one of the two keeps its teacher's answers in a file
     data = open_data(photos)
-    chosen = {"pretrain_epochs": 0, "head_epochs": 3, "epochs": 4, "hold_out": 2, "question": question}
+    chosen = {
+        "pretrain_epochs": 0,
+        "head_epochs": 3,
+        "epochs": 4,
+        "hold_out": 2,
+        "question": question,
+        "memory": memory,
+    }
     config = preset("auto").changed(SETTINGS | chosen)
     recipe = config.recipe.derived(data)
     assert isinstance(recipe, Warm)

@@ -36,7 +36,6 @@ from prototree.tree.questions import REACH_RANGE, Question, QuestionKind
 FEWEST_PATCHES = 60  # of a map that a step sees, whatever their share
 FIRST_SHARPNESS: dict[QuestionKind, float] = {"presence": 1.0, "choice": 3.0}  # where the recipe leaves it open
 MOST_USUAL = 10_000_000  # distances per turn that this is computed from
-KEPT_DISTANCES = 25_000_000  # of photos to prototypes that stay in memory; more are measured in every sweep
 USUAL = 0.95  # share of the photos of the classes on a side whose distance counts as usual
 
 
@@ -104,7 +103,7 @@ class HeadObjective(Objective):
         """Softened class probabilities of every entry; where they are many, in a file in `folder`."""
         self.eval()
         device = self.linear.weight.device
-        found = target_rows(len(batches.entries), self.linear.out_features, folder)
+        found = target_rows(len(batches.entries), self.linear.out_features, folder, self._recipe.room)
         for inputs in batches.epoch(0):
             found.put(inputs.entries, (self(inputs.values.to(device))[0] / temperature).softmax(dim=1).cpu())
         return found.finished()
@@ -213,7 +212,7 @@ class AnchoredObjective(TreeObjective):
         self.tree.prototypes.copy_(self.tree.features.from_map(self.anchors))
         if self.log_reach is not None:
             self.tree.reach.copy_(self.log_reach.exp())
-        if len(self._sources.entries) * self.tree.n_prototypes <= KEPT_DISTANCES:
+        if len(self._sources.entries) * self.tree.n_prototypes <= self._recipe.room.distances:
             self._measured = list(self._measure())
         seen = self._measured or self._measure()
         learn_usual(self.tree, ((nearest.distance, labels) for nearest, labels in seen))

@@ -23,6 +23,7 @@ from prototree.errors import DataError
 from prototree.network.backbone import FeatureExtractor, WideHead
 from prototree.training.alike import Part, classes_in, halves, hierarchy
 from prototree.training.batches import CachedBatches
+from prototree.training.room import USUAL_ROOM, Room
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
 from prototree.tree.questions import QuestionKind
@@ -30,9 +31,7 @@ from prototree.tree.topology import Topology
 
 N_CANDIDATES, CANDIDATES_A_CLASS = 2000, 40  # random patches to choose the first prototypes from, at least
 LOOKED_AT, LOOKED_AT_A_CLASS = 1200, 12  # views that the choice is based on, at least
-MAX_NUMBERS = 2e8  # of feature maps held in memory while choosing, but for two maps of every class
-MAX_PAIRS = 1e8  # of views and candidates whose distances are held; beyond, each node compares so many of its own:
-NODE_VIEWS, NODE_CANDIDATES = 400, 1000
+NODE_VIEWS, NODE_CANDIDATES = 400, 1000  # that a node compares where there is no room for all distances
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,7 @@ def grow(
     mean_path: float,
     median_distance: float,
     seed: int,
+    room: Room = USUAL_ROOM,
 ) -> Start:
     """The tree that training starts from; also brings the head's distances to scale."""
     generator = torch.Generator().manual_seed(derived_seed("grow", seed))
@@ -99,7 +99,7 @@ def grow(
     looked_at = torch.randperm(len(z), generator=generator)[: max(LOOKED_AT, LOOKED_AT_A_CLASS * n_classes)]
     pooled = z.amax(dim=(2, 3))
     means = torch.stack([pooled[rows].mean(dim=0) for rows in _rows_by_class(labels, n_classes)])
-    apart, points = _Apart(z, looked_at, candidates), means.double().numpy()
+    apart, points = _Apart(z, looked_at, candidates, room), means.double().numpy()
     planter = _Planter(apart, labels[looked_at], labels[photo], question)
     planter.grow(hierarchy(points, mean_path) if question == "presence" else halves(points))
     topology, nodes, leaf_ids = Topology.from_children(planter.left, planter.right)
@@ -130,11 +130,15 @@ class _Apart:
     """How far views are from candidates: all known at once, or looked up a few at a time where they are too many."""
 
     def __init__(
-        self, z: Float[Tensor, "views D H W"], views: Int[Tensor, " M"], candidates: Float[Tensor, "candidates D 1 1"]
+        self,
+        z: Float[Tensor, "views D H W"],
+        views: Int[Tensor, " M"],
+        candidates: Float[Tensor, "candidates D 1 1"],
+        room: Room,
     ) -> None:
         self._z, self._views, self._candidates = z, views, candidates
         self._known: Tensor | None = None
-        self.is_known = len(views) * len(candidates) <= MAX_PAIRS
+        self.is_known = len(views) * len(candidates) <= room.pairs
         if self.is_known:
             self._known = self._measured(views, candidates)
 
@@ -227,14 +231,14 @@ def information_gain(
     return _entropy(p_right) - p_said * _entropy(if_yes) - (1 - p_said) * _entropy(if_no)
 
 
-def sample_maps(sources: CachedBatches) -> tuple[Float[Tensor, "M C H W"], Int[Tensor, " M"]]:
-    """Backbone maps and labels of all photos, or of as many of each class as memory is spent on."""
+def sample_maps(sources: CachedBatches, room: Room = USUAL_ROOM) -> tuple[Float[Tensor, "M C H W"], Int[Tensor, " M"]]:
+    """Backbone maps and labels of all photos, or of as many of each class as there is room for."""
     seen: Counter[int] = Counter()
     turn = []  # how many of its class come before it
     for entry in sources.entries:
         turn.append(seen[entry.sample.label])
         seen[entry.sample.label] += 1
-    most = max(int(MAX_NUMBERS / sources.inputs([0]).values.shape[1:].numel()), 2 * len(seen))
+    most = max(room.maps // sources.inputs([0]).values.shape[1:].numel(), 2 * len(seen))
     inputs = sources.inputs(sorted(sorted(range(len(turn)), key=lambda place: turn[place])[:most]))
     return inputs.values, inputs.labels
 

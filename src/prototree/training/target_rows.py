@@ -21,8 +21,7 @@ from torch import Tensor
 from prototree.errors import TrainError
 from prototree.files import make_folder
 from prototree.training import distributed
-
-IN_MEMORY = 25_000_000  # numbers, 100 MB; more are kept in a file
+from prototree.training.room import USUAL_ROOM, Room
 
 
 @runtime_checkable
@@ -40,9 +39,9 @@ class Filling(Protocol):
     def finished(self) -> TargetRows: ...
 
 
-def target_rows(n_entries: int, n_classes: int, folder: Path) -> Filling:
-    """Room for so many rows; a file lies in `folder`."""
-    if n_entries * n_classes <= IN_MEMORY:
+def target_rows(n_entries: int, n_classes: int, folder: Path, room: Room = USUAL_ROOM) -> Filling:
+    """A place for so many rows; a file lies in `folder`."""
+    if n_entries * n_classes <= room.targets:
         return _InMemory(n_entries, n_classes)
     return _InFile(n_entries, n_classes, folder)
 

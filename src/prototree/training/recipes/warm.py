@@ -21,6 +21,7 @@ from prototree.data.views import View, source_views, varied_views
 from prototree.errors import ConfigError
 from prototree.settings import Common, setting
 from prototree.training.recipes.recipe import Recipe
+from prototree.training.room import Room
 
 if TYPE_CHECKING:
     from prototree.network.backbone import Backbone, FeatureExtractor
@@ -169,6 +170,11 @@ class Warm(Recipe):
         5, "every n-th photo of a class is held out once, to calibrate the percentages; 0: no calibration",
         touch="0 if time is short and percentages do not matter.", group=_TARGETS, low=0, high=1000,
     )  # fmt: skip
+    memory: float = setting(
+        1.4, "gigabytes for maps, distances and soft labels while a tree is learned; what is more is put in a file, "
+        "computed again or left out", touch="Memory is short, or there are many classes and much memory.", group=_TREE,
+        low=0, high=100_000,
+    )  # fmt: skip
     pretrain_epochs: int = setting(
         0, "epochs of training the backbone as a plain classifier first",
         touch="The backbone has no pretrained weights, or you have a GPU.", group=_BACKBONE, low=0, high=1_000_000,
@@ -177,6 +183,11 @@ class Warm(Recipe):
         2e-4, "learning rate of a pretrained backbone while it is trained as a classifier",
         touch="You use pretrain_epochs.", group=_BACKBONE, low=0, high=100,
     )  # fmt: skip
+
+    @property
+    def room(self) -> Room:
+        """What the memory is spent on."""
+        return Room(self.memory)
 
     def check(self, settings: Common) -> None:
         if not settings.head_width:
@@ -252,12 +263,13 @@ class Warm(Recipe):
 
         features = workshop.features(backbone)
         judged, batches = workshop.cached(maps.judged), workshop.cached(maps.every, shuffle=True)
-        some, labels = sample_maps(workshop.cached(maps.plain))
+        some, labels = sample_maps(workshop.cached(maps.plain), self.room)
         standardise(features.to("cpu"), some)
         targets = self._targets(workshop, features, batches, folder)
         if start is None:
             seed, question = workshop.settings.seed, Question(self.question, self.sharpness)
-            grown = grow(features, some, labels, self.question, self.mean_path, self.median_distance, seed)
+            scale = self.mean_path, self.median_distance
+            grown = grow(features, some, labels, self.question, *scale, seed, self.room)
             tree = ProtoTree(grown.topology, features, workshop.data.class_names, question=question)
         else:
             tree, grown = start, start_from(start, judged, workshop.data.folder)
