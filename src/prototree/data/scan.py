@@ -66,7 +66,8 @@ def scan_files(data: ImageData, *, strict: bool = False, deep: bool = False) -> 
         write_table(table, {key: value.to_json() for key, value in after.items()})
     if strict and problems:
         raise DataError(
-            f"{in_words(data.root, problems)}\nrepair or remove such files, or open the data without strict to skip them"
+            f"{in_words(data.root, problems)}\n"
+            "repair or remove such files, or open the data without strict to skip them"
         )
     parts, start = [], 0
     for split in (data.train, data.test, data.validation):
