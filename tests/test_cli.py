@@ -69,6 +69,25 @@ def test_names_give_the_terminal_no_orders(capsys: pytest.CaptureFixture[str]) -
         assert not set(text) & set("\x1b\x07\r\x9b")
 
 
+def test_warnings_give_the_terminal_no_orders(do: Commands, tmp_path: Path) -> None:
+    photos = write_classes(tmp_path / "photos", {"crow": 3, "\x1b[31mwren": 3})
+    done = do.run("data", "check", photos)
+    assert done.code == 0, done.err
+    assert "2 of 2 classes have fewer than 10 training images" in done.err
+    assert "[31mwren" in done.err
+    assert "\x1b" not in done.err + done.out
+
+
+def test_check_names_a_bad_photo_once_even_where_no_tree_can_be_trained(do: Commands, tmp_path: Path) -> None:
+    photos = write_classes(tmp_path / "photos", {"crow": 12, "wren": 1})
+    (photos / "wren" / "0.jpg").write_bytes(b"")
+    done = do.run("data", "check", photos)
+    assert done.code == 1
+    assert (done.out + done.err).count("0.jpg") == 1
+    assert "left out   1 file\n" in done.out
+    assert done.err.startswith("error: 1 classes of")
+
+
 @pytest.mark.parametrize("columns", [40, 80])
 def test_tables_are_never_cut_off(do: Commands, tmp_path: Path, columns: int) -> None:
     name = "a_folder_with_a_long_name/" * 6 + "photo.jpg"

@@ -39,3 +39,23 @@ def test_a_line_in_a_file_stays_one_line_and_nothing_in_it_is_markup() -> None:
     with Display(Console(file=said, width=60)) as display:
         display.stage(text)
     assert said.getvalue() == f"• {text}\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_shown"),
+    [
+        ({"RANK": "abc"}, True),
+        ({"RANK": "1"}, True),  # set by something else than torchrun: one process is always heard
+        ({"RANK": "0", "WORLD_SIZE": "2"}, True),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, False),
+    ],
+)
+def test_only_the_first_of_several_processes_talks(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], is_shown: bool
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    said = io.StringIO()
+    with Display(Console(file=said)) as display:
+        display.stage("training")
+    assert bool(said.getvalue()) == is_shown

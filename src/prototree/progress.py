@@ -50,7 +50,7 @@ class Display(Observer):
     """Shows stages, batches and epochs; use it as a context manager."""
 
     def __init__(self, console: Console, tensorboard: Path | None = None) -> None:
-        is_first = int(os.environ.get("RANK", 0)) == 0  # of the processes that torchrun started
+        is_first = _is_first()
         self._console = console if is_first else Console(quiet=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -141,6 +141,11 @@ class Display(Observer):
         if self._task is not None:
             self._progress.remove_task(self._task)
             self._task = None
+
+
+def _is_first() -> bool:
+    """Whether this is the only process, or the first of those that torchrun started."""
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 
 def _minutes(seconds: float) -> str:

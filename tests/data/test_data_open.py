@@ -73,10 +73,12 @@ def test_class_that_loses_its_last_training_image(tmp_path: Path) -> None:
         open_data(tmp_path)
 
 
-def test_strict(tmp_path: Path) -> None:
-    write_classes(tmp_path, {"a": 3, "b": 3})
+def test_strict(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_classes(tmp_path, {"a": 20, "b": 20})
     (tmp_path / "a" / "1.jpg").write_bytes(b"")
     assert len(open_data(tmp_path).problems) == 1
+    (record,) = caplog.records
+    assert record.message.startswith(f"1 file of {tmp_path} cannot be used:\n{tmp_path / 'a' / '1.jpg'} is empty")
     with pytest.raises(DataError, match="cannot be used"):
         open_data(tmp_path, strict=True)
 

@@ -45,7 +45,7 @@ def test_fills_in_sizes_and_clips_boxes(tmp_path: Path) -> None:
     assert (sample.size, sample.box) == ((40, 30), Box(0.0, 2.0, 40.0, 9.0))
 
 
-def test_unusable_files_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unusable_files_are_left_out(tmp_path: Path) -> None:
     data = folder(tmp_path)
     bad = [data.train[0].path, data.train[1].path, data.test[0].path]
     bad[0].write_bytes(b"")
@@ -55,14 +55,12 @@ def test_unusable_files_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert [problem.path for problem in scanned.problems] == bad
     assert (scanned.train[0].path, len(scanned.train), len(scanned.test)) == (data.train[2].path, 2, 1)
     assert "empty (0 bytes)" in scanned.problems[0].reason
-    assert len(caplog.records) == 1
-    assert "3 files" in caplog.text
 
 
 def test_strict_makes_them_an_error(tmp_path: Path) -> None:
     data = folder(tmp_path)
     data.train[0].path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"1 files of .* cannot be used:\n.*is empty"):
+    with pytest.raises(DataError, match=r"1 file of .* cannot be used:\n.*is empty"):
         scan_files(data, strict=True)
 
 

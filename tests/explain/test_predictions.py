@@ -159,6 +159,7 @@ def test_tables_hold_every_row(run: Run, tmp_path: Path, kind: str) -> None:
         assert rows[0]["top"][0]["class"] == found[0].top[0][0]
     assert [row["file"] for row in rows] == [one.name for one in found]
     assert [row["answer"] for row in rows] == [one.said for one in found]
+    assert [row["guess"] for row in rows] == [*(one.answer.label for one in found if one.answer), ""]
     assert rows[2]["problem"] == "not there"
     assert "“red, square”" in rows[0]["path"]
     assert not path.with_name(f"{path.name}.partial").exists()

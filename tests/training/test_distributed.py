@@ -98,16 +98,26 @@ def test_processes_exchange_the_counts_that_a_batch_touched(tmp_path: Path) -> N
     assert sum(one["traffic"]) == 0
 
 
+PLACE = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("environment", "said"),
     [
-        ("WORLD_SIZE", "2", "not RANK; start them with torchrun"),
-        ("WORLD_SIZE", "two", "a whole number in"),
-        ("LOCAL_RANK", "", "a whole number in"),
+        ({"WORLD_SIZE": "2"}, "not RANK; start them with torchrun"),
+        ({"WORLD_SIZE": "two"}, "a whole number in"),
+        ({"LOCAL_RANK": ""}, "a whole number in"),
+        (PLACE | {"RANK": "abc"}, "whole number in the environment variable RANK, got 'abc'"),
+        (PLACE | {"MASTER_PORT": "abc"}, "whole number in the environment variable MASTER_PORT"),
+        (PLACE | {"RANK": "2"}, "expected a RANK below WORLD_SIZE in the environment, got 2 and 2"),
+        (PLACE | {"WORLD_SIZE": "0"}, "expected a RANK below WORLD_SIZE in the environment, got 0 and 0"),
     ],
 )
-def test_an_odd_environment_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str) -> None:
-    monkeypatch.setenv(name, value)
+def test_an_odd_environment_is_a_clear_error(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], said: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(TrainError, match=said):
         distributed.processes().__enter__()
 

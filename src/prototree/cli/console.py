@@ -1,5 +1,6 @@
 """The program itself: what it prints to, how it ends, and what several commands share."""
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -32,6 +33,8 @@ DataOption = Annotated[str | None, typer.Option("--data", help="Other data than 
 
 def main() -> None:
     """Entry point: a known error is one red line, not a traceback."""
+    if logging.lastResort is not None:  # what writes warnings to the terminal
+        logging.lastResort.setFormatter(_HarmlessFormatter())
     try:
         sys.exit(app(standalone_mode=False))  # an exit code, or None
     except ProtoTreeError as error:
@@ -72,6 +75,11 @@ def print_table(table: Table) -> None:
 def harmless(text: str) -> str:
     """A text in which nothing is a command to the terminal; names of files and classes come from outside."""
     return text.translate(_COMMANDS)
+
+
+class _HarmlessFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
 
 
 def say_error(text: str) -> None:

@@ -19,11 +19,12 @@ def check(
     deep: Annotated[bool, typer.Option(help="Decode every photo; this also finds files that are cut off.")] = False,
 ) -> None:
     """What a data set holds, and what is wrong with it."""
-    from prototree.data import open_data
+    from prototree.data import check_trainable, look_at_data
     from prototree.data.check import contact_sheet, render, summarise
 
-    data = open_data(path, strict=strict, deep=deep)
+    data = look_at_data(path, strict=strict, deep=deep)
     say(render(summarise(data)))
+    check_trainable(data)
     if sheet is not None:
         contact_sheet(data, sheet)
         say(f"contact sheet: {sheet}")

@@ -17,7 +17,7 @@ from prototree.data.cub import is_cub, read_cub
 from prototree.data.folder import MANIFEST_SUFFIXES, read_folder, read_manifest
 from prototree.data.folds import take_fold
 from prototree.data.samples import ImageData, Part, Problem, Sample
-from prototree.data.scan import scan_files
+from prototree.data.scan import in_words, scan_files
 from prototree.errors import DataError
 from prototree.files import cache_folder
 from prototree.network.geometry import Box
@@ -52,14 +52,23 @@ def open_data(
         >>> data.kind, data.n_classes, len(data.train), len(data.test)
         ('folder', 3, 24, 9)
     """
+    data = look_at_data(source, test_share=test_share, seed=seed, strict=strict, deep=deep)
+    if data.problems:
+        logger.warning("%s\nthe rest is used", in_words(data.root, data.problems))
+    if fold:
+        data = take_fold(data, fold)
+    check_trainable(data)
+    return data
+
+
+def look_at_data(
+    source: str | Path, *, test_share: float = 0.2, seed: int = 0, strict: bool = False, deep: bool = False
+) -> ImageData:
+    """Opens a data set like `open_data`, whether or not a tree can be trained on it."""
     path = Path(source).expanduser()
     if str(source) == BIRDS and not path.exists():
         path = _generated_birds()
-    data = scan_files(_read(path, test_share=test_share, seed=seed), strict=strict, deep=deep)
-    if fold:
-        data = take_fold(data, fold)
-    _check(data)
-    return data
+    return scan_files(_read(path, test_share=test_share, seed=seed), strict=strict, deep=deep)
 
 
 def is_here(source: str | Path) -> bool:
@@ -105,7 +114,8 @@ def _remedy(data: ImageData) -> str:
     return f"its own lists name no {missing} images that can be read"
 
 
-def _check(data: ImageData) -> None:
+def check_trainable(data: ImageData) -> None:
+    """Raises an error unless there are classes to tell apart, with photos to learn and to test them."""
     left_out = f" ({len(data.problems)} files could not be used)" if data.problems else ""
     if data.n_classes < 2:
         raise DataError(

@@ -64,7 +64,11 @@ def scan_files(data: ImageData, *, strict: bool = False, deep: bool = False) -> 
             sized.append(_with_size(sample, found.size))
     if after != before:
         write_table(table, {key: value.to_json() for key, value in after.items()})
-    _report(data.root, problems, strict=strict)
+    if strict and problems:
+        raise DataError(
+            f"{in_words(data.root, problems)}\n"
+            "repair or remove such files, or open the data without strict to skip them"
+        )
     parts, start = [], 0
     for split in (data.train, data.test, data.validation):
         parts.append(tuple(sample for sample in sized[start : start + len(split)] if sample is not None))
@@ -118,12 +122,9 @@ def _with_size(sample: Sample, size: Size) -> Sample:
     return dataclasses.replace(sample, size=size, box=box)
 
 
-def _report(root: Path, problems: Sequence[Problem], *, strict: bool) -> None:
-    if not problems:
-        return
+def in_words(root: Path, problems: Sequence[Problem]) -> str:
+    """How many files cannot be used, and the first of them."""
     shown = "\n".join(problem.reason for problem in problems[:_SHOWN])
     more = f"\n… and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-    text = f"{len(problems)} files of {root} cannot be used:\n{shown}{more}"
-    if strict:
-        raise DataError(f"{text}\nrepair or remove them, or open the data without strict to skip them")
-    logger.warning("%s\nthey are skipped", text)
+    files = "file" if len(problems) == 1 else "files"
+    return f"{len(problems)} {files} of {root} cannot be used:\n{shown}{more}"

@@ -44,6 +44,7 @@ def prediction_row(
     return {
         "file": one.name,
         "answer": one.said,
+        "guess": answer.label if answer is not None else "",
         "sureness": round(answer.sureness, 4) if answer is not None else None,
         "path": answer.path_words(notes) if answer is not None else "",
         "problem": one.problem,

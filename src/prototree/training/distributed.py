@@ -23,14 +23,11 @@ def processes() -> Iterator[torch.device]:
     """Joins the group that `torchrun` describes in the environment, if any, and says which device is ours."""
     local_rank = _number("LOCAL_RANK", 0)
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    if _number("WORLD_SIZE", 1) == 1 or dist.is_initialized():
+    count = _number("WORLD_SIZE", 1)
+    if count == 1 or dist.is_initialized():
         yield device
         return
-    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
-        raise TrainError(
-            f"the environment names several processes (WORLD_SIZE) but not {missing[0]}; start them with torchrun, or "
-            "unset WORLD_SIZE"
-        )
+    _check_place(count)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
@@ -38,6 +35,21 @@ def processes() -> Iterator[torch.device]:
         yield device
     finally:
         dist.destroy_process_group()
+
+
+def _check_place(count: int) -> None:
+    """Raises an error unless the environment says which of the processes this is, and where they meet."""
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise TrainError(
+            f"the environment names several processes (WORLD_SIZE) but not {missing[0]}; start them with torchrun, or "
+            "unset WORLD_SIZE"
+        )
+    _number("MASTER_PORT", 0)
+    if (rank := _number("RANK", 0)) >= count:
+        raise TrainError(
+            f"expected a RANK below WORLD_SIZE in the environment, got {rank} and {count}; start the processes with "
+            "torchrun, or unset both"
+        )
 
 
 def _number(name: str, otherwise: int) -> int:
