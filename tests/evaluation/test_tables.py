@@ -125,3 +125,8 @@ def test_what_a_tree_costs_is_said_where_there_was_a_classifier() -> None:
     assert "following a single path 4.0." in words
     assert yardstick_words({"classifier": None, "stages": stages}) == ""
     assert yardstick_words({"stages": stages}) == ""
+
+
+def test_a_tree_that_is_better_than_the_classifier_costs_nothing() -> None:
+    words = yardstick_words({"classifier": 0.2, "stages": {"projected": stage_figures(0.842, 0.826)}})
+    assert words == "The classifier without a tree has 20.0 %; the tree has 84.2 %, and on a single path 82.6 %."

@@ -78,6 +78,7 @@ WARM_CHANGES: dict[str, Any] = {
     "temperature": 9.0,
     "temper_from": 0.1,
     "temper_to": 0.6,
+    "memory": 0.0,
     "pretrain_epochs": 2,
 }
 PRESENCE_CHANGES: dict[str, Any] = {"margin": 2.0, "near": 0.01, "far": 5.0}

@@ -85,11 +85,12 @@ def yardstick_words(metrics: Mapping[str, Any]) -> str:
     if classifier is None or not stages:
         return ""
     accuracy = next(stages[stage] for stage in (*_LAST_FIRST, *stages) if stage in stages)["accuracy"]
-    soft, greedy = (100 * (classifier - accuracy[strategy]) for strategy in ("soft", "greedy"))
-    return (
-        f"The classifier without a tree has {percent(classifier, 1)}; reading it as a tree costs {soft:.1f} points, "
-        f"and following a single path {greedy:.1f}."
-    )
+    soft, greedy = (accuracy[strategy] for strategy in ("soft", "greedy"))
+    has = f"The classifier without a tree has {percent(classifier, 1)}"
+    if max(soft, greedy) > classifier:  # after few epochs, or by chance where there are few test photos
+        return f"{has}; the tree has {percent(soft, 1)}, and on a single path {percent(greedy, 1)}."
+    costs = (f"{100 * (classifier - share):.1f}" for share in (soft, greedy))
+    return "{}; reading it as a tree costs {} points, and following a single path {}.".format(has, *costs)
 
 
 def detail_table(metrics: Mapping[str, Any]) -> Table:
