@@ -57,19 +57,17 @@ def photo_digests(paths: Iterable[Path]) -> dict[Path, str]:
     for path in dict.fromkeys(paths):
         by_folder.setdefault(path.parent, []).append(path)
     found: dict[Path, str] = {}
-    for folder, own in by_folder.items():
-        file = table_of("digests", folder)
-        before = read_table(file)
-        rows = dict(zip(own, _digests(own, before), strict=True))
-        found |= {path: str(row[-1]) for path, row in rows.items()}
-        now = time.time_ns()
-        after = {path.name: row for path, row in rows.items() if len(row) == 4 and now - int(row[2]) >= SETTLED}
-        if any(before.get(name) != row for name, row in after.items()):
-            write_table(file, before | after)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for folder, own in by_folder.items():
+            found |= _digests(pool, folder, own)
     return found
 
 
-def _digests(paths: Sequence[Path], before: Mapping[str, Row]) -> list[Row]:
+def _digests(pool: ThreadPoolExecutor, folder: Path, paths: Sequence[Path]) -> dict[Path, str]:
+    """Of files of one folder, with the table that is kept for it."""
+    file = table_of("digests", folder)
+    before = read_table(file)
+
     def look(path: Path) -> Row:
         try:
             status = os.stat(path)
@@ -84,5 +82,8 @@ def _digests(paths: Sequence[Path], before: Mapping[str, Row]) -> list[Row]:
             return [f"unreadable {path}"]
         return [*stamp, digest]
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(look, paths))
+    rows, now = dict(zip(paths, pool.map(look, paths), strict=True)), time.time_ns()
+    after = {path.name: row for path, row in rows.items() if len(row) == 4 and now - int(row[2]) >= SETTLED}
+    if any(before.get(name) != row for name, row in after.items()):
+        write_table(file, before | after)
+    return {path: str(row[-1]) for path, row in rows.items()}
