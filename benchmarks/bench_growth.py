@@ -40,6 +40,7 @@ from prototree.training.maps import Inputs, MapCache
 from prototree.training.objectives import Cosine, SoftTargets
 from prototree.training.projection import project
 from prototree.training.recipes.warm import Warm, temperature_for
+from prototree.training.room import Room
 from prototree.training.target_rows import target_rows
 from prototree.tree.leaves import class_log_probs
 from prototree.tree.model import ProtoTree
@@ -150,9 +151,9 @@ def measure(n_classes: int, n_views: int, n_batches: int, folder: Path) -> Clock
         standardise(features, maps)
     head = HeadObjective(features, n_classes, recipe, Cosine(6, batches.n_batches))
     train_steps(clock, "head, training step", head, batches)
-    targets = targets_of(clock, head, batches, n_classes, folder)
+    targets = targets_of(clock, head, batches, n_classes, folder, recipe.room)
     with clock.piece("growing the tree"):
-        start = grow(features, maps, labels, "choice", recipe.mean_path, recipe.median_distance, 0)
+        start = grow(features, maps, labels, "choice", recipe.mean_path, recipe.median_distance, 0, recipe.room)
     del maps, labels, head
     with clock.piece("making the tree"):
         question = Question("choice", recipe.sharpness)
@@ -163,12 +164,14 @@ def measure(n_classes: int, n_views: int, n_batches: int, folder: Path) -> Clock
     return clock
 
 
-def targets_of(clock: Clock, head: HeadObjective, batches: FewBatches, n_classes: int, folder: Path) -> SoftTargets:
+def targets_of(
+    clock: Clock, head: HeadObjective, batches: FewBatches, n_classes: int, folder: Path, room: Room
+) -> SoftTargets:
     """The teacher's answers to a few batches, in memory or in a file that has room for all."""
     head.eval()
     few = list(batches.epoch(0))
     with clock.piece("teacher's answers", sum(len(inputs.labels) for inputs in few)), torch.no_grad():
-        rows = target_rows(len(batches.entries), n_classes, folder)
+        rows = target_rows(len(batches.entries), n_classes, folder, room)
         for inputs in few:
             rows.put(inputs.entries, head(inputs.values)[0].softmax(dim=1))
         return SoftTargets(rows.finished(), 1.0)

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
+from torch.nn.functional import avg_pool2d, pad
 
 from prototree.explain.alterations import (
     ALTERATIONS,
+    _blur,
     bend_shape,
     lower_contrast,
     remove_saturation,
@@ -73,6 +74,14 @@ def test_texture_goes_and_edges_stay() -> None:
     assert after[..., 4:28].std() < 0.4 * noisy[..., 4:28].std()
     step = (after[..., 33:35].mean() - after[..., 29:31].mean()) / 0.8
     assert step > 0.85
+
+
+@pytest.mark.parametrize("radius", [1, 3, 40])
+def test_a_blur_is_the_mean_over_a_window_that_is_mirrored_at_the_edges(radius: int) -> None:
+    image = images()
+    edge = min(radius, image.shape[-1] - 1)
+    expected = avg_pool2d(pad(image, (edge,) * 4, mode="reflect"), 2 * edge + 1, stride=1)
+    torch.testing.assert_close(_blur(image, radius), expected, atol=1e-5, rtol=0)
 
 
 def test_shape_moves_outlines_and_keeps_colours() -> None:

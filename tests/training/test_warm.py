@@ -23,8 +23,8 @@ from prototree.pipeline.fit import fit
 from prototree.training import alike, anchored, growth
 from prototree.training.batches import CachedBatches
 from prototree.training.chance import WholeBatch
-from prototree.training.maps import Inputs, cache_borders
-from prototree.training.objectives import LABEL_SMOOTHING, Cosine
+from prototree.training.maps import Inputs, MapCache, cache_borders
+from prototree.training.objectives import LABEL_SMOOTHING, Cosine, SoftTargets
 from prototree.training.recipes.warm import Warm, temperature_for
 from prototree.training.room import Room
 from prototree.training.shared_maps import maps_used
@@ -32,7 +32,7 @@ from prototree.training.yardstick import load_yardstick
 from prototree.tree import checkpoint
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
-from prototree.tree.questions import QuestionKind
+from prototree.tree.questions import Question, QuestionKind
 from prototree.tree.topology import Topology
 from tiny_training import NETWORK, TINY_WARM, assert_prototypes_are_their_patches, write_squares
 
@@ -224,6 +224,30 @@ def test_choosing_sees_every_class_even_where_memory_is_short(tiny_backbone: Bac
     _, labels = growth.sample_maps(sources, Room(0.0))
     assert labels.bincount().tolist() == [2, 2, 2]
     assert len(growth.sample_maps(sources)[0]) == len(dataset)
+
+
+@pytest.mark.parametrize("memory", [0.0, 1.4])
+def test_without_memory_answers_go_to_a_file_and_distances_are_measured_again(
+    tiny_backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: float
+) -> None:
+    data, recipe = open_data(write_squares(tmp_path / "squares")), Warm(memory=memory, temperature=2.0)
+    dataset = ViewDataset(data.train, source_views, tiny_backbone.preprocessing)
+    sources = CachedBatches(cache_borders(tiny_backbone.unsplit(), dataset, tmp_path / "cache"), 8, shuffle=False)
+    features = FeatureExtractor(tiny_backbone, 16, head_width=8)
+    maps, labels = growth.sample_maps(sources)
+    growth.standardise(features, maps)
+    head = anchored.HeadObjective(features, 3, recipe, Cosine(1, sources.n_batches))
+    probs = head.probs(sources, recipe.temperature, tmp_path)
+    assert isinstance(probs, torch.Tensor) == bool(memory)
+    start = growth.grow(features, maps, labels, "choice", recipe.mean_path, recipe.median_distance, 0)
+    tree = ProtoTree(start.topology, features, data.class_names, question=Question("choice", 6.0))
+    objective = anchored.AnchoredObjective(tree, sources, recipe, 1, SoftTargets(probs, 1.0), start, sources)
+    objective.update_tree()
+    reads, read = list[int](), MapCache.read
+    monkeypatch.setattr(MapCache, "read", lambda *those: reads.append(1) or read(*those))
+    for _ in range(2):
+        objective.sweep_labels(lambda routed, target: None)
+    assert len(reads) == (0 if memory else 2 * sources.n_batches)
 
 
 def test_a_tree_of_presences_learns_too(tmp_path: Path) -> None:

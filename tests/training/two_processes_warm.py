@@ -27,16 +27,10 @@ SETTINGS = TINY_WARM | {"backbone": "test_efficientnet", "image_size": 64, "leve
 
 def main(photos: Path, out: Path, question: str) -> None:
     torch.set_num_threads(1)
-    memory = 0.0 if question == "presence" else 1.4  # one of the two keeps its teacher's answers in a file
     data = open_data(photos)
-    chosen = {
-        "pretrain_epochs": 0,
-        "head_epochs": 3,
-        "epochs": 4,
-        "hold_out": 2,
-        "question": question,
-        "memory": memory,
-    }
+    chosen = {"pretrain_epochs": 0, "head_epochs": 3, "epochs": 4, "hold_out": 2, "question": question}
+    if question == "presence":  # one of the two keeps its teacher's answers in a file
+        chosen |= {"memory": 0.0}
     config = preset("auto").changed(SETTINGS | chosen)
     recipe = config.recipe.derived(data)
     assert isinstance(recipe, Warm)

@@ -89,8 +89,10 @@ def yardstick_words(metrics: Mapping[str, Any]) -> str:
     has = f"The classifier without a tree has {percent(classifier, 1)}"
     if max(soft, greedy) > classifier:  # after few epochs, or by chance where there are few test photos
         return f"{has}; the tree has {percent(soft, 1)}, and on a single path {percent(greedy, 1)}."
-    costs = (f"{100 * (classifier - share):.1f}" for share in (soft, greedy))
-    return "{}; reading it as a tree costs {} points, and following a single path {}.".format(has, *costs)
+    return (
+        f"{has}; reading it as a tree costs {100 * (classifier - soft):.1f} points, "
+        f"and following a single path {100 * (classifier - greedy):.1f}."
+    )
 
 
 def detail_table(metrics: Mapping[str, Any]) -> Table:

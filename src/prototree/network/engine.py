@@ -25,7 +25,7 @@ from prototree.files import cache_folder, write_file
 from prototree.network import conversion
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.folding import TOLERANCE, folded
-from prototree.network.looks import stacked_at_once
+from prototree.network.looks import stacked
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class FrozenFeatures:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        maps = stacked_at_once(self.trunk, images, self.features.backbone.looks)
+        maps = stacked(self.trunk, images, self.features.backbone.looks, at_once=True)
         return self.features.from_map(maps).contiguous()
 
 

@@ -54,20 +54,21 @@ def look(images: Float[Tensor, "*B 3 side side"], share: float) -> Float[Tensor,
 
 
 def stacked(
-    network: Callable[[Tensor], Tensor], images: Float[Tensor, "B 3 side side"], looks: Looks
+    network: Callable[[Tensor], Tensor],
+    images: Float[Tensor, "B 3 side side"],
+    looks: Looks,
+    *,
+    at_once: bool = False,
 ) -> Float[Tensor, "B C nH W"]:
-    """The maps of all looks, one below the other."""
+    """The maps of all looks, one below the other.
+
+    A network that takes images in pieces, and fills the last piece up, is best asked `at_once` for all looks.
+    """
     if looks == ONCE:
         return network(images)
-    return torch.cat([network(look(images, share)) for share in looks], dim=2)
-
-
-def stacked_at_once(
-    network: Callable[[Tensor], Tensor], images: Float[Tensor, "B 3 side side"], looks: Looks
-) -> Float[Tensor, "B C nH W"]:
-    """The same from a network that is asked once for all looks: it takes images in pieces, and so wastes none."""
-    every = network(torch.cat([look(images, share) for share in looks]))
-    return torch.cat(every.chunk(len(looks)), dim=2)
+    shown = [look(images, share) for share in looks]
+    maps = network(torch.cat(shown)).chunk(len(looks)) if at_once else [network(one) for one in shown]
+    return torch.cat(maps, dim=2)
 
 
 @dataclass(frozen=True)

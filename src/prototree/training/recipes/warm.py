@@ -171,9 +171,9 @@ class Warm(Recipe):
         touch="0 if time is short and percentages do not matter.", group=_TARGETS, low=0, high=1000,
     )  # fmt: skip
     memory: float = setting(
-        1.4, "gigabytes for maps, distances and soft labels while a tree is learned; what is more is put in a file, "
-        "computed again or left out", touch="Memory is short, or there are many classes and much memory.", group=_TREE,
-        low=0, high=100_000,
+        Room.gigabytes, "gigabytes for maps, distances and soft labels while a tree is learned; what is more is put in "
+        "a file, computed again or left out", touch="Memory is short, or there are many classes and much memory.",
+        group=_TREE, low=0, high=100_000,
     )  # fmt: skip
     pretrain_epochs: int = setting(
         0, "epochs of training the backbone as a plain classifier first",
