@@ -79,6 +79,7 @@ WARM_CHANGES: dict[str, Any] = {
     "temper_from": 0.1,
     "temper_to": 0.6,
     "memory": 0.0,
+    "hiding": 0.0,
     "pretrain_epochs": 2,
 }
 PRESENCE_CHANGES: dict[str, Any] = {"margin": 2.0, "near": 0.01, "far": 5.0}
@@ -239,7 +240,7 @@ def test_the_engine_runs_the_frozen_network_and_names_its_maps(
     monkeypatch.setattr(maps, "frozen", pretend)
     for name in ("torch", "onnxruntime"):
         fit(photos, tmp_path / name, settings=WARM | {"engine": name})
-    assert asked == ["torch"] * 2 + ["onnxruntime"] * 2  # training photos, test photos
+    assert asked == ["torch"] * 3 + ["onnxruntime"] * 3  # training photos, the same with places hidden, test photos
     names = [path.stem.partition("-")[2] for path in (tmp_path / "prototree-maps").glob("*.f16")]
     assert names.count("onnxruntime") == names.count("")
     assert Config().identity() == Config(engine="auto").identity() != Config(engine="torch").identity()

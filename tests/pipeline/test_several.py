@@ -12,7 +12,7 @@ import torch
 
 from prototree.config import preset
 from prototree.data import open_data
-from prototree.errors import ConfigError, TrainError
+from prototree.errors import ConfigError, DataError, TrainError
 from prototree.pipeline.fit import fit
 from prototree.pipeline.several import Machine, cross_validate, fit_seeds, fold_table
 from prototree.pipeline.sharing import tidy
@@ -72,6 +72,10 @@ def test_folds_share_their_maps_and_are_judged_together(photos: Path, tmp_path: 
     assert used[0] == used[1]
     assert {path.name for path in shared_folder(found.runs[0].folder).glob("*.f16")} == set(used[0])
     assert [run.metrics["data"]["test"] for run in found.runs] == [9, 9]
+    for log in (tmp_path / "folds").glob("*.log"):
+        assert "have been computed before" in log.read_text(), "the maps are computed first, with all cores"
+        assert "computing feature maps" not in log.read_text()
+    assert not (tmp_path / "folds" / "preparing").exists()
     tested = [{sample.path for sample in run.data().test} for run in found.runs]
     assert len(set.union(*tested)) == 18, "every photo is judged once"
     assert found.table.rows[-1][0] == "mean ± standard deviation"
@@ -100,7 +104,7 @@ def test_what_makes_no_sense_is_refused(photos: Path, tmp_path: Path) -> None:
         cross_validate(photos, tmp_path, folds=2, settings={"fold": "1/2"})
     with pytest.raises(ConfigError, match="expected data that other processes can open"):
         fit_seeds(open_data(photos), tmp_path / "x", seeds=2)
-    with pytest.raises(TrainError, match=r"seed-0 failed: nowhere does not exist.*seed-0\.log"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         fit_seeds("nowhere", tmp_path / "y", seeds=2, machine=Machine(1, 1))
     assert [Machine(jobs=2).shared_out(5)[0], Machine(jobs=9, threads=1).shared_out(2)] == [2, (2, 1)]
 

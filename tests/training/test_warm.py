@@ -269,7 +269,7 @@ def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
     assert run.metrics["projection"]["mean_distance"] < 0.02, "the cache rounds to float16, nothing else differs"
     assert found["accuracy"] == run.metrics["stages"]["pruned"]["accuracy"]
     assert run.tree().features.backbone.looks == (1.0, 0.7)
-    assert len(maps_used(run.folder)) == 5, "sources and test photos at two looks, varied views at one"
+    assert len(maps_used(run.folder)) == 7, "sources, test photos and hidden places at two looks, varied views at one"
     assert_prototypes_are_their_patches(run)
     spreads = spreads_of(run, run.tree())  # a decision is shown among the training photos before the first report
     assert sorted(spreads) == [0, 1]

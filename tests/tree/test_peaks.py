@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prototree.network.geometry import Box, PatchGrid
-from prototree.tree.peaks import FALL, peak_box, peak_places
+from prototree.tree.peaks import FALL, peak_box, peak_places, peak_squares
 
 
 def test_a_lone_peak_stands_on_its_patch() -> None:
@@ -48,3 +48,20 @@ def test_the_box_shown_is_a_seventh_of_the_side_and_stays_in_the_input() -> None
     assert peak_box(grid, 0.0, 0.0).edges == pytest.approx((0, 0, 24, 24))
     wide = PatchGrid(rows=7, columns=7, side=224, height=3, width=1)
     assert peak_box(wide, 2.0, 3.0) == Box(64.0, 64.0, 160.0, 160.0), "never smaller than the patch"
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        PatchGrid(rows=9, columns=9, side=288),
+        PatchGrid(rows=4, columns=3, side=60),
+        PatchGrid(rows=7, columns=7, side=224, height=3, width=2),
+        PatchGrid(rows=9, columns=9, side=288, extents=(Box(0.0, 0.0, 288.0, 288.0), Box(43.0, 43.0, 245.0, 245.0))),
+    ],
+)
+def test_many_squares_at_once_are_those_one_by_one(grid: PatchGrid) -> None:
+    numbers = torch.Generator().manual_seed(0)
+    rows, columns = (torch.rand(50, generator=numbers, dtype=torch.double) * (count - 1) for count in grid.shape)
+    squares = peak_squares(grid, rows, columns)
+    for square, row, column in zip(squares.tolist(), rows.tolist(), columns.tolist(), strict=True):
+        assert square == pytest.approx(peak_box(grid, row, column).edges)

@@ -35,6 +35,10 @@ class View:
     region: Box | None = None
     flip: bool = False
 
+    def altered(self, square: Image.Image) -> Image.Image:
+        """What this kind of view makes of its region as a square: nothing else."""
+        return square
+
 
 FULL = View("full")
 
@@ -63,8 +67,8 @@ def projection_views(sample: Sample, kind: Kind, *, margin: float = 0.0) -> tupl
 
 def source_views(sample: Sample) -> tuple[View, ...]:
     """Where the recipe `warm` takes prototypes from: the photo, and a closer look at what it is about."""
-    name, region = _subject(sample)
-    return (FULL, View(name, region))
+    name = "middle" if sample.box is None else "box"
+    return (FULL, View(name, subject(sample)))
 
 
 def varied_views(sample: Sample, count: int, seed: int) -> tuple[View, ...]:
@@ -73,11 +77,11 @@ def varied_views(sample: Sample, count: int, seed: int) -> tuple[View, ...]:
     Crops come in turn from between the photo and the subject and from close around the subject. The same for the same
     seed and file name.
     """
-    size, (_, subject) = photo_size(sample), _subject(sample)
+    size, around = photo_size(sample), subject(sample)
     whole, random = Box.whole(size), Random(f"{seed}/{sample.path.name}")
     views = [View("mirrored", flip=True)]
     for number in range(1, count):
-        inner, outer = (subject, whole) if number % 2 else (subject, subject.enlarge(CLOSE_MARGIN).clip(size))
+        inner, outer = (around, whole) if number % 2 else (around, around.enlarge(CLOSE_MARGIN).clip(size))
         region = Box(
             random.uniform(outer.left, inner.left),
             random.uniform(outer.top, inner.top),
@@ -88,12 +92,12 @@ def varied_views(sample: Sample, count: int, seed: int) -> tuple[View, ...]:
     return tuple(views[:count])
 
 
-def _subject(sample: Sample) -> tuple[str, Box]:
-    """The box with a margin; where there is none, the middle of the photo."""
+def subject(sample: Sample) -> Box:
+    """What the photo is about: its box with a margin; where there is none, the middle of the photo."""
     size = photo_size(sample)
     if sample.box is not None:
-        return "box", sample.box.enlarge(CORNER_MARGIN).clip(size)
-    return "middle", Box.whole(size).enlarge(-MIDDLE_MARGIN)
+        return sample.box.enlarge(CORNER_MARGIN).clip(size)
+    return Box.whole(size).enlarge(-MIDDLE_MARGIN)
 
 
 def evaluation_views(sample: Sample) -> tuple[View, ...]:
@@ -128,7 +132,7 @@ def squash(
         image = image.resize((side, side), _resampling(preprocessing), box=_at_least_one_pixel(edges, image.size))
     elif image.size != (side, side):
         image = image.resize((side, side), _resampling(preprocessing))
-    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if view.flip else image
+    return view.altered(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if view.flip else image)
 
 
 def _resampling(preprocessing: Preprocessing) -> Image.Resampling:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from prototree.errors import ConfigError
-from prototree.network.geometry import Box
+from prototree.network.geometry import Box, PatchGrid
 
 Looks = tuple[float, ...]
 ONCE: Looks = (1.0,)
@@ -41,6 +41,12 @@ def extent(share: float, side: int) -> Box:
     length = max(1, round(share * side))
     start = (side - length) // 2
     return Box(float(start), float(start), float(start + length), float(start + length))
+
+
+def patch_grid(map_size: tuple[int, int], side: int, looks: Looks, patch: tuple[int, int] = (1, 1)) -> PatchGrid:
+    """Where the patches lie in an input of this side, given rows and columns of one look's map and of a patch."""
+    extents = () if looks == ONCE else tuple(extent(share, side) for share in looks)
+    return PatchGrid(*map_size, side, *patch, extents)
 
 
 def look(images: Float[Tensor, "*B 3 side side"], share: float) -> Float[Tensor, "*B 3 side side"]:

@@ -1,5 +1,6 @@
 """From a folder of images to a small, readable tree: train → prune → project → evaluate."""
 
+import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -121,6 +122,20 @@ def derived(config: Config, data: ImageData) -> Config:
         resize=config.resize or config.image_size,
         recipe=config.recipe.derived(data),
     )
+
+
+def share_maps(config: Config, source: str | Path, out: Path, observer: Observer) -> None:
+    """Computes the maps that runs in `out` have in common, whatever their seed or the part that they leave out."""
+    if config.bootstrap:  # of other photos for each seed
+        return
+    with distributed.processes() as device:
+        images = open_source(source, config)
+        nobody = out / "preparing"  # no run yet, but its maps lie where those of runs beside it will look for them
+        try:
+            config = derived(config, images)
+            config.recipe.share_maps(Stages(Run(nobody), images, config, device, observer).workshop)
+        finally:
+            shutil.rmtree(nobody, ignore_errors=True)
 
 
 def redo(

@@ -1,8 +1,8 @@
 """Several runs on the same data: with different seeds, to vote, or with different parts left out, to cross-validate.
 
-Each run is a process of its own, started by the same command that a person would type, with a fixed number of threads.
-So it comes out the same whether the runs follow each other or go side by side, and whatever the program that asked for
-them has done before.
+The maps that they share are computed first, with all cores. Then each run is a process of its own, started by the same
+command that a person would type, with a fixed number of threads. So it comes out the same whether the runs follow each
+other or go side by side, and whatever the program that asked for them has done before.
 """
 
 import os
@@ -23,7 +23,7 @@ from prototree.data import ImageData
 from prototree.errors import ConfigError, TrainError
 from prototree.evaluation.tables import Table, percent, vote_table
 from prototree.files import write_file, write_json
-from prototree.pipeline.fit import Given, combine, opened_again
+from prototree.pipeline.fit import Given, combine, opened_again, share_maps
 from prototree.progress import Observer
 from prototree.run import RESULTS, Run
 from prototree.training.stopping import Interrupted
@@ -176,7 +176,13 @@ def _train(
     jobs, threads = machine.shared_out(max(len(waiting), 1))
     share = "one thread" if threads == 1 else f"{threads} threads"
     observer.stage(f"{len(waiting)} of {len(each)} runs to train, {jobs} at a time, {share} each")
-    _run_all(waiting, jobs, threads, observer)
+    try:
+        _heed_termination()
+        if waiting:
+            share_maps(config.changed(each[waiting[0].name]), source, out, observer)
+        _run_all(waiting, jobs, threads, observer)
+    except KeyboardInterrupt:
+        raise Interrupted from None
     return tuple(Run(out / name) for name in each)
 
 
@@ -217,7 +223,6 @@ def _run_all(waiting: Iterable[_Child], jobs: int, threads: int, observer: Obser
     """Some at a time. If one fails, no more are started; the error is raised once the running ones are done."""
     left, running, failed = list(waiting), list[_Child](), list[_Child]()
     try:
-        _heed_termination()
         while left or running:
             while left and len(running) < jobs and not failed:
                 running.append(left.pop(0))
@@ -232,8 +237,6 @@ def _run_all(waiting: Iterable[_Child], jobs: int, threads: int, observer: Obser
                     failed.append(child)
                 else:
                     observer.stage(f"{child.name} is done")
-    except KeyboardInterrupt:
-        raise Interrupted from None
     finally:
         _stop(running)
     if any(one.process is not None and one.process.returncode in _STOPPED for one in failed):

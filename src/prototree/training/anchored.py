@@ -21,6 +21,7 @@ from prototree.training.batches import Batches, CachedBatches, maps_of
 from prototree.training.chance import WholeBatch
 from prototree.training.engine import Group, Objective
 from prototree.training.growth import Start, wide_head
+from prototree.training.hiding import Matches, Pairs, Twins, hiding_loss, own_sides
 from prototree.training.leaf_training import LeafTrainer, Visit
 from prototree.training.maps import Inputs
 from prototree.training.objectives import LABEL_SMOOTHING, Cosine, Schedule, SoftTargets, TreeObjective
@@ -31,7 +32,7 @@ from prototree.training.yardstick import LOGIT_GAIN
 from prototree.tree.leaves import class_log_probs, log_predict, log_predict_classes
 from prototree.tree.model import ProtoTree, Routed
 from prototree.tree.patches import NearestPatches, nearest_patches
-from prototree.tree.questions import REACH_RANGE, Question, QuestionKind
+from prototree.tree.questions import LN2, REACH_RANGE, Question, QuestionKind
 
 FEWEST_PATCHES = 60  # of a map that a step sees, whatever their share
 FIRST_SHARPNESS: dict[QuestionKind, float] = {"presence": 1.0, "choice": 3.0}  # where the recipe leaves it open
@@ -113,7 +114,8 @@ class AnchoredObjective(TreeObjective):
     """Prototypes that are, at every step, the latent patches of their sources, and leaves with one class each.
 
     Questions begin soft and become sharp. The tree's answer is compared with the teacher's softened one; towards the
-    end it is softened itself, so that it need not become as unsure as the teacher.
+    end it is softened itself, so that it need not become as unsure as the teacher. In the last third the tree learns to
+    need what it shows (`hiding`).
     """
 
     anchors: Float[Tensor, "P C 1 1"]
@@ -127,6 +129,7 @@ class AnchoredObjective(TreeObjective):
         targets: SoftTargets,
         start: Start,
         sources: CachedBatches,
+        twins: Twins | None = None,
     ) -> None:
         super().__init__(tree, batches, Schedule(epochs, freeze_epochs=epochs), LeafTrainer(), targets)
         tree.prototypes.requires_grad_(False)
@@ -134,7 +137,9 @@ class AnchoredObjective(TreeObjective):
         tree.leaf_logits.zero_().scatter_(1, start.leaf_class[:, None], len(batches.entries) / tree.n_classes)
         self.register_buffer("anchors", start.anchors)
         self.log_reach = nn.Parameter(tree.reach.log()) if tree.question.kind == "presence" else None
-        self._recipe, self._sources, self._epochs = recipe, sources, epochs
+        self._recipe, self._sources, self._epochs, self._twins = recipe, sources, epochs, twins
+        self._hides_from = 2 * epochs // 3 if twins is not None else epochs
+        self._hides = False
         self._leaf_class = start.leaf_class.cpu()
         self._begin = start.first_sharpness or recipe.first_sharpness or FIRST_SHARPNESS[tree.question.kind]
         self._turns = Turns.of(tree) if self.log_reach is not None else None
@@ -144,6 +149,13 @@ class AnchoredObjective(TreeObjective):
     def groups(self, epoch: int) -> list[Group]:
         head = Group(list(self.tree.features.head.parameters()), self._recipe.rate, self._recipe.weight_decay)
         return [head] if self.log_reach is None else [head, Group([self.log_reach], self._recipe.rate)]
+
+    def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
+        super().start_epoch(epoch, is_continued=is_continued)
+        self._hides = epoch >= self._hides_from
+        if epoch == self._hides_from and self.log_reach is None and not is_continued:
+            self.update_tree()  # for the reaches, which stay the same until the end
+            self.train()
 
     def pace(self, epoch: int, share: float) -> float:
         self._done = (epoch + share) / self._epochs
@@ -161,24 +173,40 @@ class AnchoredObjective(TreeObjective):
         start, stop = self._recipe.temper_from, self._recipe.temper_to
         return between(1.0, self._recipe.temperature, (self._done - start) / max(stop - start, 1e-9))
 
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        features = self.tree.features
-        x, anchors = random_patches(features.backbone.tail(values), self._recipe.patch_share), self.anchors
-        # Photos and sources through the head together, so that batch norm treats them alike; each process has its share
-        # of both, so that batch norm counts every source once.
-        n_rows = -(-len(anchors) // x.shape[3])
-        filled = torch.cat([anchors, anchors[:1].expand(n_rows * x.shape[3] - len(anchors), -1, -1, -1)])
-        rows = filled.reshape(n_rows, x.shape[3], -1).transpose(1, 2)[:, :, None]
-        own = distributed.shard().stretch(n_rows)
-        z = features.from_map(torch.cat([x, rows[own]]))
-        seen = distributed.join_rows(z[len(x) :], own.start, n_rows)
-        prototypes = seen[:, :, 0].transpose(1, 2).flatten(0, 1)[: len(anchors), :, None, None]
+    def forward(self, values: Tensor) -> tuple[Tensor, ...]:
+        features, anchors = self.tree.features, self.anchors
+        x = random_patches(features.backbone.tail(values), self._recipe.patch_share)
+        twins = self._twins.draw(WholeBatch.around(x), x.device) if self._twins is not None and self._hides else None
+        # All patches through the head together, so that batch norm treats them alike; each process has its share of the
+        # sources, too, so that batch norm counts every one once.
+        own = distributed.shard().stretch(len(anchors))
+        rows = [patch_rows(x), anchors[own].flatten(1), *([] if twins is None else [patch_rows(twins.hidden)])]
+        z = features.from_map(torch.cat(rows).T[None, :, None])[0, :, 0].T.split([len(some) for some in rows])
+        prototypes = distributed.join_rows(z[1], own.start, len(anchors))[:, :, None, None]
         reach = None if self.log_reach is None else self.log_reach.exp()
-        routed = self.tree.routed(nearest_patches(z[: len(x)], prototypes), self._question, reach)
-        return routed.distance, routed.patch, routed.log_path_probs, routed.p_right
+        routed = self.tree.routed(nearest_patches(as_maps(z[0], x), prototypes), self._question, reach)
+        outputs = routed.distance, routed.patch, routed.log_path_probs, routed.p_right
+        if twins is None:
+            return outputs
+        return (*outputs, self._hiding_loss(twins, as_maps(z[2], twins.hidden), prototypes))
+
+    def _hiding_loss(
+        self, twins: Pairs, hidden_map: Float[Tensor, "T D H W"], prototypes: Float[Tensor, "P D 1 1"]
+    ) -> Float[Tensor, ""]:
+        """How far the tree is from needing what it shows."""
+        tree = self.tree
+        unit = LN2 * (tree.reach if self.log_reach is None else self.log_reach.detach().exp())
+        tree.features.head.eval()  # plain photos as a finished tree would see them
+        with torch.no_grad():
+            plain, sources = (tree.features.from_map(one) for one in (twins.plain, self.anchors))
+        tree.features.head.train()
+        before = Matches.of(plain, sources, unit, tree.grid)
+        distance = nearest_patches(hidden_map, prototypes).distance
+        own = own_sides(tree, self._leaf_class, twins.labels).to(distance.device)
+        return hiding_loss(before, distance, twins.places, own, unit, tree.question.kind)
 
     def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        log_y = self._answer(Routed(*outputs).log_path_probs)
+        log_y = self._answer(Routed(*outputs[:4]).log_path_probs)
         target = self._target(inputs)
         if not target.is_floating_point():
             target = one_hot(target, log_y.shape[1]).to(log_y.dtype)
@@ -187,6 +215,8 @@ class AnchoredObjective(TreeObjective):
             unit, recipe = self.log_reach.exp(), self._recipe
             misses = self._turns.misses(outputs[0], inputs.labels, recipe.near * unit, recipe.far * unit)
             losses = losses + recipe.margin * misses
+        for own in outputs[4:]:  # which sum up over processes, whereas the mean of all losses is taken
+            losses = losses + self._recipe.hiding * own * sum(distributed.lengths(len(losses))) / max(len(losses), 1)
         return losses, (log_y.argmax(dim=1) == inputs.labels).float()
 
     def _answer(self, log_path_probs: Float[Tensor, "B L"]) -> Float[Tensor, "B K"]:
@@ -207,11 +237,12 @@ class AnchoredObjective(TreeObjective):
 
     @torch.no_grad()
     def update_tree(self) -> None:
-        """The prototypes as the finished head sees their sources, and their reaches."""
+        """The prototypes as the head sees their sources now, and their reaches."""
         self.eval()
         self.tree.prototypes.copy_(self.tree.features.from_map(self.anchors))
         if self.log_reach is not None:
             self.tree.reach.copy_(self.log_reach.exp())
+        self._measured = []
         if len(self._sources.entries) * self.tree.n_prototypes <= self._recipe.room.distances:
             self._measured = list(self._measure())
         seen = self._measured or self._measure()
@@ -280,6 +311,16 @@ def best_patch_logits(linear: nn.Linear, z: Float[Tensor, "B D H W"]) -> Float[T
 def between(start: float, end: float, share: float) -> float:
     """From one value to another as the share goes from 0 to 1, and no further."""
     return start + (end - start) * min(max(share, 0.0), 1.0)
+
+
+def patch_rows(x: Float[Tensor, "B C H W"]) -> Float[Tensor, "rows C"]:
+    """All patches of all maps, one below the other."""
+    return x.flatten(2).transpose(1, 2).flatten(0, 1)
+
+
+def as_maps(rows: Float[Tensor, "rows D"], like: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
+    """Maps from the rows of their patches."""
+    return rows.view(len(like), *like.shape[2:], -1).permute(0, 3, 1, 2)
 
 
 def random_patches(x: Float[Tensor, "B C H W"], share: float) -> Float[Tensor, "B C 1 P"]:

@@ -128,7 +128,7 @@ class TreeObjective(Objective):
                 inputs = Inputs(inputs.values.to(device), inputs.labels.to(device), inputs.entries)
                 visit(self.tree.route(self._batches.encode(self.tree.features, inputs.values)), inputs)
 
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(self, values: Tensor) -> tuple[Tensor, ...]:
         feature_map = self._batches.encode(self.tree.features, values)
         if not len(values):  # this process's share of a small batch: nothing, but all parameters take part
             nothing = 0 * (feature_map.sum() + self.tree.prototypes.sum())

@@ -151,11 +151,13 @@ class Workshop:
             begin=begin,
         )
 
+    @property
+    def photos_of_all_folds(self) -> Sequence[Sample]:
+        """Training photos; where parts of them are left out in turn, all photos, so that all parts share their maps."""
+        return self.data.every if self.settings.fold else self.data.train
+
     def _of_all_folds(self, dataset: ViewDataset) -> ViewDataset:
-        """The same views of all photos where parts of them are left out in turn, so that every part shares them."""
-        if not self.settings.fold:
-            return dataset
-        return dataset.over(self.data.every)
+        return dataset.over(self.photos_of_all_folds) if self.settings.fold else dataset
 
     def train(self, objective: Objective, batches: Batches, epochs: int, name: str) -> None:
         """Trains an objective, from the state in the folder `name` of the run where there is one."""

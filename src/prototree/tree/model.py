@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from prototree.errors import ShapeError
 from prototree.network.backbone import FeatureExtractor
 from prototree.network.geometry import PatchGrid
-from prototree.network.looks import ONCE, Looks, checked, extent
+from prototree.network.looks import ONCE, Looks, checked, patch_grid
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree import leaves, routing
 from prototree.tree.patches import NearestPatches, extract_patches, is_exporting, nearest_patches
@@ -184,9 +184,8 @@ class ProtoTree(nn.Module):
     @property
     def grid(self) -> PatchGrid:
         """Where in the network's input the patches lie that prototypes are compared with."""
-        backbone, side = self.features.backbone, self.preprocessing.size
-        extents = () if backbone.looks == ONCE else tuple(extent(share, side) for share in backbone.looks)
-        return PatchGrid(*backbone.map_size, side, self.prototypes.shape[2], self.prototypes.shape[3], extents)
+        backbone, patch = self.features.backbone, (self.prototypes.shape[2], self.prototypes.shape[3])
+        return patch_grid(backbone.map_size, self.preprocessing.size, backbone.looks, patch)
 
     def look(self, looks: Looks) -> "ProtoTree":
         """Sets which parts of every picture the tree looks at from now on (`network.looks`)."""

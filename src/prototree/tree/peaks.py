@@ -46,3 +46,19 @@ def peak_box(grid: PatchGrid, row: float, column: float) -> Box:
     patch = grid.box(row, column)
     side = max(SHOWN_SHARE * grid.side, patch.width, patch.height)
     return patch.square(side).clip((grid.side, grid.side))
+
+
+def peak_squares(grid: PatchGrid, row: Float[Tensor, " n"], column: Float[Tensor, " n"]) -> Float[Tensor, "n 4"]:
+    """The same of many places at once: left, top, right, bottom."""
+    looks = grid.extents or (Box.whole((grid.side, grid.side)),)
+    extents = torch.tensor([one.edges for one in looks], dtype=row.dtype, device=row.device)
+    look = (row // grid.look_rows).long()
+    corner, cell = (
+        extents[look, :2],
+        (extents[look, 2:] - extents[look, :2]) / row.new_tensor([grid.columns, grid.rows]),
+    )
+    place = torch.stack([column, row - look * grid.look_rows], dim=1)
+    size = cell * row.new_tensor([grid.width, grid.height])
+    middle = corner + cell * place + size / 2
+    half = size.amax(dim=1, keepdim=True).clamp_min(SHOWN_SHARE * grid.side) / 2
+    return torch.cat([middle - half, middle + half], dim=1).clamp(0, grid.side)

@@ -40,6 +40,9 @@ class Recipe(Settings):
         """A trained tree; with `start`, that tree, trained further with its prototypes where they are."""
         raise NotImplementedError
 
+    def share_maps(self, workshop: "Workshop") -> None:
+        """Computes the maps that all runs on the same photos have in common, where there are such."""
+
     def source_batches(self, workshop: "Workshop", tree: "ProtoTree") -> "Batches":
         """The views of all training photos that prototypes come from, in order, for projection."""
         raise NotImplementedError

@@ -6,14 +6,16 @@ learns to know every class by a single patch, because that is all that a node of
 starts with one leaf per class, grown from the classes (`growth`). (4) While the head learns from the teacher's softened
 probabilities, every prototype *is* its source patch, seen through the head as it is at that step, so that projection at
 the end moves nothing. Questions begin soft and become sharp, and towards the end the tree's own answer is softened like
-the teacher's, so that it may be as sure as it is right (`anchored`).
+the teacher's, so that it may be as sure as it is right (`anchored`). In the last third the tree also sees photos in
+which a place is hidden, and learns to need what it shows (`hiding`).
 """
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from prototree.data.samples import ImageData, Sample
@@ -150,6 +152,10 @@ class Warm(Recipe):
         0.25, "length of `prototree relearn`, as a share of the usual training", touch="Rarely.", group=_TREE, low=0.01,
         high=1,
     )  # fmt: skip
+    hiding: float = setting(
+        0.3, "how much weight the tree puts on needing what it shows: with that place hidden, the match should go; "
+        "0: none", touch="0 if time is short, or places do not matter.", group=_TREE, low=0, high=100,
+    )  # fmt: skip
     teacher_weight: float = setting(
         1.0, "the head's share in the tree's targets; the labels have the rest", touch="Labels matter more than looks.",
         group=_TARGETS, low=0, high=1,
@@ -226,20 +232,24 @@ class Warm(Recipe):
             start.question = replace(start.question, sharpness=self.sharpness)
         tree = self._learn(workshop, backbone, self._maps(workshop, backbone, backbone.looks), "", start)
         if is_fitted:
-            found = look_at_held(tree, self._whole(workshop, tree, photos), range(len(photos)))
+            whole = self._whole(workshop, backbone, backbone.looks, photos)
+            found = look_at_held(tree, workshop.cached(whole), range(len(photos)))
             tree.question = replace(tree.question, sharpness=fit_sharpness(tree, found))
             tree.sureness = fit_held(tree, found)
         return tree
 
-    def _whole(self, workshop: "Workshop", tree: "ProtoTree", photos: Sequence[Sample]) -> "CachedBatches":
-        """Whole photos as a finished tree sees them; a run that was evaluated has kept their maps."""
+    def _whole(
+        self, workshop: "Workshop", backbone: "Backbone", looks: "Looks", photos: Sequence[Sample]
+    ) -> "MapCache":
+        """Whole photos as a finished tree sees them; where a run has kept their maps, those."""
         from prototree.data.loading import ViewDataset
         from prototree.data.views import evaluation_views
         from prototree.training.maps import kept_sets
 
-        sets = kept_sets(workshop.data, source_views, tree.preprocessing)
-        dataset = ViewDataset(photos, evaluation_views, tree.preprocessing)
-        return workshop.cached(workshop.judged_maps(tree.features.backbone.unsplit(), dataset, sets))
+        looking = copy(backbone)
+        looking.looks = looks
+        sets = kept_sets(workshop.data, source_views, backbone.preprocessing)
+        return workshop.judged_maps(looking, ViewDataset(photos, evaluation_views, backbone.preprocessing), sets)
 
     def _looks(self) -> "Looks":
         from prototree.network.looks import ONCE, checked
@@ -257,6 +267,7 @@ class Warm(Recipe):
         """Head, tree and leaves, from cached maps."""
         from prototree.training.anchored import AnchoredObjective
         from prototree.training.growth import grow, sample_maps, standardise, start_from
+        from prototree.training.hiding import Twins
         from prototree.training.leaf_training import refit_leaves
         from prototree.tree.model import ProtoTree
         from prototree.tree.questions import Question
@@ -273,13 +284,15 @@ class Warm(Recipe):
             tree = ProtoTree(grown.topology, features, workshop.data.class_names, question=question)
         else:
             tree, grown = start, start_from(start, judged, workshop.data.folder)
+        tree.look(maps.looks)
+        twins = Twins.of(maps.judged, maps.hidden, tree.preprocessing) if maps.hidden is not None else None
         epochs = self._tree_epochs(len(batches.entries), 1.0 if start is None else self.continue_share)
-        objective = AnchoredObjective(tree, batches, self, epochs, targets, grown, judged)
+        objective = AnchoredObjective(tree, batches, self, epochs, targets, grown, judged, twins)
         workshop.observer.stage(f"training {tree.n_prototypes} prototypes for {epochs} epochs")
         workshop.train(objective, batches, epochs, f"{folder}last")
         objective.update_tree()
         refit_leaves(tree, objective.sweep_labels, n_sweeps=LEAF_SWEEPS)
-        return tree.look(maps.looks)
+        return tree
 
     def _held(self, maps: "Maps") -> frozenset[int]:
         """Photos to learn from how sure answers are; none where they are too few."""
@@ -333,13 +346,19 @@ class Warm(Recipe):
         import torch
 
         from prototree.data.loading import derived_seed
-        from prototree.training.holding_out import fit_sure, look_at_held, without
+        from prototree.training.holding_out import fit_sure, look_at_held
 
         workshop.observer.stage(f"training a second tree without {len(held)} photos, to calibrate the sureness")
         torch.manual_seed(derived_seed("second tree", workshop.settings.seed))  # whatever was drawn for the first
-        rest = Maps(without(maps.judged, held), without(maps.every, held), maps.looks)
+        rest = maps.without(held)
         other = self._learn(workshop, backbone, rest, f"{_HELD}/")
         return fit_sure(other, look_at_held(other, workshop.cached(maps.judged), held))
+
+    def share_maps(self, workshop: "Workshop") -> None:
+        backbone = workshop.backbone(split=False)
+        if backbone.weights and not self.pretrain_epochs:  # else the network is another one for each seed
+            self._maps(workshop, backbone, self._looks())
+            self._whole(workshop, backbone, self._looks(), workshop.data.test)
 
     def source_batches(self, workshop: "Workshop", tree: "ProtoTree") -> "Batches":
         from prototree.training.maps import MapCache
@@ -373,10 +392,22 @@ class Warm(Recipe):
             more = partial(varied_views, count=self.views - 2, seed=0)
             views.append(workshop.views(more, preprocessing, augment=True))
         found = workshop.all_maps(backbone, views)
-        judged, every = MapCache.of_looks(found[: len(looks)]), found[0]
-        for one in found[len(looks) :]:
-            every = every.join(one)
-        return Maps(judged, every, looks)
+        judged, every = MapCache.of_looks(found[: len(looks)]), reduce(MapCache.join, found[len(looks) :], found[0])
+        return Maps(judged, every, looks, self._hidden_maps(workshop, backbone, looks) if self.hiding else None)
+
+    def _hidden_maps(self, workshop: "Workshop", backbone: "Backbone", looks: "Looks") -> "MapCache | None":
+        """The same of photos with a place hidden, which depends on the photo and the network alone."""
+        from prototree.data.hiding import HiddenViews
+        from prototree.network.looks import patch_grid
+        from prototree.training.hiding import striking_places
+        from prototree.training.maps import MapCache
+
+        preprocessing = backbone.preprocessing
+        grid = patch_grid(backbone.map_size, preprocessing.size, looks)
+        whole = self._whole(workshop, backbone, looks, workshop.photos_of_all_folds)
+        hidden = workshop.views(HiddenViews(striking_places(whole, grid, preprocessing)), preprocessing)
+        found = workshop.all_maps(backbone, [hidden.looking(share) for share in looks]) if len(hidden) else []
+        return MapCache.of_looks(found) if found else None
 
     def _targets(
         self, workshop: "Workshop", features: "FeatureExtractor", batches: "CachedBatches", folder: str
@@ -404,6 +435,14 @@ class Maps:
     judged: "MapCache"  # the views that prototypes come from, at all looks: as a finished tree sees them
     every: "MapCache"  # all views to learn from, each looked at once
     looks: "Looks"
+    hidden: "MapCache | None" = None  # of photos with places hidden, at all looks
+
+    def without(self, photos: Collection[int]) -> "Maps":
+        """Of all other photos."""
+        from prototree.training.holding_out import without
+
+        hidden = None if self.hidden is None else without(self.hidden, photos)
+        return Maps(without(self.judged, photos), without(self.every, photos), self.looks, hidden)
 
     @property
     def plain(self) -> "MapCache":

@@ -1,0 +1,241 @@
+"""That a tree learns to need what it shows."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import one_hot
+
+from conftest import random_maps
+from prototree.data import open_data
+from prototree.data.hiding import HiddenView, HiddenViews
+from prototree.data.loading import Entry, ViewDataset
+from prototree.data.samples import Sample
+from prototree.data.views import FULL, source_views
+from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.geometry import Box, PatchGrid
+from prototree.network.looks import patch_grid
+from prototree.training import hiding
+from prototree.training.anchored import AnchoredObjective
+from prototree.training.batches import CachedBatches
+from prototree.training.chance import WholeBatch
+from prototree.training.engine import Options
+from prototree.training.growth import Start, calibrate, sample_maps, standardise
+from prototree.training.hiding import Matches, Twins, hidden_share, hiding_loss, own_sides, striking_squares
+from prototree.training.maps import Inputs, MapCache, cache_borders
+from prototree.training.objectives import SoftTargets, train
+from prototree.training.projection import side_classes
+from prototree.training.recipes.warm import Warm
+from prototree.tree.model import ProtoTree
+from prototree.tree.peaks import peak_box
+from prototree.tree.questions import LN2, Question, QuestionKind
+from prototree.tree.topology import Topology
+from tiny_training import write_squares
+
+GRID = PatchGrid(rows=9, columns=9, side=288)
+
+
+def test_the_squares_are_where_a_map_stands_out_and_do_not_overlap() -> None:
+    maps = 5 + 0.01 * random_maps(0, 2, 6, 9, 9, dtype=torch.float32)  # as strong everywhere
+    maps[0, :, 2, 6] += torch.tensor([9.0, 0, 0, 0, 0, -9])
+    maps[0, :, 7, 1] += torch.tensor([0, 0, 4.0, 0, 0, 0])
+    maps[1, :, 4, 4] -= 5
+    first, second = striking_squares(maps, GRID, 2)[0].tolist()
+    assert first == pytest.approx(peak_box(GRID, 2.0, 6.0).edges, abs=8)
+    assert second == pytest.approx(peak_box(GRID, 7.0, 1.0).edges, abs=8)
+    assert striking_squares(maps, GRID, 1)[1, 0].tolist() == pytest.approx(peak_box(GRID, 4.0, 4.0).edges, abs=8)
+    noise = random_maps(1, 30, 6, 18, 9, dtype=torch.float32)
+    twice = patch_grid((9, 9), 288, (1.0, 0.7))
+    for one, other in striking_squares(noise, twice, 2):
+        middles = [(square[:2] + square[2:]) / 2 for square in (one, other)]
+        assert (middles[0] - middles[1]).abs().max() > 288 / 14, "the second is another place"
+
+
+def test_a_map_that_is_the_same_everywhere_has_squares_too() -> None:
+    assert striking_squares(torch.ones(1, 4, 9, 9), GRID, 2).isfinite().all()
+
+
+def test_how_much_of_a_square_is_hidden() -> None:
+    squares = torch.tensor([[[0.0, 0, 10, 10], [5, 5, 15, 15], [90, 90, 100, 100]]])
+    share = hidden_share(squares, torch.tensor([[0.0, 0, 10, 20]]))
+    assert share.tolist() == [pytest.approx([1.0, 0.5, 0.0])]
+
+
+@pytest.mark.parametrize("kind", ["presence", "choice"])
+def test_own_sides_are_those_of_the_class(tiny_backbone: Backbone, kind: QuestionKind) -> None:
+    topology, _, _ = Topology.from_children([~0, ~1], [1, ~2])
+    features = FeatureExtractor(tiny_backbone, 4)
+    tree = ProtoTree(topology, features, ["a", "b", "c"], question=Question(kind, 6.0))
+    leaf_class = torch.tensor([2, 0, 1])
+    tree.leaf_logits.data.zero_().scatter_(1, leaf_class[:, None], 5.0)
+    left, right = side_classes(tree)
+    expected = right if kind == "presence" else torch.cat([right, left])
+    assert own_sides(tree, leaf_class, torch.arange(3)).tolist() == expected.T.tolist()
+    assert not own_sides(tree, torch.tensor([2, 0, 0]), torch.tensor([1])).any(), "a class without a leaf"
+
+
+UNIT = torch.tensor([0.5, 1.0])  # of the right and of the left patch of one node
+SQUARES = torch.tensor([[[0.0, 0, 10, 10], [50, 50, 60, 60]]])
+OVER, BESIDE = torch.tensor([[0.0, 0, 10, 10]]), torch.tensor([[80.0, 80, 90, 90]])
+OWN = torch.tensor([[True, False]])
+
+
+def loss(before: list[float], after: list[float], place: torch.Tensor, own: torch.Tensor = OWN) -> float:
+    matches = Matches(torch.tensor([before]), SQUARES)
+    return float(hiding_loss(matches, torch.tensor([after]), place, own, UNIT, "choice"))
+
+
+def test_a_photo_shall_leave_the_reach_of_a_patch_whose_square_is_hidden() -> None:
+    assert loss([0.3, 0.9], [0.4, 0.9], OVER) == pytest.approx(1.15 * 0.5 - 0.4)
+    assert loss([0.3, 0.9], [0.6, 0.9], OVER) == 0, "it has left"
+    assert loss([0.3, 0.9], [0.4, 0.9], OVER, ~OWN) == 0, "it is not the patch of its class"
+    assert loss([0.9, 0.3], [0.4, 0.9], OVER) == 0, "it did not turn to that side before"
+
+
+def test_a_photo_shall_stay_where_something_else_is_hidden() -> None:
+    assert loss([0.3, 0.9], [0.4, 0.9], BESIDE) == 0
+    assert loss([0.3, 0.9], [0.6, 0.9], BESIDE) == pytest.approx(0.6 - 0.95 * 0.5)
+    assert loss([0.3, 0.9], [0.4, 0.45], BESIDE) == pytest.approx(0.1 - 0.05, abs=1e-6)
+    half = torch.tensor([[0.0, 0, 10, 3]])
+    assert loss([0.3, 0.9], [0.6, 0.45], half) == 0, "neither hidden nor untouched"
+
+
+def test_with_one_patch_out_of_reach_is_turned_away() -> None:
+    matches = Matches(torch.tensor([[0.3, 0.9]]), SQUARES)
+    own = torch.tensor([[True, True]])
+    far = hiding_loss(matches, torch.tensor([[0.6, 0.9]]), OVER, own, UNIT, "presence")
+    assert float(far) == pytest.approx(0.1 - 0.1 + 0.0, abs=1e-6), "gone; the other stays with a lead of 0.1"
+    near = hiding_loss(matches, torch.tensor([[0.4, 1.2]]), OVER, own, UNIT, "presence")
+    assert float(near) == pytest.approx((1.15 * 0.5 - 0.4) + (1.2 - 0.95) + (0.1 + 0.2))
+
+
+def test_the_gradient_takes_the_hidden_photo_away() -> None:
+    after = torch.tensor([[0.4, 0.9]], requires_grad=True)
+    hiding_loss(Matches(torch.tensor([[0.3, 0.9]]), SQUARES), after, OVER, OWN, UNIT, "choice").backward()
+    assert after.grad is not None
+    assert after.grad.tolist() == [[-1.0, 0.0]]
+
+
+@pytest.fixture
+def maps(tiny_backbone: Backbone, tmp_path: Path) -> tuple[MapCache, MapCache]:
+    """Of squares: both views that prototypes come from, and two hidden places of every second photo of each class."""
+    data, preprocessing = open_data(write_squares(tmp_path / "squares", train=5)), tiny_backbone.preprocessing
+    judged = cache_borders(
+        tiny_backbone.unsplit(), ViewDataset(data.train, source_views, preprocessing), tmp_path / "cache"
+    )
+    grid = patch_grid(tiny_backbone.map_size, preprocessing.size, (1.0,))
+    whole = judged.only([place for place, one in enumerate(judged.entries) if one.view == FULL])
+    views = HiddenViews(hiding.striking_places(whole, grid, preprocessing))
+    hidden = ViewDataset(data.train, views, preprocessing)
+    return judged, cache_borders(tiny_backbone, hidden, tmp_path / "cache")
+
+
+def test_every_second_photo_of_a_class_has_hidden_places(maps: tuple[MapCache, MapCache]) -> None:
+    _, hidden = maps
+    assert len(hidden.entries) == 3 * 3 * hiding.PLACES
+    assert {one.sample.label for one in hidden.entries} == {0, 1, 2}
+    for one in hidden.entries:
+        assert isinstance(one.view, HiddenView)
+        assert all(0 <= edge <= 1 for edge in one.view.place.edges)
+
+
+def test_twins_are_the_same_photo_with_and_without(tiny_backbone: Backbone, maps: tuple[MapCache, MapCache]) -> None:
+    judged, hidden = maps
+    twins = Twins.of(judged, hidden, tiny_backbone.preprocessing)
+    assert twins is not None
+    assert len(twins) == len(hidden.entries)
+    for plain, covered, edges in zip(twins.plain.entries, twins.hidden.entries, twins.places, strict=True):
+        assert (plain.sample, plain.view) == (covered.sample, FULL)
+        assert isinstance(covered.view, HiddenView)
+        assert edges.tolist() == pytest.approx([64 * edge for edge in covered.view.place.edges], abs=1e-4)
+    torch.manual_seed(0)
+    pairs = twins.draw(WholeBatch(0, 4, 4), torch.device("cpu"))
+    assert len(pairs.labels) == len(pairs.plain) == len(pairs.hidden) == hiding.PHOTOS_A_STEP
+    assert (pairs.plain != pairs.hidden).flatten(1).any(dim=1).all()
+    torch.manual_seed(0)
+    parts = []
+    for edges in ((0, 1), (1, 1), (1, 4)):  # three processes, one of which has no photo of the batch
+        state = torch.get_rng_state()
+        parts.append(twins.draw(WholeBatch(*edges, 4), torch.device("cpu")))
+        torch.set_rng_state(state)
+    assert [len(part.labels) for part in parts] == [2, 0, 6]
+    assert torch.equal(torch.cat([part.hidden for part in parts]), pairs.hidden)
+
+
+def test_photos_that_cannot_be_read_have_no_twin(tiny_backbone: Backbone, maps: tuple[MapCache, MapCache]) -> None:
+    judged, hidden = maps
+    first = next(place for place, one in enumerate(judged.entries) if one.sample == hidden.entries[0].sample)
+    unread = MapCache(judged.files, judged.entries, frozenset({first}))
+    twins = Twins.of(unread, hidden, tiny_backbone.preprocessing)
+    assert twins is not None
+    assert len(twins) == len(hidden.entries) - hiding.PLACES
+    everything = MapCache(judged.files, judged.entries, frozenset(range(len(judged.entries))))
+    assert Twins.of(everything, hidden, tiny_backbone.preprocessing) is None
+
+
+N_PHOTOS, N_CHANNELS, CELLS, EPOCHS = 40, 256, 4, 60
+
+
+NOISE = torch.tensor([1.0, 1.0, 0.1, 0.1])[:, None, None]  # marks are the harder ones to see
+
+
+class MarksAndTraces(MapCache):
+    """Made-up maps of two classes: one cell has a mark of the class and a trace of it, and hiding takes the mark."""
+
+    def read(self, indices: Sequence[int], epoch: int) -> Inputs:
+        chosen = [self.entries[index] for index in indices]
+        numbers = torch.Generator().manual_seed(0)
+        values = torch.zeros(N_PHOTOS, N_CHANNELS, CELLS, CELLS)
+        values[:, :4] = torch.randn(N_PHOTOS, 4, CELLS, CELLS, generator=numbers) * NOISE
+        values = values[[one.sample_index for one in chosen]]
+        for row, one in enumerate(chosen):
+            if not isinstance(one.view, HiddenView):
+                values[row, one.sample.label, 1, 1] += 3
+            values[row, 2 + one.sample.label, 1, 1] += 3
+        labels = torch.tensor([one.sample.label for one in chosen])
+        return Inputs(values, labels, torch.tensor(list(indices)))
+
+    def only(self, places: Sequence[int]) -> MapCache:
+        return MarksAndTraces((), tuple(self.entries[place] for place in places), frozenset())
+
+
+def test_a_tree_learns_to_need_what_it_shows(tiny_backbone: Backbone) -> None:
+    samples = [Sample(Path(f"{number}.png"), number % 2) for number in range(N_PHOTOS)]
+    cell = Box(0.25, 0.25, 0.5, 0.5)
+    plain, hidden = (
+        MarksAndTraces((), tuple(Entry(*pair, view) for pair in enumerate(samples)), frozenset())
+        for view in (FULL, HiddenView("hidden", place=cell, fill="blur", seed=0))
+    )
+    kept = {}
+    for weight in (0.0, 1.0):
+        torch.manual_seed(0)
+        batches = CachedBatches(plain, 8, shuffle=True)
+        twins = Twins.of(plain, hidden, tiny_backbone.preprocessing)
+        tree = learn(tiny_backbone.unsplit(), batches, twins, weight)
+        with torch.no_grad():
+            near, far = (
+                tree.route(tree.features.from_map(one.read(range(N_PHOTOS), 0).values)) for one in (plain, hidden)
+            )
+        right = [sample.label for sample in samples]
+        assert (tree.decide(near).labels("greedy").tolist()) == right
+        own = own_sides(tree, tree.leaf_logits.argmax(dim=1), torch.tensor(right))
+        assert (near.distance <= LN2 * tree.reach)[own].float().mean() > 0.85
+        kept[weight] = float((far.distance <= LN2 * tree.reach)[own].float().mean())
+    assert kept[0.0] >= 0.2, f"the trace is often enough: {kept}"
+    assert kept[1.0] < kept[0.0] / 2, f"it is not any more: {kept}"
+
+
+def learn(backbone: Backbone, batches: CachedBatches, twins: Twins | None, weight: float) -> ProtoTree:
+    recipe = Warm(hiding=weight, temperature=2.0, margin=1.0)
+    features = FeatureExtractor(backbone, 8, head_width=16)
+    maps, _ = sample_maps(batches)
+    standardise(features, maps)
+    calibrate(features, maps, recipe.median_distance, torch.Generator().manual_seed(0))
+    start = Start(Topology.full(1), torch.tensor([0, 1]), maps[1, :, 1, 1][None, :, None, None])
+    tree = ProtoTree(start.topology, features, ["a", "b"], question=Question("presence", 6.0))
+    probs = 0.9 * one_hot(torch.arange(N_PHOTOS) % 2, 2) + 0.05
+    objective = AnchoredObjective(tree, batches, recipe, EPOCHS, SoftTargets(probs, 1.0), start, batches, twins)
+    train(objective, batches, EPOCHS, Options())
+    objective.update_tree()
+    return tree
