@@ -263,7 +263,7 @@ class Common(Settings):
     )
     workers: int = setting(
         2,
-        "processes that read photos",
+        "processes that read photos; not for maps on a CPU, where every core reads its own",
         touch="Reading is slower than the network: more. Worker processes cause trouble: 0.",
         group=_MACHINE,
         low=0,

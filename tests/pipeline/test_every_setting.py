@@ -233,7 +233,7 @@ def test_the_engine_runs_the_frozen_network_and_names_its_maps(
     pytest.importorskip("onnxruntime", reason="needs the extra 'export'")
     real, asked = maps.frozen, []
 
-    def pretend(backbone: Any, name: str) -> Any:
+    def pretend(backbone: Any, name: str, threads: int) -> Any:
         asked.append(name)
         return replace(real(backbone), engine=name)
 

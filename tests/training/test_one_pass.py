@@ -79,6 +79,25 @@ def test_views_are_those_that_the_data_sets_give_one_by_one(squares: ImageData, 
     assert all(torch.equal(seen[number], item.image) for number, item in enumerate(items))
 
 
+def test_threads_that_load_photos_give_the_same_views_in_the_same_order(squares: ImageData, backbone: Backbone) -> None:
+    datasets, before, n_threads = sets(squares, backbone), torch.get_rng_state(), torch.get_num_threads()
+    squares.train[4].path.write_bytes(b"no image")
+    one, many = (photo_loader(datasets, 7, shard=Shard()) for _ in range(2))
+    expected = list(one.epoch(1))
+    try:
+        torch.set_num_threads(4)
+        found = list(many.each(1, lambda batch: (batch, torch.get_num_threads())))
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(n_threads)
+    for wanted, (batch, threads) in zip(expected, found, strict=True):
+        assert threads == 1
+        assert torch.equal(wanted.images, batch.images)
+        assert torch.equal(wanted.entries, batch.entries)
+    assert one.problems.keys() == many.problems.keys() == {str(squares.train[4].path)}
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("size", [(640, 480), (200, 1000), (333, 250), (64, 64)])
 def test_photos_that_are_reduced_alike_are_the_same_picture(size: tuple[int, int], tmp_path: Path) -> None:
     path, alike = tmp_path / "photo.jpg", dict[int, bytes]()

@@ -10,11 +10,12 @@ import copy
 import hashlib
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -31,8 +32,12 @@ from prototree.errors import ConfigError, DataError
 from prototree.network.geometry import Size
 from prototree.network.looks import Closer
 from prototree.network.preprocessing import Preprocessing
+from prototree.network.side_by_side import side_by_side
 
 logger = logging.getLogger(__name__)
+
+_CHANCE = threading.Lock()  # one item at a time is given its own chance
+Result = TypeVar("Result")
 
 Views = Callable[[Sample], Sequence[View]]
 Position = tuple[int, int]
@@ -162,13 +167,14 @@ def derived_seed(*values: int | str) -> int:
 @contextmanager
 def _chance_of(*values: int) -> Iterator[None]:
     """Seeds torch's default generator for a moment; whoever else draws from it in this process sees no change."""
-    # Not torch.manual_seed and fork_rng: those reach for the GPUs' generators too.
-    before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(derived_seed(*values))
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before)
+    with _CHANCE:
+        # Not torch.manual_seed and fork_rng: those reach for the GPUs' generators too.
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(derived_seed(*values))
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before)
 
 
 class BatchOrder:
@@ -324,7 +330,7 @@ class Loader:
         self.problems: dict[str, Problem] = {}
         self.n_skipped = 0
         self._strict = strict
-        self._batches = batches
+        self._dataset, self._collate, self._batches = dataset, collate, batches
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=batches,
@@ -362,6 +368,19 @@ class Loader:
                 ) from error
             self._note(packet.problems)
             yield packet.batch
+
+    def each(self, epoch: int, work: Callable[[Batch], Result]) -> Iterator[Result]:
+        """What `work` makes of each batch of an epoch. Threads load a batch each and work on it, as many as torch has;
+        there are no worker processes.
+        """
+
+        def loaded(positions: list[Position]) -> tuple[_Packet, Result]:
+            packet = self._collate([self._dataset[position] for position in positions])  # type: ignore[misc]
+            return packet, work(packet.batch)
+
+        for packet, result in side_by_side(loaded, self._batches.positions(epoch, 0)):
+            self._note(packet.problems)
+            yield result
 
     def _note(self, problems: Sequence[Problem]) -> None:
         for problem in problems:

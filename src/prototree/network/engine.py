@@ -80,11 +80,14 @@ def engine_for(wanted: str, device: torch.device, n_photos: int) -> str:
     return ONNXRUNTIME if wanted == AUTO and pays else TORCH
 
 
-def frozen(backbone: Backbone, engine: str = TORCH) -> Frozen:
-    """The trunk of a backbone, run by an engine; by torch where it cannot be converted."""
+def frozen(backbone: Backbone, engine: str = TORCH, threads: int = 0) -> Frozen:
+    """The trunk of a backbone, run by an engine; by torch where it cannot be converted.
+
+    `threads` are those of onnxruntime for each call; 0: as many as torch has.
+    """
     if engine == ONNXRUNTIME and (path := _file(backbone)) not in _IN_VAIN:
         try:
-            return _converted(backbone, path)
+            return _converted(backbone, path, threads)
         except Exception as error:  # exporters and other engines raise many kinds, which all mean the same
             _IN_VAIN.add(path)
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -95,12 +98,12 @@ def frozen(backbone: Backbone, engine: str = TORCH) -> Frozen:
     return Frozen(TORCH, piece, lambda images: trunk.trunk(images.contiguous(memory_format=torch.channels_last)))
 
 
-def frozen_features(features: FeatureExtractor) -> FrozenFeatures:
+def frozen_features(features: FeatureExtractor, threads: int = 0) -> FrozenFeatures:
     """A feature extractor for many images, whoever runs it: onnxruntime where it was converted before, else torch."""
     whole = copy.copy(features.eval().backbone).unsplit()  # as it is converted for training
     on_cpu = next(features.parameters()).device.type == "cpu"
     ready = on_cpu and importlib.util.find_spec(ONNXRUNTIME) is not None and _file(whole).exists()
-    return FrozenFeatures(features, frozen(whole, ONNXRUNTIME if ready else TORCH))
+    return FrozenFeatures(features, frozen(whole, ONNXRUNTIME if ready else TORCH, threads))
 
 
 def piece_size(side: int) -> int:
@@ -117,28 +120,28 @@ class _Trunk(nn.Module):
         return self.backbone.trunk(images)
 
 
-def _converted(backbone: Backbone, path: Path) -> Frozen:
+def _converted(backbone: Backbone, path: Path, threads: int) -> Frozen:
     """The trunk in onnxruntime, from the folder for caches; what is missing or damaged there is converted again."""
-    found = _opened(path, backbone) if path.exists() else None
+    found = _opened(path, backbone, threads) if path.exists() else None
     if found is None:
         log.info("converting %s for onnxruntime, once for these weights", backbone.name)
         images = torch.zeros(2, 3, backbone.preprocessing.size, backbone.preprocessing.size)
         content = conversion.to_onnx(_Trunk(folded(backbone)), images, ["maps"]).SerializeToString()
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
-        found = _opened(path, backbone)
+        found = _opened(path, backbone, threads)
     if found is None:
         path.unlink(missing_ok=True)
         raise ProtoTreeError("its feature maps differ from torch's")
     return found
 
 
-def _opened(path: Path, backbone: Backbone) -> Frozen | None:
+def _opened(path: Path, backbone: Backbone, threads: int) -> Frozen | None:
     """A converted trunk, if it can be read and computes what torch does."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = threads or torch.get_num_threads()
     options.log_severity_level = 3
     # Threads that wait by spinning take the cores that others need; see `threads`.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prototree.data.loading import Loader, ViewDataset, photo_loader
+from prototree.data.loading import Batch, Loader, ViewDataset, photo_loader
 from prototree.errors import CheckpointError, DataError, TrainError
 from prototree.files import amount, make_folder, read_json, write_json
 from prototree.training import distributed
@@ -172,11 +172,17 @@ def from_photos(
     workers: int,
     device: torch.device,
 ) -> Made:
-    """The maps of all views of several data sets: each photo is decoded once for all its views of a variant."""
+    """The maps of all views of several data sets: each photo is decoded once for all its views of a variant.
+
+    On a CPU every core reads photos and looks at them, in turn; elsewhere processes read and the device looks.
+    """
     loader: Loader = photo_loader(datasets, _VIEWS_AT_ONCE, shard=distributed.shard(), workers=workers)
+
+    def looked_at(batch: Batch) -> tuple[list[int], Tensor]:
+        with torch.inference_mode():
+            maps = encode(batch.images.to(device)).contiguous().cpu() if len(batch.labels) else batch.images
+        return batch.entries.tolist(), maps
+
     for variant in range(variants):
-        for batch in loader.epoch(variant):
-            if len(batch.labels):
-                with torch.inference_mode():
-                    maps = encode(batch.images.to(device)).contiguous().cpu()
-                yield variant, batch.entries.tolist(), maps
+        done = loader.each(variant, looked_at) if device.type == "cpu" else map(looked_at, loader.epoch(variant))
+        yield from ((variant, entries, maps) for entries, maps in done if entries)

@@ -224,7 +224,7 @@ def cache_all_borders(
         begin(variants * sum(len(one) for one, file in zip(datasets, found, strict=True) if not file.is_complete))
     if distributed.any_process(not all(file.is_complete for file in found)):
         with distributed.one_after_the_other():  # the first may have to convert it
-            trunk = frozen(backbone, engine)
+            trunk = frozen(backbone, engine, threads=1)  # every core looks at photos of its own
         found = files(trunk.engine)
         device = next(backbone.parameters()).device
 
@@ -297,7 +297,8 @@ def cache_features(
     def make() -> Made:
         if kept is not None:
             return _from_borders(tree, kept)
-        return from_photos([dataset], frozen_features(tree.features), variants=1, workers=0, device=device)
+        network = frozen_features(tree.features, threads=1)
+        return from_photos([dataset], network, variants=1, workers=0, device=device)
 
     fill_missing([file], lambda _: Job([file], make, tick).run())
     return StoredMaps(_opened(file, dataset), is_rounded=kept is not None)

@@ -19,6 +19,7 @@ from prototree.data.views import photo_size, to_photo
 from prototree.errors import DataError
 from prototree.network.geometry import Box
 from prototree.network.preprocessing import Preprocessing
+from prototree.network.side_by_side import side_by_side
 from prototree.training import distributed
 from prototree.training.maps import MapBatch
 from prototree.tree.model import ProtoTree, PrototypeSource
@@ -170,28 +171,34 @@ def project(
     return Projected(projected, nearest, unconstrained if compare else None)
 
 
-@torch.no_grad()
 def measure_again(projected: Projected, entries: Sequence[Entry]) -> None:
     """Each prototype as the network sees its patch now, and where around that patch its photo is like it.
 
     Maps that came from a cache had been rounded.
     """
-    tree, nearest, shown = projected.tree.eval(), projected.nearest, dict[int, Box]()
-    size = (tree.prototypes.shape[2], tree.prototypes.shape[3])
-    for place in torch.unique(nearest.place).tolist():
+    tree, nearest = projected.tree.eval(), projected.nearest
+    size, boxes = (tree.prototypes.shape[2], tree.prototypes.shape[3]), dict[int, Box]()
+
+    @torch.no_grad()
+    def look_again(place: int) -> tuple[Tensor, Tensor, list[Box]]:
         image = _image_of(entries[place], tree.preprocessing)
         feature_map = tree.features(image[None].to(tree.prototypes.device))
         patches = extract_patches(feature_map, size)[0].to(tree.prototypes.dtype)
         nodes = torch.nonzero(nearest.place == place)[:, 0]
         own = patches[nearest.patch[nodes]]
-        tree.prototypes[nodes] = own.view(len(nodes), *tree.prototypes.shape[1:])
         apart = torch.cdist(own, patches, compute_mode="donot_use_mm_for_euclid_dist").view(-1, *tree.grid.shape)
         apart = apart / (LN2 * tree.reach[nodes, None, None])
-        peaks = peak_places(apart, nearest.patch[nodes], tree.grid.look_rows)
-        for node, row, column in zip(nodes.tolist(), *(found.tolist() for found in peaks), strict=True):
-            shown[node] = _in_photo(peak_box(tree.grid, row, column), entries[place], tree.preprocessing)
+        rows, columns = peak_places(apart, nearest.patch[nodes], tree.grid.look_rows)
+        peaks = [peak_box(tree.grid, *peak) for peak in zip(rows.tolist(), columns.tolist(), strict=True)]
+        return nodes, own, [_in_photo(peak, entries[place], tree.preprocessing) for peak in peaks]
+
+    places = torch.unique(nearest.place).tolist()
+    in_turn = map if tree.prototypes.is_cuda else side_by_side
+    for nodes, own, shown in in_turn(look_again, places):
+        tree.prototypes.data[nodes] = own.view(len(nodes), *tree.prototypes.shape[1:])
+        boxes.update(zip(nodes.tolist(), shown, strict=True))
     tree.sources = tuple(
-        source and replace(source, shown=shown[number].edges) for number, source in enumerate(tree.sources)
+        source and replace(source, shown=boxes[number].edges) for number, source in enumerate(tree.sources)
     )
 
 
