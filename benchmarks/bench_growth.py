@@ -23,17 +23,20 @@ import numpy as np
 import torch
 
 from prototree.config import preset
+from prototree.data.hiding import HiddenView
 from prototree.data.loading import Entry
 from prototree.data.samples import Sample
 from prototree.data.views import FULL, View
 from prototree.evaluation.metrics import evaluate
 from prototree.explain.records import TreeExplanation
 from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.geometry import Box
 from prototree.report.words import Reading
 from prototree.training.anchored import AnchoredObjective, HeadObjective
 from prototree.training.batches import CachedBatches, maps_of
 from prototree.training.engine import Loop, Objective, Options
 from prototree.training.growth import grow, sample_maps, standardise
+from prototree.training.hiding import Twins
 from prototree.training.holding_out import held_photos, without
 from prototree.training.leaf_training import refit_leaves
 from prototree.training.maps import Inputs, MapCache
@@ -46,7 +49,7 @@ from prototree.tree.leaves import class_log_probs
 from prototree.tree.model import ProtoTree
 from prototree.tree.questions import Question
 
-SHAPE, BANK, VIEWS_A_PHOTO, SOURCES_A_PHOTO = (320, 9, 9), 64, 6, 2
+SHAPE, BANK, VIEWS_A_PHOTO, SOURCES_A_PHOTO, EPOCHS = (320, 9, 9), 64, 6, 2, 6
 VIEWS = [FULL, *(View(f"other {number}") for number in range(1, VIEWS_A_PHOTO))]
 
 
@@ -118,12 +121,12 @@ class FewBatches(CachedBatches):
             yield inputs
 
 
-def train_steps(clock: Clock, name: str, objective: Objective, batches: FewBatches) -> None:
-    """Steps of a training, after one that warms up."""
+def train_steps(clock: Clock, name: str, objective: Objective, batches: FewBatches, epoch: int = 0) -> None:
+    """Steps of an epoch of a training, after one that warms up."""
     objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     loop = Loop(objective, batches, 1, Options(channels_last=True))
     objective.train()
-    objective.start_epoch(0, is_continued=False)
+    objective.start_epoch(epoch, is_continued=False)
     every = list(batches.epoch(0))
     loop._step(objective, every[0])
     with clock.piece(name, sum(len(inputs.labels) for inputs in every)):
@@ -145,11 +148,12 @@ def measure(n_classes: int, n_views: int, n_batches: int, folder: Path) -> Clock
         without(every, held_photos(plain.entries, recipe.hold_out))
     batches = FewBatches(every, config.batch_size, shuffle=True)
     sources = FewBatches(plain, config.batch_size, shuffle=False)
-    features = FeatureExtractor(Backbone("auto", None, split=False), config.depth, config.head_width)
+    backbone = Backbone("auto", None, image_size=config.image_size, split=False)
+    features = FeatureExtractor(backbone, config.depth, config.head_width)
     with clock.piece("maps to start from"):
         maps, labels = sample_maps(sources, recipe.room)
         standardise(features, maps)
-    head = HeadObjective(features, n_classes, recipe, Cosine(6, batches.n_batches))
+    head = HeadObjective(features, n_classes, recipe, Cosine(EPOCHS, batches.n_batches))
     train_steps(clock, "head, training step", head, batches)
     targets = targets_of(clock, head, batches, n_classes, folder, recipe.room)
     with clock.piece("growing the tree"):
@@ -158,10 +162,19 @@ def measure(n_classes: int, n_views: int, n_batches: int, folder: Path) -> Clock
     with clock.piece("making the tree"):
         question = Question("choice", recipe.sharpness)
         tree = ProtoTree(start.topology, features, n_classes, question=question)
-        objective = AnchoredObjective(tree, batches, recipe, 6, targets, start, sources)
+        twins = Twins.of(plain, with_places_hidden(plain), tree.preprocessing)
+        objective = AnchoredObjective(tree, batches, recipe, EPOCHS, targets, start, sources, twins)
     train_steps(clock, "tree, training step", objective, batches)
+    train_steps(clock, "tree, training step with places hidden", objective, batches, EPOCHS - 1)
     finish(clock, tree, objective, sources)
     return clock
+
+
+def with_places_hidden(plain: MapCache) -> MapCache:
+    """One for every second photo."""
+    view = HiddenView("hidden", place=Box(0.4, 0.4, 0.55, 0.55), fill="blur", seed=0)
+    chosen = plain.entries[:: 2 * SOURCES_A_PHOTO]
+    return MadeUpMaps((), tuple(Entry(one.sample_index, one.sample, view) for one in chosen), frozenset())
 
 
 def targets_of(
