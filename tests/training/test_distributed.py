@@ -75,7 +75,7 @@ def test_two_processes_are_one_with_the_default_recipe(tmp_path: Path, question:
     assert one["unreadable"] == 3
     assert one["sureness"][2] >= 20, "the second tree was trained too"
     caches = [{f.name: f.read_bytes() for f in shared_folder(tmp_path / str(n) / "run").iterdir()} for n in processes]
-    assert len(caches[0]) == 6, "sources at two looks and varied views, each with its description"
+    assert len(caches[0]) == 10, "sources and hidden places at two looks, and varied views, each with its description"
     for n_processes, (several, weights_of_several), cache in zip(processes[1:], others, caches[1:], strict=True):
         assert several.pop("processes") == n_processes
         assert several.pop("sureness") == pytest.approx(one["sureness"], rel=1e-5, abs=1e-5)

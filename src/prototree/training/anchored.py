@@ -320,7 +320,7 @@ def patch_rows(x: Float[Tensor, "B C H W"]) -> Float[Tensor, "rows C"]:
 
 def as_maps(rows: Float[Tensor, "rows D"], like: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
     """Maps from the rows of their patches."""
-    return rows.view(len(like), *like.shape[2:], -1).permute(0, 3, 1, 2)
+    return rows.view(len(like), *like.shape[2:], rows.shape[1]).permute(0, 3, 1, 2)
 
 
 def random_patches(x: Float[Tensor, "B C H W"], share: float) -> Float[Tensor, "B C 1 P"]:
