@@ -28,7 +28,8 @@ from prototree.training.objectives import SoftTargets, train
 from prototree.training.projection import side_classes
 from prototree.training.recipes.warm import Warm
 from prototree.tree.model import ProtoTree
-from prototree.tree.peaks import peak_box
+from prototree.tree.patches import distance_map, nearest_patches
+from prototree.tree.peaks import peak_box, peak_places
 from prototree.tree.questions import LN2, Question, QuestionKind
 from prototree.tree.topology import Topology
 from tiny_training import write_squares
@@ -81,8 +82,17 @@ OVER, BESIDE = torch.tensor([[0.0, 0, 10, 10]]), torch.tensor([[80.0, 80, 90, 90
 OWN = torch.tensor([[True, False]])
 
 
-def loss(before: list[float], after: list[float], place: torch.Tensor, own: torch.Tensor = OWN) -> float:
-    matches = Matches(torch.tensor([before]), SQUARES)
+NOWHERE = torch.full((1, 2), torch.inf)
+
+
+def loss(
+    before: list[float],
+    after: list[float],
+    place: torch.Tensor,
+    own: torch.Tensor = OWN,
+    elsewhere: torch.Tensor = NOWHERE,
+) -> float:
+    matches = Matches(torch.tensor([before]), SQUARES, elsewhere)
     return float(hiding_loss(matches, torch.tensor([after]), place, own, UNIT, "choice"))
 
 
@@ -91,6 +101,41 @@ def test_a_photo_shall_leave_the_reach_of_a_patch_whose_square_is_hidden() -> No
     assert loss([0.3, 0.9], [0.6, 0.9], OVER) == 0, "it has left"
     assert loss([0.3, 0.9], [0.4, 0.9], OVER, ~OWN) == 0, "it is not the patch of its class"
     assert loss([0.9, 0.3], [0.4, 0.9], OVER) == 0, "it did not turn to that side before"
+    assert loss([0.3, 0.9], [0.4, 0.9], OVER, elsewhere=torch.tensor([[0.45, 9.0]])) == 0, "it matches elsewhere, too"
+    assert loss([0.3, 0.9], [0.4, 0.9], OVER, elsewhere=torch.tensor([[0.55, 9.0]])) > 0
+
+
+def test_matches_are_the_nearest_patches_and_what_would_be_shown() -> None:
+    z, prototypes = random_maps(0, 3, 5, 18, 9), random_maps(1, 4, 5, 1, 1)
+    grid, unit = patch_grid((9, 9), 288, (1.0, 0.7)), torch.tensor([0.5, 0.6, 0.7, 0.8], dtype=z.dtype)
+    places = torch.tensor([[0.0, 0, 41, 41], [100, 120, 141, 161], [200, 0, 241, 41]], dtype=z.dtype)
+    found, nearest = Matches.of(z, prototypes, places, unit, grid), nearest_patches(z, prototypes)
+    torch.testing.assert_close(found.distance, nearest.distance)
+    apart = distance_map(z, prototypes)
+    for photo, place in enumerate(places.tolist()):
+        around = Box(*place).enlarge(1.0)
+        for number in range(4):
+            row, column = peak_places(apart[photo, number][None] / unit[number], nearest.patch[photo, number][None], 9)
+            shown = peak_box(grid, float(row), float(column))
+            assert found.squares[photo, number].tolist() == pytest.approx(shown.edges, abs=1e-3)
+            squares = [peak_box(grid, *map(float, grid.place(patch))) for patch in range(grid.n_patches)]
+            far = [patch for patch, square in enumerate(squares) if not overlap(square, around)]
+            assert 0 < len(far) < grid.n_patches
+            expected = apart[photo, number].flatten()[far].min()
+            torch.testing.assert_close(found.elsewhere[photo, number], expected)
+    small = Matches.of(
+        z[:, :, :2, :2],
+        prototypes,
+        torch.full_like(places, 30.0) + torch.tensor([-9.0, -9, 9, 9]),
+        unit,
+        PatchGrid(rows=2, columns=2, side=60),
+    )
+    assert (small.elsewhere == 0).all(), "all patches are near the hidden place"
+
+
+def overlap(one: Box, other: Box) -> bool:
+    across = min(one.right, other.right) - max(one.left, other.left)
+    return across > 0 and min(one.bottom, other.bottom) - max(one.top, other.top) > 0
 
 
 def test_a_photo_shall_stay_where_something_else_is_hidden() -> None:
@@ -102,7 +147,7 @@ def test_a_photo_shall_stay_where_something_else_is_hidden() -> None:
 
 
 def test_with_one_patch_out_of_reach_is_turned_away() -> None:
-    matches = Matches(torch.tensor([[0.3, 0.9]]), SQUARES)
+    matches = Matches(torch.tensor([[0.3, 0.9]]), SQUARES, NOWHERE)
     own = torch.tensor([[True, True]])
     far = hiding_loss(matches, torch.tensor([[0.6, 0.9]]), OVER, own, UNIT, "presence")
     assert float(far) == pytest.approx(0.1 - 0.1 + 0.0, abs=1e-6), "gone; the other stays with a lead of 0.1"
@@ -112,7 +157,7 @@ def test_with_one_patch_out_of_reach_is_turned_away() -> None:
 
 def test_the_gradient_takes_the_hidden_photo_away() -> None:
     after = torch.tensor([[0.4, 0.9]], requires_grad=True)
-    hiding_loss(Matches(torch.tensor([[0.3, 0.9]]), SQUARES), after, OVER, OWN, UNIT, "choice").backward()
+    hiding_loss(Matches(torch.tensor([[0.3, 0.9]]), SQUARES, NOWHERE), after, OVER, OWN, UNIT, "choice").backward()
     assert after.grad is not None
     assert after.grad.tolist() == [[-1.0, 0.0]]
 

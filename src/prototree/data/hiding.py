@@ -50,13 +50,16 @@ class HiddenView(View):
 
 @dataclass(frozen=True)
 class HiddenViews:
-    """For photos of which places are known, a view for each; the same for the same file name."""
+    """For photos of which places are known, a view for each; the same for the same places, whatever the file's name."""
 
     places: Mapping[Path, Sequence[Box]]
 
     def __call__(self, sample: Sample) -> tuple[HiddenView, ...]:
-        random = Random(f"hidden/{sample.path.name}")
         return tuple(
-            HiddenView(f"hidden {number}", place=place, fill=random.choice(_FILLS), seed=random.getrandbits(32))
-            for number, place in enumerate(self.places.get(sample.path, ()), 1)
+            _hidden(f"hidden {number}", place) for number, place in enumerate(self.places.get(sample.path, ()), 1)
         )
+
+
+def _hidden(name: str, place: Box) -> HiddenView:
+    random = Random(repr(place.edges))
+    return HiddenView(name, place=place, fill=random.choice(_FILLS), seed=random.getrandbits(32))

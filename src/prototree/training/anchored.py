@@ -176,32 +176,29 @@ class AnchoredObjective(TreeObjective):
     def forward(self, values: Tensor) -> tuple[Tensor, ...]:
         features, anchors = self.tree.features, self.anchors
         x = random_patches(features.backbone.tail(values), self._recipe.patch_share)
-        twins = self._twins.draw(WholeBatch.around(x), x.device) if self._twins is not None and self._hides else None
-        # All patches through the head together, so that batch norm treats them alike; each process has its share of the
-        # sources, too, so that batch norm counts every one once.
+        # Photos and sources through the head together, so that batch norm treats them alike; each process has its share
+        # of the sources, too, so that batch norm counts every one once.
         own = distributed.shard().stretch(len(anchors))
-        rows = [patch_rows(x), anchors[own].flatten(1), *([] if twins is None else [patch_rows(twins.hidden)])]
+        rows = [patch_rows(x), anchors[own].flatten(1)]
         z = features.from_map(torch.cat(rows).T[None, :, None])[0, :, 0].T.split([len(some) for some in rows])
         prototypes = distributed.join_rows(z[1], own.start, len(anchors))[:, :, None, None]
         reach = None if self.log_reach is None else self.log_reach.exp()
         routed = self.tree.routed(nearest_patches(as_maps(z[0], x), prototypes), self._question, reach)
         outputs = routed.distance, routed.patch, routed.log_path_probs, routed.p_right
-        if twins is None:
+        if self._twins is None or not self._hides:
             return outputs
-        return (*outputs, self._hiding_loss(twins, as_maps(z[2], twins.hidden), prototypes))
+        return (*outputs, self._hiding_loss(self._twins.draw(WholeBatch.around(x), x.device)))
 
-    def _hiding_loss(
-        self, twins: Pairs, hidden_map: Float[Tensor, "T D H W"], prototypes: Float[Tensor, "P D 1 1"]
-    ) -> Float[Tensor, ""]:
-        """How far the tree is from needing what it shows."""
-        tree = self.tree
-        unit = LN2 * (tree.reach if self.log_reach is None else self.log_reach.detach().exp())
-        tree.features.head.eval()  # plain photos as a finished tree would see them
+    def _hiding_loss(self, twins: Pairs) -> Float[Tensor, ""]:
+        """How far the tree, as it would be if it were finished now, is from needing what it shows."""
+        tree, norm = self.tree, wide_head(self.tree.features).norm.eval()  # photos with holes are not to shift it
         with torch.no_grad():
-            plain, sources = (tree.features.from_map(one) for one in (twins.plain, self.anchors))
-        tree.features.head.train()
-        before = Matches.of(plain, sources, unit, tree.grid)
-        distance = nearest_patches(hidden_map, prototypes).distance
+            plain = tree.features.from_map(twins.plain)
+        hidden, sources = (tree.features.from_map(one) for one in (twins.hidden, self.anchors))
+        norm.train()
+        unit = LN2 * (tree.reach if self.log_reach is None else self.log_reach.detach().exp())
+        before = Matches.of(plain, sources.detach(), twins.places, unit, tree.grid)
+        distance = nearest_patches(hidden, sources).distance
         own = own_sides(tree, self._leaf_class, twins.labels).to(distance.device)
         return hiding_loss(before, distance, twins.places, own, unit, tree.question.kind)
 

@@ -4,8 +4,9 @@ A node compares the whole image with its patches, and one square of the image is
 network's map has seen its surroundings, a bird's beak may be recognised by the bird's neck. So in some steps a few
 photos are seen twice, once plain and once with a place hidden that the network finds striking (`data.hiding`). Where it
 covers the square that would be shown for a node on the way to the photo's class, the photo shall leave the reach of the
-node's patch; where it does not touch the square, the photo shall stay within reach and on its side. The places depend
-on the photo and the network alone, so that all trees share the maps of hidden views.
+node's patch, unless the patch matches far from there, too; where it does not touch the square, the photo shall stay
+within reach and on its side. The places depend on the photo and the network alone, so that all trees share the maps of
+hidden views.
 
 Notation used for tensor shapes: B photos, P prototypes, C channels of the backbone's map, D prototype depth, H W map.
 """
@@ -28,7 +29,7 @@ from prototree.training.batches import CachedBatches
 from prototree.training.chance import WholeBatch
 from prototree.training.maps import MapCache
 from prototree.tree.model import ProtoTree
-from prototree.tree.patches import distance_map, nearest_patches
+from prototree.tree.patches import distance_map
 from prototree.tree.peaks import peak_places, peak_squares
 from prototree.tree.questions import QuestionKind
 
@@ -46,8 +47,7 @@ def striking_squares(maps: Float[Tensor, "B C H W"], grid: PatchGrid, count: int
     Most trees look at these places, whatever they have learned: the network made them stand out long before.
     """
     strength = torch.linalg.vector_norm(maps - maps.mean(dim=(2, 3), keepdim=True), dim=1)
-    cells = torch.arange(grid.n_patches)
-    across, down = _middles(peak_squares(grid, (cells // grid.shape[1]).to(maps), (cells % grid.shape[1]).to(maps)))
+    across, down = _middles(_every_square(grid, maps))
     found = []
     for _ in range(count):
         best, patch = strength.flatten(1).max(dim=1)
@@ -138,10 +138,11 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Matches:
-    """What the tree, as it is now, makes of the plain photos: how far they are from its patches, and what it shows."""
+    """What the tree, as it is now, makes of the plain photos."""
 
     distance: Float[Tensor, "B P"]
-    squares: Float[Tensor, "B P 4"]
+    squares: Float[Tensor, "B P 4"]  # that it would show
+    elsewhere: Float[Tensor, "B P"]  # the distance of the nearest patch far from the place that is hidden
 
     @classmethod
     @torch.no_grad()
@@ -149,13 +150,35 @@ class Matches:
         cls,
         feature_map: Float[Tensor, "B D H W"],
         prototypes: Float[Tensor, "P D 1 1"],
+        places: Float[Tensor, "B 4"],
         unit: Float[Tensor, " P"],
         grid: PatchGrid,
     ) -> "Matches":
-        """`unit` are the reaches, as distances."""
-        near, apart = nearest_patches(feature_map, prototypes), distance_map(feature_map, prototypes)
-        places = peak_places((apart / unit[:, None, None]).flatten(0, 1), near.patch.flatten(), grid.look_rows)
-        return cls(near.distance, peak_squares(grid, *places).view(*near.distance.shape, 4))
+        """`places` are hidden in the photos' twins; `unit` are the reaches, as distances."""
+        apart = distance_map(feature_map, prototypes)
+        distance, patch = apart.flatten(2).min(dim=2)
+        middles = peak_places((apart / unit[:, None, None]).flatten(0, 1), patch.flatten(), grid.look_rows)
+        is_far = ~_touch(_every_square(grid, places), _surroundings(places))
+        elsewhere = apart.flatten(2).masked_fill(~is_far[:, None], torch.inf).amin(dim=2)
+        elsewhere = torch.where(is_far.any(dim=1)[:, None], elsewhere, 0)  # a map too small to have anything elsewhere
+        return cls(distance, peak_squares(grid, *middles).view(*distance.shape, 4), elsewhere)
+
+
+def _every_square(grid: PatchGrid, like: Tensor) -> Float[Tensor, "n 4"]:
+    """Around each patch of a map, in order."""
+    patch = torch.arange(grid.n_patches, device=like.device)
+    return peak_squares(grid, (patch // grid.shape[1]).to(like), (patch % grid.shape[1]).to(like))
+
+
+def _surroundings(places: Float[Tensor, "B 4"]) -> Float[Tensor, "B 4"]:
+    """Three times as wide and high."""
+    size = places[:, 2:] - places[:, :2]
+    return torch.cat([places[:, :2] - size, places[:, 2:] + size], dim=1)
+
+
+def _touch(squares: Float[Tensor, "n 4"], places: Float[Tensor, "B 4"]) -> Bool[Tensor, "B n"]:
+    low, high = torch.maximum(squares[:, :2], places[:, None, :2]), torch.minimum(squares[:, 2:], places[:, None, 2:])
+    return (high > low).all(dim=2)
 
 
 def own_sides(tree: ProtoTree, leaf_class: Int[Tensor, " L"], labels: Int[Tensor, " B"]) -> Bool[Tensor, "B P"]:
@@ -190,15 +213,16 @@ def hiding_loss(
     reach, or nearer to the other side, those are whose square is not.
 
     `distance` is that of the photos with a place hidden; `own` says which patches stand for the side of the photo's
-    class. Only patches to whose side the plain photo turns count. Each part is a mean over the photos and patches of
-    all processes, whose losses add up to it.
+    class. Only patches to whose side the plain photo turns count, and one that is within reach far from the hidden
+    place, as a texture may be, need not be left. Each part is a mean over the photos and patches of all processes,
+    whose losses add up to it.
     """
 
     def lead(apart: Float[Tensor, "B P"]) -> Float[Tensor, "B P"]:
         return unit - apart if kind == "presence" else apart.roll(apart.shape[1] // 2, dims=1) - apart
 
     turns, share = own & (lead(before.distance) > 0), hidden_share(before.squares, places)
-    covered, untouched = turns & (share >= COVERED), turns & (share <= TOUCHED)
+    covered, untouched = turns & (share >= COVERED) & (before.elsewhere > unit), turns & (share <= TOUCHED)
     leave = relu(OUT_OF_REACH * unit - distance)
     stay = relu(distance - WITHIN_REACH * unit) + relu(LEAD - lead(distance))
     counts = distributed.sum_over(torch.stack([covered.sum(), untouched.sum()])).clamp_min(1)
