@@ -75,7 +75,7 @@ def test_folds_share_their_maps_and_are_judged_together(photos: Path, tmp_path: 
     for log in (tmp_path / "folds").glob("*.log"):
         assert "have been computed before" in log.read_text(), "the maps are computed first, with all cores"
         assert "computing feature maps" not in log.read_text()
-    assert not (tmp_path / "folds" / "preparing").exists()
+    assert not list((tmp_path / "folds").glob("preparing*"))
     tested = [{sample.path for sample in run.data().test} for run in found.runs]
     assert len(set.union(*tested)) == 18, "every photo is judged once"
     assert found.table.rows[-1][0] == "mean ± standard deviation"
@@ -106,6 +106,10 @@ def test_what_makes_no_sense_is_refused(photos: Path, tmp_path: Path) -> None:
         fit_seeds(open_data(photos), tmp_path / "x", seeds=2)
     with pytest.raises(DataError, match="nowhere does not exist"):
         fit_seeds("nowhere", tmp_path / "y", seeds=2, machine=Machine(1, 1))
+    (tmp_path / "z" / "seed-0").mkdir(parents=True)
+    (tmp_path / "z" / "seed-0" / "config.toml").write_text("")
+    with pytest.raises(TrainError, match=r"seed-0 failed: .*already holds a run.*seed-0\.log"):
+        fit_seeds(photos, tmp_path / "z", seeds=2, settings=FEW, machine=Machine(1, 1))
     assert [Machine(jobs=2).shared_out(5)[0], Machine(jobs=9, threads=1).shared_out(2)] == [2, (2, 1)]
 
 

@@ -80,8 +80,6 @@ UNIT = torch.tensor([0.5, 1.0])  # of the right and of the left patch of one nod
 SQUARES = torch.tensor([[[0.0, 0, 10, 10], [50, 50, 60, 60]]])
 OVER, BESIDE = torch.tensor([[0.0, 0, 10, 10]]), torch.tensor([[80.0, 80, 90, 90]])
 OWN = torch.tensor([[True, False]])
-
-
 NOWHERE = torch.full((1, 2), torch.inf)
 
 
@@ -220,8 +218,6 @@ def test_photos_that_cannot_be_read_have_no_twin(tiny_backbone: Backbone, maps: 
 
 
 N_PHOTOS, N_CHANNELS, CELLS, EPOCHS = 40, 256, 4, 60
-
-
 NOISE = torch.tensor([1.0, 1.0, 0.1, 0.1])[:, None, None]  # marks are the harder ones to see
 
 
@@ -271,7 +267,29 @@ def test_a_tree_learns_to_need_what_it_shows(tiny_backbone: Backbone) -> None:
     assert kept[1.0] < kept[0.0] / 2, f"it is not any more: {kept}"
 
 
+def test_photos_with_a_place_hidden_do_not_shift_batch_norm(
+    tiny_backbone: Backbone, maps: tuple[MapCache, MapCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = Twins.of(*maps, tiny_backbone.preprocessing)
+    monkeypatch.setattr(hiding, "PHOTOS_A_STEP", 4)
+    objective = objective_of(tiny_backbone, CachedBatches(maps[0], 8, shuffle=False), twins, 1.0)
+    objective.train()
+    norm = objective.tree.features.head.norm
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    assert twins is not None
+    objective._hiding_loss(twins.draw(WholeBatch(0, 1, 1), torch.device("cpu")))
+    assert norm.training
+    assert all(torch.equal(before[name], value) for name, value in norm.state_dict().items())
+
+
 def learn(backbone: Backbone, batches: CachedBatches, twins: Twins | None, weight: float) -> ProtoTree:
+    objective = objective_of(backbone, batches, twins, weight)
+    train(objective, batches, EPOCHS, Options())
+    objective.update_tree()
+    return objective.tree
+
+
+def objective_of(backbone: Backbone, batches: CachedBatches, twins: Twins | None, weight: float) -> AnchoredObjective:
     recipe = Warm(hiding=weight, temperature=2.0, margin=1.0)
     features = FeatureExtractor(backbone, 8, head_width=16)
     maps, _ = sample_maps(batches)
@@ -280,7 +298,4 @@ def learn(backbone: Backbone, batches: CachedBatches, twins: Twins | None, weigh
     start = Start(Topology.full(1), torch.tensor([0, 1]), maps[1, :, 1, 1][None, :, None, None])
     tree = ProtoTree(start.topology, features, ["a", "b"], question=Question("presence", 6.0))
     probs = 0.9 * one_hot(torch.arange(N_PHOTOS) % 2, 2) + 0.05
-    objective = AnchoredObjective(tree, batches, recipe, EPOCHS, SoftTargets(probs, 1.0), start, batches, twins)
-    train(objective, batches, EPOCHS, Options())
-    objective.update_tree()
-    return tree
+    return AnchoredObjective(tree, batches, recipe, EPOCHS, SoftTargets(probs, 1.0), start, batches, twins)

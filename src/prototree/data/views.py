@@ -68,7 +68,7 @@ def projection_views(sample: Sample, kind: Kind, *, margin: float = 0.0) -> tupl
 def source_views(sample: Sample) -> tuple[View, ...]:
     """Where the recipe `warm` takes prototypes from: the photo, and a closer look at what it is about."""
     name = "middle" if sample.box is None else "box"
-    return (FULL, View(name, subject(sample)))
+    return (FULL, View(name, _subject(sample)))
 
 
 def varied_views(sample: Sample, count: int, seed: int) -> tuple[View, ...]:
@@ -77,11 +77,11 @@ def varied_views(sample: Sample, count: int, seed: int) -> tuple[View, ...]:
     Crops come in turn from between the photo and the subject and from close around the subject. The same for the same
     seed and file name.
     """
-    size, around = photo_size(sample), subject(sample)
+    size, subject = photo_size(sample), _subject(sample)
     whole, random = Box.whole(size), Random(f"{seed}/{sample.path.name}")
     views = [View("mirrored", flip=True)]
     for number in range(1, count):
-        inner, outer = (around, whole) if number % 2 else (around, around.enlarge(CLOSE_MARGIN).clip(size))
+        inner, outer = (subject, whole) if number % 2 else (subject, subject.enlarge(CLOSE_MARGIN).clip(size))
         region = Box(
             random.uniform(outer.left, inner.left),
             random.uniform(outer.top, inner.top),
@@ -92,7 +92,7 @@ def varied_views(sample: Sample, count: int, seed: int) -> tuple[View, ...]:
     return tuple(views[:count])
 
 
-def subject(sample: Sample) -> Box:
+def _subject(sample: Sample) -> Box:
     """What the photo is about: its box with a margin; where there is none, the middle of the photo."""
     size = photo_size(sample)
     if sample.box is not None:

@@ -1,10 +1,10 @@
 """From a folder of images to a small, readable tree: train → prune → project → evaluate."""
 
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from prototree.config import AUTO_PRESET, Config, preset
@@ -130,12 +130,10 @@ def share_maps(config: Config, source: str | Path, out: Path, observer: Observer
         return
     with distributed.processes() as device:
         images = open_source(source, config)
-        nobody = out / "preparing"  # no run yet, but its maps lie where those of runs beside it will look for them
-        try:
-            config = derived(config, images)
-            config.recipe.share_maps(Stages(Run(nobody), images, config, device, observer).workshop)
-        finally:
-            shutil.rmtree(nobody, ignore_errors=True)
+        config = derived(config, images)
+        # Of no run yet, but its maps lie where those of runs beside it will look for them.
+        with TemporaryDirectory(prefix="preparing-", dir=out) as nobody:
+            config.recipe.share_maps(Stages(Run(Path(nobody)), images, config, device, observer).workshop)
 
 
 def redo(

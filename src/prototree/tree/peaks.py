@@ -53,10 +53,8 @@ def peak_squares(grid: PatchGrid, row: Float[Tensor, " n"], column: Float[Tensor
     looks = grid.extents or (Box.whole((grid.side, grid.side)),)
     extents = torch.tensor([one.edges for one in looks], dtype=row.dtype, device=row.device)
     look = (row // grid.look_rows).long()
-    corner, cell = (
-        extents[look, :2],
-        (extents[look, 2:] - extents[look, :2]) / row.new_tensor([grid.columns, grid.rows]),
-    )
+    corner, far_corner = extents[look].split(2, dim=1)
+    cell = (far_corner - corner) / row.new_tensor([grid.columns, grid.rows])
     place = torch.stack([column, row - look * grid.look_rows], dim=1)
     size = cell * row.new_tensor([grid.width, grid.height])
     middle = corner + cell * place + size / 2
