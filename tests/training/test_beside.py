@@ -14,11 +14,10 @@ import torch
 from killed_runs import content, differences
 from prototree import fit
 from prototree.training.beside import beside, is_possible
-from prototree.training.holding_out import Sure, keep_sure, kept_sure
-from prototree.tree.sureness import Sureness
 from tiny_training import TINY_WARM, write_squares
 
 CPU = torch.device("cpu")
+FEW = TINY_WARM | {"pretrain_epochs": 0, "head_epochs": 3, "epochs": 2, "hold_out": 2}
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="one after the other elsewhere")
 
 
@@ -110,21 +109,11 @@ with beside(work, torch.device("cpu")):
 @pytest.mark.usefixtures("two_threads")
 def test_side_by_side_and_one_after_the_other_are_the_same_run(tmp_path: Path) -> None:
     photos = write_squares(tmp_path / "squares", train=14, test=1)
-    few = TINY_WARM | {"pretrain_epochs": 0, "head_epochs": 3, "epochs": 2, "hold_out": 2}
-    fit(photos, tmp_path / "two", settings=few, stages=["train"])
+    fit(photos, tmp_path / "a" / "run", settings=FEW, stages=["train"])
     torch.set_num_threads(1)
-    fit(photos, tmp_path / "one", settings=few, stages=["train"])
-    two, one = content(tmp_path / "two"), content(tmp_path / "one")
-    assert differences(two, one) == ["held/sure.json"], "what the second process told the first"
-
-
-def test_what_was_kept_is_believed_for_the_same_training_alone(tmp_path: Path) -> None:
-    sure = Sure(7.2, Sureness(0.1, 0.2, 30, 0.4, 1.5))
-    keep_sure(tmp_path, "this one", sure)
-    assert kept_sure(tmp_path, "this one") == sure
-    assert kept_sure(tmp_path, "another") is None
-    (tmp_path / "sure.json").write_text('{"identity": "this one"}')
-    assert kept_sure(tmp_path, "this one") is None
+    fit(photos, tmp_path / "b" / "run", settings=FEW, stages=["train"])
+    two, one = (content(tmp_path / name / "run") for name in "ab")
+    assert differences(two, one) == []
 
 
 def _wait_for(path: Path) -> None:

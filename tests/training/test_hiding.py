@@ -13,7 +13,7 @@ from prototree.data.hiding import HiddenView, HiddenViews
 from prototree.data.loading import Entry, ViewDataset
 from prototree.data.samples import Sample
 from prototree.data.views import FULL, source_views
-from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.backbone import Backbone, FeatureExtractor, WideHead
 from prototree.network.geometry import Box, PatchGrid
 from prototree.network.looks import patch_grid
 from prototree.training import hiding
@@ -22,7 +22,15 @@ from prototree.training.batches import CachedBatches
 from prototree.training.chance import WholeBatch
 from prototree.training.engine import Options
 from prototree.training.growth import Start, calibrate, sample_maps, standardise
-from prototree.training.hiding import Matches, Twins, hidden_share, hiding_loss, own_sides, striking_squares
+from prototree.training.hiding import (
+    Matches,
+    Twins,
+    hidden_distance,
+    hidden_share,
+    hiding_loss,
+    own_sides,
+    striking_squares,
+)
 from prototree.training.maps import Inputs, MapCache, cache_borders
 from prototree.training.objectives import SoftTargets, train
 from prototree.training.projection import side_classes
@@ -129,6 +137,30 @@ def test_matches_are_the_nearest_patches_and_what_would_be_shown() -> None:
         PatchGrid(rows=2, columns=2, side=60),
     )
     assert (small.elsewhere == 0).all(), "all patches are near the hidden place"
+
+
+def test_distances_of_hidden_photos_have_the_gradient_of_all_patches() -> None:
+    torch.manual_seed(0)
+    head, maps = WideHead(5, 7, 6).double(), random_maps(0, 3, 5, 4, 3)
+    head.norm.eval()
+    anchors, wanted = random_maps(1, 4, 5, 1, 1), torch.rand(3, 4) < 0.5
+    weight = random_maps(2, 3, 4, 1, 1)[:, :, 0, 0] * wanted
+    assert 0 < wanted.sum() < wanted.numel()
+
+    def gradient(distance: torch.Tensor) -> list[torch.Tensor]:
+        found = torch.autograd.grad((weight * distance).sum(), list(head.parameters()))
+        assert all(one.abs().max() > 1e-3 for one in found)
+        return list(found)
+
+    def encode(one: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(head(one))
+
+    few = hidden_distance(encode, maps, encode(anchors), wanted)
+    every = nearest_patches(encode(maps), encode(anchors)).distance
+    torch.testing.assert_close(few, every)
+    torch.testing.assert_close(gradient(few), gradient(every))
+    none = hidden_distance(encode, maps[:0], encode(anchors), wanted[:0])
+    assert none.shape == (0, 4)
 
 
 def overlap(one: Box, other: Box) -> bool:

@@ -1,15 +1,29 @@
 """What photos that a tree has not seen teach it: how sharp questions must be for its percentages to be true."""
 
 import copy
+import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from prototree.training.holding_out import SHARPER_STEPS, Held, fit_held, fit_sharpness
+from prototree import fit
+from prototree.data.loading import Entry
+from prototree.data.samples import Sample
+from prototree.data.views import FULL
+from prototree.network.backbone import Backbone
+from prototree.training.holding_out import SHARPER_STEPS, Held, Sure, SureFile, fit_held, fit_sharpness
+from prototree.training.locks import if_free
+from prototree.training.maps import MapCache
+from prototree.tree import checkpoint
 from prototree.tree.model import ProtoTree
 from prototree.tree.questions import Question, QuestionKind
+from prototree.tree.sureness import Sureness
 from prototree.tree.topology import Topology
+from tiny_training import NETWORK, TINY_WARM, write_squares
 
 TRUE = {"choice": 8.0, "presence": 3.6}
 
@@ -63,3 +77,85 @@ def test_sureness_is_fitted_at_the_sharpness_of_the_tree(tree: ProtoTree) -> Non
     is_right = (decisions.labels("greedy") == held.labels).float()
     assert sureness.n_photos == 4000
     assert float(sureness.of(decisions.lead).mean()) == pytest.approx(float(is_right.mean()), abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_squares(tmp_path_factory.mktemp("held") / "squares", train=14, test=1)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """The same network for all seeds."""
+    torch.manual_seed(0)
+    weights = tmp_path_factory.mktemp("weights") / "weights.safetensors"
+    save_file(Backbone(NETWORK, None, image_size=32).net.state_dict(), weights)
+    return TINY_WARM | {"weights": str(weights), "pretrain_epochs": 0, "head_epochs": 2, "epochs": 2, "hold_out": 2}
+
+
+def train(photos: Path, run: Path, settings: dict[str, object]) -> ProtoTree:
+    return fit(photos, run, settings=settings, stages=["train"]).tree("trained")
+
+
+def test_all_seeds_learn_from_the_same_second_tree(photos: Path, pretrained: dict[str, object], tmp_path: Path) -> None:
+    first, then = (train(photos, tmp_path / "a" / f"{seed}", pretrained | {"seed": seed}) for seed in (0, 1))
+    assert first.sureness.n_photos == 21
+    assert (then.sureness, then.question) == (first.sureness, first.question)
+    assert not torch.equal(first.prototypes, then.prototypes)
+    assert (tmp_path / "a" / "0" / "held").exists()
+    assert not (tmp_path / "a" / "1" / "held").exists(), "it is there already"
+    alone = train(photos, tmp_path / "b" / "1", pretrained | {"seed": 1})
+    assert checkpoint.fingerprint(alone) == checkpoint.fingerprint(then), "whether or not it was there already"
+    other = train(photos, tmp_path / "a" / "2", pretrained | {"seed": 0, "sharpness": 7.0})
+    assert (tmp_path / "a" / "2" / "held").exists(), "other settings, another second tree"
+    assert other.question.sharpness >= 7
+
+
+def test_networks_that_learn_have_a_second_tree_for_each_seed(
+    photos: Path, pretrained: dict[str, object], tmp_path: Path
+) -> None:
+    own = pretrained | {"weights": "none"}
+    found = [train(photos, tmp_path / f"{seed}", own | {"seed": seed}).sureness for seed in (0, 1)]
+    assert found[0] != found[1]
+    assert len(list((tmp_path / "prototree-maps").glob("sure-*.json"))) == 2
+
+
+def test_who_comes_second_trains_a_tree_of_its_own_first(
+    photos: Path, pretrained: dict[str, object], tmp_path: Path
+) -> None:
+    train(photos, tmp_path / "a" / "0", pretrained)
+    (made,) = (tmp_path / "a" / "prototree-maps").glob("sure-*.json")
+    here = tmp_path / "b" / "prototree-maps" / made.name
+    is_held = threading.Event()
+
+    def other_program() -> None:
+        with if_free(here.with_suffix(".lock")) as is_ours:
+            assert is_ours
+            is_held.set()
+            while not (tmp_path / "b" / "0" / "last" / "state.json").exists():
+                time.sleep(0.01)
+            here.write_bytes(made.read_bytes())
+
+    thread = threading.Thread(target=other_program)
+    thread.start()
+    is_held.wait()
+    train(photos, tmp_path / "b" / "0", pretrained)
+    thread.join()
+    assert not (tmp_path / "b" / "0" / "held").exists()
+    assert not list(here.parent.glob("*.lock"))
+
+
+def test_what_was_kept_is_of_the_same_photos_labels_and_settings(tmp_path: Path) -> None:
+    def file(label: int = 0, **settings: object) -> SureFile:
+        entry = Entry(0, Sample(Path("a.png"), label), FULL)
+        return SureFile.of(tmp_path / "new", [MapCache((), (entry,), frozenset())], settings)
+
+    sure = Sure(7.2, Sureness(0.1, 0.2, 30, 0.4, 1.5))
+    assert file(depth=1).kept is None
+    assert file(depth=1).keep(sure) == sure
+    assert file(depth=1).kept == sure
+    assert file(depth=2).kept is None
+    assert file(label=1, depth=1).kept is None
+    for rubbish in ("{}", "[]", "nonsense", '{"sharpness": 7, "sureness": {"slope": 1, "price": 2}}'):
+        file(depth=1).path.write_text(rubbish)
+        assert file(depth=1).kept is None, rubbish

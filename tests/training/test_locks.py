@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prototree.errors import ConfigError
-from prototree.training.locks import held
+from prototree.training.locks import held, if_free
 
 
 def test_a_folder_is_held_by_one_and_free_again_afterwards(tmp_path: Path) -> None:
@@ -42,3 +42,11 @@ def test_a_killed_process_lets_go_although_its_own_copy_lives_on(tmp_path: Path)
         os.kill(copy, signal.SIGKILL)
         os.close(held_it)
         os.close(told)
+
+
+def test_a_file_that_another_holds_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file.lock"
+    for _ in range(2):
+        with if_free(path) as first, if_free(path) as second:
+            assert (first, second) == (True, False)
+        assert not path.exists()

@@ -21,7 +21,7 @@ from prototree.training.batches import Batches, CachedBatches, maps_of
 from prototree.training.chance import WholeBatch
 from prototree.training.engine import Group, Objective
 from prototree.training.growth import Start, wide_head
-from prototree.training.hiding import Matches, Pairs, Twins, hiding_loss, own_sides
+from prototree.training.hiding import Matches, Pairs, Twins, hidden_distance, hiding_loss, own_sides
 from prototree.training.leaf_training import LeafTrainer, Visit
 from prototree.training.maps import Inputs
 from prototree.training.objectives import LABEL_SMOOTHING, Cosine, Schedule, SoftTargets, TreeObjective
@@ -191,16 +191,19 @@ class AnchoredObjective(TreeObjective):
 
     def _hiding_loss(self, twins: Pairs) -> Float[Tensor, ""]:
         """How far the tree, as it would be if it were finished now, is from needing what it shows."""
-        tree, norm = self.tree, wide_head(self.tree.features).norm.eval()  # photos with holes are not to shift it
+        tree, encode = self.tree, self.tree.features.from_map
+        norm = wide_head(tree.features).norm.eval()  # photos with holes are not to shift it
         with torch.no_grad():
-            plain = tree.features.from_map(twins.plain)
-        hidden, sources = (tree.features.from_map(one) for one in (twins.hidden, self.anchors))
-        norm.train()
+            plain = encode(twins.plain)
+        sources = encode(self.anchors)
         unit = LN2 * (tree.reach if self.log_reach is None else self.log_reach.detach().exp())
         before = Matches.of(plain, sources.detach(), twins.places, unit, tree.grid)
-        distance = nearest_patches(hidden, sources).distance
-        own = own_sides(tree, self._leaf_class, twins.labels).to(distance.device)
-        return hiding_loss(before, distance, twins.places, own, unit, tree.question.kind)
+        own = own_sides(tree, self._leaf_class, twins.labels).to(plain.device)
+        kind = tree.question.kind
+        both = own if kind == "presence" else own | own.roll(tree.topology.n_nodes, dims=1)
+        distance = hidden_distance(encode, twins.hidden, sources, both)
+        norm.train()
+        return hiding_loss(before, distance, twins.places, own, unit, kind)
 
     def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
         log_y = self._answer(Routed(*outputs[:4]).log_path_probs)

@@ -12,6 +12,7 @@ Notation used for tensor shapes: B photos, P prototypes, C channels of the backb
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,6 @@ from prototree.training.batches import CachedBatches
 from prototree.training.chance import WholeBatch
 from prototree.training.maps import MapCache
 from prototree.tree.model import ProtoTree
-from prototree.tree.patches import distance_map
 from prototree.tree.peaks import peak_places, peak_squares
 from prototree.tree.questions import QuestionKind
 
@@ -155,13 +155,39 @@ class Matches:
         grid: PatchGrid,
     ) -> "Matches":
         """`places` are hidden in the photos' twins; `unit` are the reaches, as distances."""
-        apart = distance_map(feature_map, prototypes)
+        apart = _apart(feature_map, prototypes)
         distance, patch = apart.flatten(2).min(dim=2)
         middles = peak_places((apart / unit[:, None, None]).flatten(0, 1), patch.flatten(), grid.look_rows)
         is_far = ~_touch(_every_square(grid, places), _surroundings(places))
         elsewhere = apart.flatten(2).masked_fill(~is_far[:, None], torch.inf).amin(dim=2)
         elsewhere = torch.where(is_far.any(dim=1)[:, None], elsewhere, 0)  # a map too small to have anything elsewhere
         return cls(distance, peak_squares(grid, *middles).view(*distance.shape, 4), elsewhere)
+
+
+def hidden_distance(
+    encode: Callable[[Tensor], Tensor],
+    maps: Float[Tensor, "B C H W"],
+    sources: Float[Tensor, "P D 1 1"],
+    wanted: Bool[Tensor, "B P"],
+) -> Float[Tensor, "B P"]:
+    """How far the prototypes are from the nearest patch of each photo; with a gradient for those that are wanted.
+
+    Only the nearest patch has one, and `encode` treats every patch by itself: so it need not be found for the others.
+    """
+    with torch.no_grad():
+        distance, patch = _apart(encode(maps), sources).flatten(2).min(dim=2)
+    photo, prototype = torch.nonzero(wanted, as_tuple=True)
+    rows = maps.flatten(2)[photo, :, patch[photo, prototype]]
+    z = encode(rows.T[None, :, None])[0, :, 0].T
+    apart = torch.linalg.vector_norm(z - sources.flatten(1)[prototype], dim=1)
+    return distance.index_put((photo, prototype), apart)
+
+
+def _apart(feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "P D 1 1"]) -> Float[Tensor, "B P H W"]:
+    """Distances by matrix product: exact enough to tell which patch is nearest, in an eighth of the time."""
+    rows = feature_map.flatten(2).transpose(1, 2)
+    apart = torch.cdist(rows.flatten(0, 1), prototypes.flatten(1)).view(*rows.shape[:2], len(prototypes))
+    return apart.transpose(1, 2).reshape(len(rows), len(prototypes), *feature_map.shape[2:])
 
 
 def _every_square(grid: PatchGrid, like: Tensor) -> Float[Tensor, "n 4"]:

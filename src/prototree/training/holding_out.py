@@ -3,9 +3,11 @@
 Notation used for tensor shapes: M photos, P prototypes.
 """
 
+import hashlib
+import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -27,7 +29,6 @@ from prototree.tree.sureness import Sureness, fit_sureness
 
 FEWEST_HELD = 20  # photos that sureness is fitted on, at least
 MOST_HELD = 5000  # and at most
-SURE = "sure.json"
 SHARPER_STEPS = 20  # tenths of the tree's own sharpness
 
 
@@ -117,18 +118,41 @@ def fit_sure(tree: ProtoTree, held: Held) -> Sure:
     return Sure(tree.question.sharpness, fit_held(tree, held))
 
 
-def keep_sure(folder: Path, identity: str, sure: Sure) -> None:
-    """Keeps it for another process, and for a run that is continued."""
-    write_json(folder / SURE, {"identity": identity, **asdict(sure)})
+@dataclass(frozen=True)
+class SureFile:
+    """Where runs on the same maps keep what they would all find out: it need not be found out for every seed."""
 
+    path: Path
 
-def kept_sure(folder: Path, identity: str) -> Sure | None:
-    """What was kept of a training with the same identity."""
-    if not (folder / SURE).exists():
-        return None
-    try:
-        found = read_json(folder / SURE)
-        sure = Sure(float(found["sharpness"]), Sureness(**found["sureness"]))
-    except (CheckpointError, KeyError, TypeError, ValueError):
-        return None
-    return sure if found["identity"] == identity else None
+    @classmethod
+    def of(cls, folder: Path, maps: Sequence[MapCache], settings: Mapping[str, object]) -> "SureFile":
+        """In the folder that runs share, under a name that says what it was found out with."""
+        of_what = {
+            "settings": settings,
+            "maps": sorted({name for one in maps for name in one.names}),
+            "photos": [(one.sample_index, one.sample.label) for one in maps[0].entries],
+        }
+        digest = hashlib.sha256(json.dumps(of_what, sort_keys=True).encode()).hexdigest()
+        return cls(folder / f"sure-{digest[:32]}.json")
+
+    def keep(self, sure: Sure) -> Sure:
+        """Writes it down, and gives it back."""
+        if distributed.is_first():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.path, asdict(sure))
+        return sure
+
+    @property
+    def kept(self) -> Sure | None:
+        """What was written down, if all processes can read it."""
+        found = self._read()
+        return None if distributed.any_process(found is None) else found
+
+    def _read(self) -> Sure | None:
+        if not self.path.exists():
+            return None
+        try:
+            found = read_json(self.path)
+            return Sure(float(found["sharpness"]), Sureness(**found["sureness"]))
+        except (CheckpointError, KeyError, TypeError, ValueError):
+            return None

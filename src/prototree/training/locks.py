@@ -45,23 +45,43 @@ def held(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def waited_for(path: Path) -> Iterator[None]:
     """Holds a file, which is made for that and then taken away, once other programs no longer do."""
+    with _held_file(path, 0):
+        yield
+
+
+@contextlib.contextmanager
+def if_free(path: Path) -> Iterator[bool]:
+    """The same without waiting: whether we hold it, or another program does."""
+    with _held_file(path, getattr(fcntl, "LOCK_NB", 0)) as is_ours:
+        yield is_ours
+
+
+@contextlib.contextmanager
+def _held_file(path: Path, flags: int) -> Iterator[bool]:
     if fcntl is None:
-        yield
+        yield True
         return
-    lock = _locked(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = _locked(path, flags)
     try:
-        yield
+        yield lock is not None
     finally:
-        path.unlink(missing_ok=True)  # while it is held, so that nobody holds one without a name
-        os.close(lock)
+        if lock is not None:
+            path.unlink(missing_ok=True)  # while it is held, so that nobody holds one without a name
+            os.close(lock)
 
 
-def _locked(path: Path) -> int:
+def _locked(path: Path, flags: int) -> int | None:
     """A file that we alone hold, and that still has its name: who held it before has taken the old one away."""
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        with contextlib.suppress(OSError):  # some network disks know no locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | flags)
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        except OSError:  # some network disks know no locks
+            pass
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock), os.stat(path)):
                 return lock

@@ -53,6 +53,5 @@ def alone(path: Path) -> Iterator[None]:
     if not distributed.is_first():
         yield
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     with waited_for(path.with_suffix(".lock")):
         yield

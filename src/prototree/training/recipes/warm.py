@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from prototree.network.backbone import Backbone, FeatureExtractor
     from prototree.network.looks import Looks
     from prototree.training.batches import Batches, CachedBatches
-    from prototree.training.holding_out import Sure
+    from prototree.training.holding_out import Sure, SureFile
     from prototree.training.maps import MapCache
     from prototree.training.objectives import SoftTargets
     from prototree.training.workshop import Workshop
@@ -317,29 +317,52 @@ class Warm(Recipe):
         maps: "Maps",
         held: frozenset[int],
     ) -> "ProtoTree":
-        """The tree, and how sure its answers are; where there are cores for both, learned side by side."""
-        from prototree.training.beside import beside, is_possible
-        from prototree.training.holding_out import keep_sure, kept_sure
+        """The tree, and how sure its answers are, which a second tree tells all runs on the same photos.
 
-        folder, identity = workshop.folder / _HELD, workshop.identity
+        Where there are cores for both, they are learned side by side. Else, of several runs at a time, the first learns
+        the second tree before its own, so that none has to wait for it.
+        """
+        from prototree.training import distributed
+        from prototree.training.beside import beside, is_possible
+        from prototree.training.locks import if_free
+        from prototree.training.shared_maps import alone, note_use
+
+        file = self._sure_file(workshop, backbone, maps)
+        note_use(workshop.folder, file.path.name)
 
         def how_sure(workshop: "Workshop") -> "Sure":
-            return self._how_sure(workshop, backbone, maps, held)
+            with alone(file.path):
+                return file.kept or file.keep(self._how_sure(workshop, backbone, maps, held))
 
-        if not is_possible(workshop.device):
-            tree = learn()
-            return how_sure(workshop).taught(tree)
-
-        def work() -> None:
-            keep_sure(folder, identity, how_sure(workshop.unheard()))
-
-        workshop.observer.stage(
-            f"training a second tree at the same time, without {len(held)} photos, to calibrate the sureness"
-        )
-        with beside(None if kept_sure(folder, identity) else work, workshop.device) as wait:
+        if file.kept:
+            workshop.observer.stage("the sureness has been calibrated before, with the same photos and settings")
+        elif is_possible(workshop.device):
+            workshop.observer.stage(
+                f"training a second tree at the same time, without {len(held)} photos, to calibrate the sureness"
+            )
+        elif distributed.shard().world_size == 1:
+            with if_free(file.path.with_suffix(".lock")) as is_first:
+                if is_first and not file.kept:
+                    file.keep(self._how_sure(workshop, backbone, maps, held))
+        with beside(None if file.kept else lambda: how_sure(workshop.unheard()), workshop.device) as wait:
             tree = learn()
             wait()
-            return (kept_sure(folder, identity) or how_sure(workshop)).taught(tree)
+            return how_sure(workshop).taught(tree)
+
+    def _sure_file(self, workshop: "Workshop", backbone: "Backbone", maps: "Maps") -> "SureFile":
+        """The same for all seeds, unless the network is another one for each."""
+        import torch
+
+        from prototree.training.beside import is_possible
+        from prototree.training.holding_out import SureFile
+        from prototree.training.shared_maps import shared_folder
+
+        settings = {**workshop.settings.identity(), **self.identity()}
+        if self._is_same_for_all_seeds(backbone):
+            del settings["seed"]
+        settings["threads"] = 1 if is_possible(workshop.device) else torch.get_num_threads()  # they change last digits
+        every = [one for one in (maps.every, maps.judged, maps.hidden) if one is not None]
+        return SureFile.of(shared_folder(workshop.folder), every, settings)
 
     def _how_sure(self, workshop: "Workshop", backbone: "Backbone", maps: "Maps", held: frozenset[int]) -> "Sure":
         """Fitted on photos that a second tree, trained like the first, has not seen; the first one loses none."""
@@ -349,14 +372,21 @@ class Warm(Recipe):
         from prototree.training.holding_out import fit_sure, look_at_held
 
         workshop.observer.stage(f"training a second tree without {len(held)} photos, to calibrate the sureness")
-        torch.manual_seed(derived_seed("second tree", workshop.settings.seed))  # whatever was drawn for the first
-        rest = maps.without(held)
-        other = self._learn(workshop, backbone, rest, f"{_HELD}/")
+        if self._is_same_for_all_seeds(backbone):
+            workshop = replace(workshop, settings=replace(workshop.settings, seed=0))
+        drawn = torch.get_rng_state()
+        torch.manual_seed(derived_seed("second tree", workshop.settings.seed))
+        other = self._learn(workshop, backbone, maps.without(held), f"{_HELD}/")
+        torch.set_rng_state(drawn)  # for the first tree, whichever is learned first
         return fit_sure(other, look_at_held(other, workshop.cached(maps.judged), held))
+
+    def _is_same_for_all_seeds(self, backbone: "Backbone") -> bool:
+        """The network: it came with weights and stays as it is."""
+        return bool(backbone.weights) and not self.pretrain_epochs
 
     def share_maps(self, workshop: "Workshop") -> None:
         backbone = workshop.backbone(split=False)
-        if backbone.weights and not self.pretrain_epochs:  # else the network is another one for each seed
+        if self._is_same_for_all_seeds(backbone):
             self._maps(workshop, backbone, self._looks())
             self._whole(workshop, backbone, self._looks(), workshop.data.test)
 
