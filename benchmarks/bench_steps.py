@@ -7,6 +7,7 @@ side with one thread each. Processor time; rounds take turns and medians are com
 step.
 """
 
+import math
 import statistics
 import sys
 import time
@@ -19,7 +20,7 @@ from bench_growth import MadeUpMaps, entries_of
 from prototree.config import preset
 from prototree.data.loading import Entry
 from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.training.anchored import FEWEST_PATCHES, AnchoredObjective, HeadObjective
+from prototree.training.anchored import FEWEST_OF_HEAD, FEWEST_OF_TREE, AnchoredObjective, HeadObjective
 from prototree.training.batches import CachedBatches
 from prototree.training.engine import Loop, Objective, Options
 from prototree.training.growth import grow, sample_maps, standardise
@@ -94,14 +95,16 @@ def main() -> None:
     tree = ProtoTree(start.topology, heads[1], N_CLASSES, question=Question("choice", recipe.sharpness))
     targets = SoftTargets(torch.full((len(maps.entries), N_CLASSES), 1 / N_CLASSES), 1.0)
     anchored = AnchoredObjective(tree, batches, recipe, 6, targets, start, batches)
-    n_rows = config.batch_size * max(FEWEST_PATCHES, -(-3 * SIDE * SIDE // 4))
+    n_patches = SIDE * SIDE
+    rows_of_head = config.batch_size * max(FEWEST_OF_HEAD, math.ceil(recipe.head_patch_share * n_patches))
+    rows_of_tree = config.batch_size * max(FEWEST_OF_TREE, math.ceil(recipe.patch_share * n_patches))
     wide = [(CHANNELS, config.head_width, False), (config.head_width, config.depth, True)]
     found = measure(
         {
             "head": stepping(head, batches),
-            "head, its products": products(n_rows, [*wide, (config.depth, N_CLASSES, True)]),
+            "head, its products": products(rows_of_head, [*wide, (config.depth, N_CLASSES, True)]),
             "tree": stepping(anchored, batches),
-            "tree, its products": products(n_rows, [*wide, (config.depth, tree.n_prototypes, True)]),
+            "tree, its products": products(rows_of_tree, [*wide, (config.depth, tree.n_prototypes, True)]),
         },
         n_steps,
     )

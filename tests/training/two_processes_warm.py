@@ -14,7 +14,7 @@ from prototree.config import preset
 from prototree.data import open_data
 from prototree.progress import Observer
 from prototree.training import distributed
-from prototree.training.anchored import FEWEST_PATCHES
+from prototree.training.anchored import FEWEST_OF_HEAD
 from prototree.training.maps import Inputs, MapCache
 from prototree.training.recipes.warm import Warm
 from prototree.training.workshop import Workshop
@@ -45,7 +45,7 @@ def main(photos: Path, out: Path, question: str) -> None:
         tree = recipe._how_sure(workshop, backbone, maps, recipe._held(maps)).taught(tree)
         classifier = load_yardstick(tree.features, tree.n_classes, out / "run")
         assert classifier is not None
-        assert maps.plain.read([0], 0).values[0, 0].numel() > FEWEST_PATCHES, "patches are chosen"
+        assert maps.plain.read([0], 0).values[0, 0].numel() > FEWEST_OF_HEAD, "patches are chosen"
         if distributed.is_first():
             tensors = {**tree.state_dict(), **{f"classifier.{k}": v for k, v in classifier.state_dict().items()}}
             safetensors.torch.save_file({k: v.contiguous() for k, v in tensors.items()}, out / "tree.safetensors")

@@ -34,7 +34,7 @@ from prototree.tree.model import ProtoTree, Routed
 from prototree.tree.patches import NearestPatches, nearest_patches
 from prototree.tree.questions import LN2, REACH_RANGE, Question, QuestionKind
 
-FEWEST_PATCHES = 60  # of a map that a step sees, whatever their share
+FEWEST_OF_HEAD, FEWEST_OF_TREE = 60, 40  # patches of a map that a step sees, whatever their share
 FIRST_SHARPNESS: dict[QuestionKind, float] = {"presence": 1.0, "choice": 3.0}  # where the recipe leaves it open
 MOST_USUAL = 10_000_000  # distances per turn that this is computed from
 USUAL = 0.95  # share of the photos of the classes on a side whose distance counts as usual
@@ -77,7 +77,7 @@ class HeadObjective(Objective):
         self._mixed = None
         if not self.training:
             return (self.linear(LOGIT_GAIN * torch.sigmoid(head(x)).amax(dim=(2, 3))),)
-        batch, x = WholeBatch.around(x), random_patches(x, recipe.patch_share)
+        batch, x = WholeBatch.around(x), random_patches(x, recipe.head_patch_share, FEWEST_OF_HEAD)
         if torch.rand(()) < recipe.cutmix:
             x, *mixed = batch.cutmix(x)
             self._mixed = (mixed[0], mixed[1])
@@ -175,7 +175,7 @@ class AnchoredObjective(TreeObjective):
 
     def forward(self, values: Tensor) -> tuple[Tensor, ...]:
         features, anchors = self.tree.features, self.anchors
-        x = random_patches(features.backbone.tail(values), self._recipe.patch_share)
+        x = random_patches(features.backbone.tail(values), self._recipe.patch_share, FEWEST_OF_TREE)
         # Photos and sources through the head together, so that batch norm treats them alike; each process has its share
         # of the sources, too, so that batch norm counts every one once.
         own = distributed.shard().stretch(len(anchors))
@@ -323,10 +323,10 @@ def as_maps(rows: Float[Tensor, "rows D"], like: Float[Tensor, "B C H W"]) -> Fl
     return rows.view(len(like), *like.shape[2:], rows.shape[1]).permute(0, 3, 1, 2)
 
 
-def random_patches(x: Float[Tensor, "B C H W"], share: float) -> Float[Tensor, "B C 1 P"]:
+def random_patches(x: Float[Tensor, "B C H W"], share: float, fewest: int) -> Float[Tensor, "B C 1 P"]:
     """The same random patches of every map of a batch."""
     n_patches = x.shape[2] * x.shape[3]
     order = torch.randperm(n_patches, device=x.device)
-    chosen = order[: max(FEWEST_PATCHES, math.ceil(share * n_patches))]
+    chosen = order[: max(fewest, math.ceil(share * n_patches))]
     # Channels stay side by side, as matrix products over patches want them.
     return x.flatten(2).transpose(1, 2).index_select(1, chosen).transpose(1, 2)[:, :, None]

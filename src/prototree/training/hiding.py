@@ -33,7 +33,7 @@ from prototree.tree.model import ProtoTree
 from prototree.tree.peaks import peak_places, peak_squares
 from prototree.tree.questions import QuestionKind
 
-PHOTOS_A_STEP = 8
+PHOTOS_A_STEP = 4
 PLACES = 2  # of a photo that are hidden, one at a time
 COVERED, TOUCHED = 0.6, 0.05  # share of the square that is hidden: at least, and at most if it counts as untouched
 OUT_OF_REACH, WITHIN_REACH = 1.15, 0.95  # of a distance, in reaches
@@ -180,7 +180,7 @@ def hidden_distance(
     rows = maps.flatten(2)[photo, :, patch[photo, prototype]]
     z = encode(rows.T[None, :, None])[0, :, 0].T
     apart = torch.linalg.vector_norm(z - sources.flatten(1)[prototype], dim=1)
-    return distance.index_put((photo, prototype), apart)
+    return distance.index_put((photo, prototype), apart.to(distance.dtype))
 
 
 def _apart(feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "P D 1 1"]) -> Float[Tensor, "B P H W"]:

@@ -62,10 +62,6 @@ class Warm(Recipe):
         0.7, "share of each side that a second, closer look at the middle of a photo covers; 0: one look only",
         touch="0 halves the time per answer and costs one or two points of accuracy.", group=_VIEWS, low=0, high=0.95,
     )  # fmt: skip
-    patch_share: float = setting(
-        0.75, "share of a map's patches used in each step", touch="Rarely: 1 is slower and no better.", group=_VIEWS,
-        low=0.01, high=1,
-    )  # fmt: skip
     head_epochs: int = setting(
         0, "epochs of the head as a classifier; 0: enough to see head_views", touch="You want a quick trial.",
         group=_HEAD, low=0, high=1_000_000,
@@ -73,6 +69,11 @@ class Warm(Recipe):
     head_views: int = setting(
         38_000, "views that the head sees as a classifier, if head_epochs is 0", touch="The teacher is weak: more.",
         group=_HEAD, low=1, high=10**12,
+    )  # fmt: skip
+    head_patch_share: float = setting(
+        0.75, "share of a map's patches used in each step of the head as a classifier",
+        touch="Rarely: with fewer the head is a better classifier, but the tree a worse one.", group=_HEAD, low=0.01,
+        high=1,
     )  # fmt: skip
     head_rate: float = setting(
         2e-3, "learning rate of the head as a classifier", touch="Rarely.", group=_HEAD, low=0, high=100
@@ -105,6 +106,10 @@ class Warm(Recipe):
     tree_views: int = setting(
         54_000, "views that the tree sees, if epochs is 0", touch="Rarely: longer training overfits.", group=_TREE,
         low=1, high=10**12,
+    )  # fmt: skip
+    patch_share: float = setting(
+        0.5, "share of a map's patches used in each step of the tree", touch="Rarely: more is slower and no better.",
+        group=_TREE, low=0.01, high=1,
     )  # fmt: skip
     rate: float = setting(
         5e-3, "learning rate of the head under the tree", touch="The loss does not fall.", group=_TREE, low=0, high=100
