@@ -33,7 +33,7 @@ from prototree.tree.model import ProtoTree
 from prototree.tree.peaks import peak_places, peak_squares
 from prototree.tree.questions import QuestionKind
 
-PHOTOS_A_STEP = 4
+PHOTOS_A_STEP = 8
 PLACES = 2  # of a photo that are hidden, one at a time
 COVERED, TOUCHED = 0.6, 0.05  # share of the square that is hidden: at least, and at most if it counts as untouched
 OUT_OF_REACH, WITHIN_REACH = 1.15, 0.95  # of a distance, in reaches
