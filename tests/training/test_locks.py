@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from prototree.errors import ConfigError
+from prototree.training import locks
 from prototree.training.locks import held, if_free
+from prototree.training.shared_maps import alone
 
 
 def test_a_folder_is_held_by_one_and_free_again_afterwards(tmp_path: Path) -> None:
@@ -50,3 +52,12 @@ def test_a_file_that_another_holds_is_not_waited_for(tmp_path: Path) -> None:
         with if_free(path) as first, if_free(path) as second:
             assert (first, second) == (True, False)
         assert not path.exists()
+
+
+def test_without_locks_the_folder_is_made_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "fcntl", None)  # as on Windows
+    with alone(tmp_path / "one" / "maps.f16"):
+        assert (tmp_path / "one").is_dir()
+    with if_free(tmp_path / "two" / "file.lock") as is_ours:
+        assert is_ours
+        assert (tmp_path / "two").is_dir()

@@ -58,10 +58,10 @@ def if_free(path: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _held_file(path: Path, flags: int) -> Iterator[bool]:
+    path.parent.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
         yield True
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     lock = _locked(path, flags)
     try:
         yield lock is not None
