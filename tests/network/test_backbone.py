@@ -3,7 +3,7 @@ import torch
 
 from conftest import shared
 from prototree.errors import ConfigError, ShapeError, WeightsError
-from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.backbone import Backbone, FeatureExtractor, WideHead
 
 FAMILIES = [
     ("resnet18", 64, ["layer4.1"]),
@@ -144,3 +144,21 @@ def test_building_a_backbone_moves_no_batch_norm_statistics() -> None:
     assert (backbone.net.get_buffer("bn1.running_mean") == 0).all()
     assert backbone.net.get_buffer("bn1.num_batches_tracked") == 0
     assert backbone.training
+
+
+def test_a_head_at_rest_standardises_convolves_and_applies_batch_norm() -> None:
+    torch.manual_seed(0)
+    head, maps = WideHead(5, 7, 6).double().eval(), 3 * torch.rand(4, 5, 3, 2, dtype=torch.float64)
+    for values in (
+        head.mean,
+        head.std,
+        head.norm.weight,
+        head.norm.bias,
+        head.norm.running_mean,
+        head.norm.running_var,
+    ):
+        assert values is not None
+        values.data.uniform_(0.5, 2)
+    hidden = torch.relu(head.norm(head.first((maps - head.mean) / head.std)))
+    torch.testing.assert_close(head(maps), head.last(hidden))
+    torch.testing.assert_close(head(maps, hide=lambda x: x), head.last(hidden), msg="step by step, too")
