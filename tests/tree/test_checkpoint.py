@@ -45,6 +45,19 @@ def test_a_tree_comes_back_bit_for_bit(tiny_tree: ProtoTree, saved: Path) -> Non
     assert torch.equal(loaded.predict(images).soft, tiny_tree.predict(images).soft)
 
 
+def test_a_tree_that_is_read_twice_is_two_trees(saved: Path) -> None:
+    one, other = checkpoint.load(saved), checkpoint.load(saved)
+    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    with torch.no_grad():
+        for parameter in one.parameters():
+            parameter.add_(1)
+    one.features.backbone.looks = (1.0, 0.5)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
+    assert other.features.backbone.looks == (1.0,)
+    again = checkpoint.load(saved).state_dict()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in again.items())
+
+
 def test_pruned_trees_names_and_preprocessing_come_back(tiny_tree: ProtoTree, tmp_path: Path) -> None:
     tiny_tree.class_names = ("<script>", "Ärger\n", "日本", '"', "🐦")
     for kept in (np.arange(8) % 3 == 0, np.arange(8) == 2):
