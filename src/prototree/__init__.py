@@ -10,9 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from prototree._version import __version__
-from prototree.threads import choose_waiting
+from prototree.threads import choose_waiting, keep_memory
 
 choose_waiting()  # before anything imports torch
+keep_memory()
 
 if TYPE_CHECKING:
     from prototree.config import Config, preset

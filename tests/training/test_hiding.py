@@ -13,7 +13,7 @@ from prototree.data.hiding import HiddenView, HiddenViews
 from prototree.data.loading import Entry, ViewDataset
 from prototree.data.samples import Sample
 from prototree.data.views import FULL, source_views
-from prototree.network.backbone import Backbone, FeatureExtractor, WideHead
+from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.geometry import Box, PatchGrid
 from prototree.network.looks import patch_grid
 from prototree.training import hiding
@@ -25,7 +25,6 @@ from prototree.training.growth import Start, calibrate, sample_maps, standardise
 from prototree.training.hiding import (
     Matches,
     Twins,
-    hidden_distance,
     hidden_share,
     hiding_loss,
     own_sides,
@@ -139,30 +138,6 @@ def test_matches_are_the_nearest_patches_and_what_would_be_shown() -> None:
     assert (small.elsewhere == 0).all(), "all patches are near the hidden place"
 
 
-def test_distances_of_hidden_photos_have_the_gradient_of_all_patches() -> None:
-    torch.manual_seed(0)
-    head, maps = WideHead(5, 7, 6).double(), random_maps(0, 3, 5, 4, 3)
-    head.norm.eval()
-    anchors, wanted = random_maps(1, 4, 5, 1, 1), torch.rand(3, 4) < 0.5
-    weight = random_maps(2, 3, 4, 1, 1)[:, :, 0, 0] * wanted
-    assert 0 < wanted.sum() < wanted.numel()
-
-    def gradient(distance: torch.Tensor) -> list[torch.Tensor]:
-        found = torch.autograd.grad((weight * distance).sum(), list(head.parameters()))
-        assert all(one.abs().max() > 1e-3 for one in found)
-        return list(found)
-
-    def encode(one: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(head(one))
-
-    few = hidden_distance(encode, maps, encode(anchors), wanted)
-    every = nearest_patches(encode(maps), encode(anchors)).distance
-    torch.testing.assert_close(few, every)
-    torch.testing.assert_close(gradient(few), gradient(every))
-    none = hidden_distance(encode, maps[:0], encode(anchors), wanted[:0])
-    assert none.shape == (0, 4)
-
-
 def overlap(one: Box, other: Box) -> bool:
     across = min(one.right, other.right) - max(one.left, other.left)
     return across > 0 and min(one.bottom, other.bottom) - max(one.top, other.top) > 0
@@ -273,14 +248,19 @@ class MarksAndTraces(MapCache):
         return MarksAndTraces((), tuple(self.entries[place] for place in places), frozenset())
 
 
-def test_a_tree_learns_to_need_what_it_shows(tiny_backbone: Backbone) -> None:
+def marks_and_traces() -> tuple[MarksAndTraces, MarksAndTraces]:
+    """Plain, and with the mark hidden."""
     samples = [Sample(Path(f"{number}.png"), number % 2) for number in range(N_PHOTOS)]
-    cell = Box(0.25, 0.25, 0.5, 0.5)
-    plain, hidden = (
+    hidden = HiddenView("hidden", place=Box(0.25, 0.25, 0.5, 0.5), fill="blur", seed=0)
+    plain, without_mark = (
         MarksAndTraces((), tuple(Entry(*pair, view) for pair in enumerate(samples)), frozenset())
-        for view in (FULL, HiddenView("hidden", place=cell, fill="blur", seed=0))
+        for view in (FULL, hidden)
     )
-    kept = {}
+    return plain, without_mark
+
+
+def test_a_tree_learns_to_need_what_it_shows(tiny_backbone: Backbone) -> None:
+    (plain, hidden), kept = marks_and_traces(), {}
     for weight in (0.0, 1.0):
         torch.manual_seed(0)
         batches = CachedBatches(plain, 8, shuffle=True)
@@ -290,7 +270,7 @@ def test_a_tree_learns_to_need_what_it_shows(tiny_backbone: Backbone) -> None:
             near, far = (
                 tree.route(tree.features.from_map(one.read(range(N_PHOTOS), 0).values)) for one in (plain, hidden)
             )
-        right = [sample.label for sample in samples]
+        right = [entry.sample.label for entry in plain.entries]
         assert (tree.decide(near).labels("greedy").tolist()) == right
         own = own_sides(tree, tree.leaf_logits.argmax(dim=1), torch.tensor(right))
         assert (near.distance <= LN2 * tree.reach)[own].float().mean() > 0.85
@@ -299,18 +279,17 @@ def test_a_tree_learns_to_need_what_it_shows(tiny_backbone: Backbone) -> None:
     assert kept[1.0] < kept[0.0] / 2, f"it is not any more: {kept}"
 
 
-def test_photos_with_a_place_hidden_do_not_shift_batch_norm(
-    tiny_backbone: Backbone, maps: tuple[MapCache, MapCache]
-) -> None:
-    twins = Twins.of(*maps, tiny_backbone.preprocessing)
-    objective = objective_of(tiny_backbone, CachedBatches(maps[0], 8, shuffle=False), twins, 1.0)
-    objective.train()
+def test_batch_norm_is_at_rest_while_a_tree_learns(tiny_backbone: Backbone) -> None:
+    plain, hidden = marks_and_traces()
+    batches, twins = CachedBatches(plain, 8, shuffle=True), Twins.of(plain, hidden, tiny_backbone.preprocessing)
+    objective = objective_of(tiny_backbone.unsplit(), batches, twins, 1.0)
     norm = objective.tree.features.head.norm
-    before = {name: value.clone() for name, value in norm.state_dict().items()}
-    assert twins is not None
-    objective._hiding_loss(twins.draw(WholeBatch(0, 1, 1), torch.device("cpu")))
-    assert norm.training
-    assert all(torch.equal(before[name], value) for name, value in norm.state_dict().items())
+    before = {name: value.clone() for name, value in norm.named_buffers()}
+    learned = norm.weight.detach().clone()
+    train(objective, batches, EPOCHS, Options())
+    assert not norm.training
+    assert all(torch.equal(before[name], value) for name, value in norm.named_buffers())
+    assert not torch.equal(norm.weight, learned), "its gain and bias learn"
 
 
 def learn(backbone: Backbone, batches: CachedBatches, twins: Twins | None, weight: float) -> ProtoTree:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import oracle
 from conftest import random_maps
 from prototree.errors import ShapeError
-from prototree.tree.patches import NEAR, distance_map, extract_patches, nearest_patches
+from prototree.tree.patches import NEAR, distance_map, extract_patches, nearest_patches, pair_distances
 from prototree.tree.questions import PAPER
 
 FAR_UNITS = 8  # of rounding; the largest error ever measured was under 3
@@ -45,6 +45,32 @@ def test_gradcheck(scale: float) -> None:
     distance = nearest_patches(z, p).distance
     assert ((distance < NEAR) if scale < 1 else (distance > NEAR / 4)).all()
     assert torch.autograd.gradcheck(lambda *x: nearest_patches(*x).distance, (z.requires_grad_(), p.requires_grad_()))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.05])
+def test_distances_of_chosen_pairs_and_their_gradients(scale: float) -> None:
+    z, p = (scale * random_maps(seed, count, 6) for seed, count in ((5, 4), (6, 3)))
+    row, node = torch.tensor([0, 0, 3, 2]), torch.tensor([1, 2, 1, 0])
+    inputs = z.requires_grad_(), p.requires_grad_()
+    torch.testing.assert_close(pair_distances(*inputs, row, node), (z[row] - p[node]).norm(dim=1))
+    assert torch.autograd.gradcheck(lambda *x: pair_distances(*x, row, node), inputs)
+    nothing = pair_distances(*inputs, row[:0], node[:0])
+    assert nothing.shape == (0,)
+    assert all((one == 0).all() for one in torch.autograd.grad(nothing.sum(), inputs))
+
+
+@pytest.mark.parametrize("distance", [0.0, 5e-4, 0.05, 0.399])
+def test_chosen_pairs_that_are_near_are_exact_too(distance: float) -> None:
+    z = random_maps(0, 8, 256).float()
+    step = random_maps(1, 8, 256).float() - 0.5
+    p = z + distance * step / step.norm(dim=1, keepdim=True)
+    inputs, each = (z.requires_grad_(), p.requires_grad_()), torch.arange(8)
+    found, exact = pair_distances(*inputs, each, each), (z.double() - p.double()).norm(dim=1)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=1e-6)
+    found.sum().backward()
+    direction = (p - z).double() / exact.clamp_min(1e-12)[:, None]
+    torch.testing.assert_close(p.grad.double(), direction.detach(), rtol=0, atol=1e-3)
+    torch.testing.assert_close(z.grad.double(), -direction.detach(), rtol=0, atol=1e-3)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 4), st.sampled_from([1e-4, 0.02, 0.3, 3.0]))

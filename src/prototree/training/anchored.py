@@ -20,8 +20,9 @@ from prototree.training import distributed
 from prototree.training.batches import Batches, CachedBatches, maps_of
 from prototree.training.chance import WholeBatch
 from prototree.training.engine import Group, Objective
+from prototree.training.following import nearest_followed
 from prototree.training.growth import Start, wide_head
-from prototree.training.hiding import Matches, Pairs, Twins, hidden_distance, hiding_loss, own_sides
+from prototree.training.hiding import Matches, Pairs, Twins, hiding_loss, own_sides
 from prototree.training.leaf_training import LeafTrainer, Visit
 from prototree.training.maps import Inputs
 from prototree.training.objectives import LABEL_SMOOTHING, Cosine, Schedule, SoftTargets, TreeObjective
@@ -150,6 +151,11 @@ class AnchoredObjective(TreeObjective):
         head = Group(list(self.tree.features.head.parameters()), self._recipe.rate, self._recipe.weight_decay)
         return [head] if self.log_reach is None else [head, Group([self.log_reach], self._recipe.rate)]
 
+    def train(self, mode: bool = True) -> "AnchoredObjective":
+        super().train(mode)
+        wide_head(self.tree.features).norm.eval()  # as the classifier left it: see `following`
+        return self
+
     def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
         super().start_epoch(epoch, is_continued=is_continued)
         self._hides = epoch >= self._hides_from
@@ -174,36 +180,26 @@ class AnchoredObjective(TreeObjective):
         return between(1.0, self._recipe.temperature, (self._done - start) / max(stop - start, 1e-9))
 
     def forward(self, values: Tensor) -> tuple[Tensor, ...]:
-        features, anchors = self.tree.features, self.anchors
-        x = random_patches(features.backbone.tail(values), self._recipe.patch_share, FEWEST_OF_TREE)
-        # Photos and sources through the head together, so that batch norm treats them alike; each process has its share
-        # of the sources, too, so that batch norm counts every one once.
-        own = distributed.shard().stretch(len(anchors))
-        rows = [patch_rows(x), anchors[own].flatten(1)]
-        z = features.from_map(torch.cat(rows).T[None, :, None])[0, :, 0].T.split([len(some) for some in rows])
-        prototypes = distributed.join_rows(z[1], own.start, len(anchors))[:, :, None, None]
+        x = random_patches(self.tree.features.backbone.tail(values), self._recipe.patch_share, FEWEST_OF_TREE)
+        found = nearest_followed(self.tree.features.from_map, x, self.anchors)
         reach = None if self.log_reach is None else self.log_reach.exp()
-        routed = self.tree.routed(nearest_patches(as_maps(z[0], x), prototypes), self._question, reach)
+        routed = self.tree.routed(found.nearest, self._question, reach)
         outputs = routed.distance, routed.patch, routed.log_path_probs, routed.p_right
         if self._twins is None or not self._hides:
             return outputs
-        return (*outputs, self._hiding_loss(self._twins.draw(WholeBatch.around(x), x.device)))
+        twins = self._twins.draw(WholeBatch.around(x), x.device)
+        return (*outputs, self._hiding_loss(twins))
 
     def _hiding_loss(self, twins: Pairs) -> Float[Tensor, ""]:
         """How far the tree, as it would be if it were finished now, is from needing what it shows."""
-        tree, encode = self.tree, self.tree.features.from_map
-        norm = wide_head(tree.features).norm.eval()  # photos with holes are not to shift it
-        with torch.no_grad():
-            plain = encode(twins.plain)
-        sources = encode(self.anchors)
-        unit = LN2 * (tree.reach if self.log_reach is None else self.log_reach.detach().exp())
-        before = Matches.of(plain, sources.detach(), twins.places, unit, tree.grid)
-        own = own_sides(tree, self._leaf_class, twins.labels).to(plain.device)
-        kind = tree.question.kind
+        tree, encode, kind = self.tree, self.tree.features.from_map, self.tree.question.kind
+        own = own_sides(tree, self._leaf_class, twins.labels).to(twins.places.device)
         both = own if kind == "presence" else own | own.roll(tree.topology.n_nodes, dims=1)
-        distance = hidden_distance(encode, twins.hidden, sources, both)
-        norm.train()
-        return hiding_loss(before, distance, twins.places, own, unit, kind)
+        unit = LN2 * (tree.reach if self.log_reach is None else self.log_reach.detach().exp())
+        after = nearest_followed(encode, twins.hidden, self.anchors, both)
+        with torch.no_grad():
+            before = Matches.of(encode(twins.plain), after.prototypes, twins.places, unit, tree.grid)
+        return hiding_loss(before, after.nearest.distance, twins.places, own, unit, kind)
 
     def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
         log_y = self._answer(Routed(*outputs[:4]).log_path_probs)
@@ -311,16 +307,6 @@ def best_patch_logits(linear: nn.Linear, z: Float[Tensor, "B D H W"]) -> Float[T
 def between(start: float, end: float, share: float) -> float:
     """From one value to another as the share goes from 0 to 1, and no further."""
     return start + (end - start) * min(max(share, 0.0), 1.0)
-
-
-def patch_rows(x: Float[Tensor, "B C H W"]) -> Float[Tensor, "rows C"]:
-    """All patches of all maps, one below the other."""
-    return x.flatten(2).transpose(1, 2).flatten(0, 1)
-
-
-def as_maps(rows: Float[Tensor, "rows D"], like: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
-    """Maps from the rows of their patches."""
-    return rows.view(len(like), *like.shape[2:], rows.shape[1]).permute(0, 3, 1, 2)
 
 
 def random_patches(x: Float[Tensor, "B C H W"], share: float, fewest: int) -> Float[Tensor, "B C 1 P"]:

@@ -106,14 +106,6 @@ def gather_in_order(places: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.cat(gather(column))[order] for column in columns)
 
 
-def join_rows(own: Tensor, start: int, total: int) -> Tensor:
-    """All rows, of which each process has made its own from `start` on; gradients go back to the process that has."""
-    if not dist.is_initialized():
-        return own
-    around = [own.new_zeros(count, *own.shape[1:]) for count in (start, total - start - len(own))]
-    return _total(torch.cat([around[0], own, around[1]]))
-
-
 def wait_for_all() -> None:
     """Goes on when every process has come here."""
     if dist.is_initialized():

@@ -25,7 +25,7 @@ from prototree.training.alike import Part, classes_in, halves, hierarchy
 from prototree.training.batches import CachedBatches
 from prototree.training.room import USUAL_ROOM, Room
 from prototree.tree.model import ProtoTree
-from prototree.tree.patches import nearest_patches
+from prototree.tree.patches import rough_nearest
 from prototree.tree.questions import QuestionKind
 from prototree.tree.topology import Topology
 
@@ -68,7 +68,7 @@ def calibrate(
     for _ in range(25):
         gain = math.sqrt(low * high)
         z, prototypes = (torch.sigmoid(gain * (y - centre)) for y in (logits, picked))
-        is_far = nearest_patches(z, prototypes).distance.median() >= median
+        is_far = rough_nearest(z, prototypes).distance.median() >= median
         low, high = (low, gain) if is_far else (gain, high)
     assert head.last.bias is not None
     head.last.weight.mul_(gain)
@@ -149,7 +149,7 @@ class _Apart:
         return self._measured(self._views[rows], self._candidates[columns])
 
     def _measured(self, views: Int[Tensor, " m"], candidates: Float[Tensor, "n D 1 1"]) -> Float[Tensor, "m n"]:
-        return torch.cat([nearest_patches(self._z[some], candidates).distance for some in views.split(64)])
+        return torch.cat([rough_nearest(self._z[some], candidates).distance for some in views.split(64)])
 
 
 class _Planter:

@@ -12,7 +12,6 @@ Notation used for tensor shapes: B photos, P prototypes, C channels of the backb
 """
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from prototree.network.preprocessing import Preprocessing
 from prototree.training import distributed
 from prototree.training.batches import CachedBatches
 from prototree.training.chance import WholeBatch
+from prototree.training.following import patch_rows
 from prototree.training.maps import MapCache
 from prototree.tree.model import ProtoTree
 from prototree.tree.peaks import peak_places, peak_squares
@@ -164,30 +164,11 @@ class Matches:
         return cls(distance, peak_squares(grid, *middles).view(*distance.shape, 4), elsewhere)
 
 
-def hidden_distance(
-    encode: Callable[[Tensor], Tensor],
-    maps: Float[Tensor, "B C H W"],
-    sources: Float[Tensor, "P D 1 1"],
-    wanted: Bool[Tensor, "B P"],
-) -> Float[Tensor, "B P"]:
-    """How far the prototypes are from the nearest patch of each photo; with a gradient for those that are wanted.
-
-    Only the nearest patch has one, and `encode` treats every patch by itself: so it need not be found for the others.
-    """
-    with torch.no_grad():
-        distance, patch = _apart(encode(maps), sources).flatten(2).min(dim=2)
-    photo, prototype = torch.nonzero(wanted, as_tuple=True)
-    rows = maps.flatten(2)[photo, :, patch[photo, prototype]]
-    z = encode(rows.T[None, :, None])[0, :, 0].T
-    apart = torch.linalg.vector_norm(z - sources.flatten(1)[prototype], dim=1)
-    return distance.index_put((photo, prototype), apart.to(distance.dtype))
-
-
 def _apart(feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "P D 1 1"]) -> Float[Tensor, "B P H W"]:
     """Distances by matrix product: exact enough to tell which patch is nearest, in a sixth of the time."""
-    rows = feature_map.flatten(2).transpose(1, 2)
-    apart = torch.cdist(rows.flatten(0, 1), prototypes.flatten(1)).view(*rows.shape[:2], len(prototypes))
-    return apart.transpose(1, 2).reshape(len(rows), len(prototypes), *feature_map.shape[2:])
+    apart = torch.cdist(patch_rows(feature_map), prototypes.flatten(1))
+    n_photos, _, *size = feature_map.shape
+    return apart.view(n_photos, *size, len(prototypes)).movedim(3, 1).contiguous()
 
 
 def _every_square(grid: PatchGrid, like: Tensor) -> Float[Tensor, "n 4"]:
