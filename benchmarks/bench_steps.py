@@ -1,5 +1,8 @@
 """A training step of the default recipe beside its floor, the matrix products of the head alone.
 
+All patches of a step go through the head; all of them back, while it is a classifier, and only those nearest to a
+prototype under a tree. Of noise, as here, these are half of the patches; of photos, a sixth.
+
     python benchmarks/bench_steps.py [STEPS A ROUND]
 
 Made-up maps of the default network's shape (320×9×9), 50 classes, one thread, because two trees are learned side by
@@ -50,18 +53,27 @@ def stepping(objective: Objective, batches: CachedBatches) -> Callable[[], None]
     return lambda: loop._step(objective, next(every))
 
 
-def products(n_rows: int, sizes: list[tuple[int, int, bool]]) -> Callable[[], None]:
-    """Forward and gradients of linear layers (inputs, outputs, whether their input learns) on so many patches."""
-    layers = [(torch.rand(n_rows, a), torch.rand(a, b), torch.rand(n_rows, b), learns) for a, b, learns in sizes]
+def products(n_rows: int, n_learning: int, sizes: list[tuple[int, int, bool]]) -> Callable[[], None]:
+    """Linear layers (inputs, outputs, whether their input learns): forward on some patches, and back on some."""
+    layers = [
+        (torch.rand(n_rows, a), torch.rand(a, b), torch.rand(n_learning, a), torch.rand(n_learning, b), learns)
+        for a, b, learns in sizes
+    ]
 
     def run() -> None:
-        for x, weight, gradient, learns in layers:
+        for x, weight, own, gradient, learns in layers:
             torch.mm(x, weight)
-            torch.mm(x.T, gradient)
+            torch.mm(own.T, gradient)
             if learns:
                 torch.mm(gradient, weight.T)
 
     return run
+
+
+def followed(objective: AnchoredObjective, batches: CachedBatches) -> int:
+    """Patches of a step that go back through the head: each that is nearest to a prototype, and the prototypes."""
+    nearest = objective(next(batches.epoch(0)).values)[1]
+    return sum(len(row.unique()) for row in nearest) + int(nearest.shape[1])
 
 
 def measure(actions: dict[str, Callable[[], None]], n_steps: int) -> dict[str, float]:
@@ -99,15 +111,19 @@ def main() -> None:
     rows_of_head = config.batch_size * max(FEWEST_OF_HEAD, math.ceil(recipe.head_patch_share * n_patches))
     rows_of_tree = config.batch_size * max(FEWEST_OF_TREE, math.ceil(recipe.patch_share * n_patches))
     wide = [(CHANNELS, config.head_width, False), (config.head_width, config.depth, True)]
+    step_of_tree = stepping(anchored, batches)
+    n_followed = followed(anchored, batches)
+    of_tree = products(rows_of_tree + n_followed, n_followed, [*wide, (config.depth, tree.n_prototypes, True)])
     found = measure(
         {
             "head": stepping(head, batches),
-            "head, its products": products(rows_of_head, [*wide, (config.depth, N_CLASSES, True)]),
-            "tree": stepping(anchored, batches),
-            "tree, its products": products(rows_of_tree, [*wide, (config.depth, tree.n_prototypes, True)]),
+            "head, its products": products(rows_of_head, rows_of_head, [*wide, (config.depth, N_CLASSES, True)]),
+            "tree": step_of_tree,
+            "tree, its products": of_tree,
         },
         n_steps,
     )
+    print(f"{n_followed} of {rows_of_tree + tree.n_prototypes} patches go back through the head under the tree")
     for name in ("head", "tree"):
         step, floor = found[name], found[f"{name}, its products"]
         ratio = f"{step / floor:.2f}× its products ({floor:.1f} ms)"

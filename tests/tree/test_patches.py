@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import oracle
 from conftest import random_maps
 from prototree.errors import ShapeError
-from prototree.tree.patches import NEAR, distance_map, extract_patches, nearest_patches, pair_distances
+from prototree.tree.patches import NEAR, distance_map, extract_patches, nearest_patches, pair_distances, rough_nearest
 from prototree.tree.questions import PAPER
 
 FAR_UNITS = 8  # of rounding; the largest error ever measured was under 3
@@ -45,6 +45,17 @@ def test_gradcheck(scale: float) -> None:
     distance = nearest_patches(z, p).distance
     assert ((distance < NEAR) if scale < 1 else (distance > NEAR / 4)).all()
     assert torch.autograd.gradcheck(lambda *x: nearest_patches(*x).distance, (z.requires_grad_(), p.requires_grad_()))
+
+
+def test_what_is_found_by_matrix_product_alone_is_what_is_found_exactly() -> None:
+    z, p = random_maps(0, 3, 6, 4, 5), random_maps(1, 7, 6, 1, 1)
+    rough, exact = rough_nearest(z, p.requires_grad_()), nearest_patches(z, p)
+    torch.testing.assert_close(rough.distance, exact.distance)
+    assert torch.equal(rough.patch, exact.patch)
+    assert not rough.distance.requires_grad
+    near = rough_nearest(z.float(), z[1, :, 2, 3].float()[None, :, None, None])
+    assert near.patch[1, 0] == 2 * 5 + 3
+    assert near.distance[1, 0] < 1e-2, "a few times the rounding of squares"
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.05])
