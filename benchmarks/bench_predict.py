@@ -30,7 +30,7 @@ from prototree.tree.checkpoint import load
 from prototree.tree.model import ProtoTree
 from prototree.tree.topology import Topology
 
-N_PHOTOS, N_ROUNDS, BATCH = 192, 7, 32
+N_PHOTOS, N_ROUNDS, BATCH = 96, 4, 32
 
 
 def untrained_tree() -> ProtoTree:

@@ -86,12 +86,12 @@ def to_input(image: Image.Image, preprocessing: Preprocessing) -> Float[Tensor, 
 
 def to_tensor(image: Image.Image, preprocessing: Preprocessing) -> Float[Tensor, "3 height width"]:
     """An RGB picture in [0, 1], normalised; nothing is resized."""
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    values = np.empty((3, image.height, image.width), np.float32)
+    for band, own in zip(image.split(), values, strict=True):  # one channel after the other is faster than all at once
+        own[:] = np.asarray(band)
     mean = torch.tensor(preprocessing.mean).view(3, 1, 1)
     std = torch.tensor(preprocessing.std).view(3, 1, 1)
-    # (x / 255 - mean) / std in two passes over the picture
-    values = pixels.to(torch.float32, memory_format=torch.contiguous_format)
-    return values.sub_(255.0 * mean).div_(255.0 * std)
+    return torch.from_numpy(values).sub_(255.0 * mean).div_(255.0 * std)  # (x / 255 - mean) / std
 
 
 def _crop(image: Image.Image, left: int, top: int, side: int) -> Image.Image:

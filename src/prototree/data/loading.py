@@ -112,6 +112,7 @@ class ViewDataset(Dataset[Item]):
             Entry(index, sample, view) for index, sample in enumerate(samples) for view in views(sample)
         )
         self.transform: Transform = transform if transform is not None else Plain(preprocessing)
+        self._leaves_to_chance = not isinstance(self.transform, Plain)
         self._views = views
 
     def over(self, samples: Sequence[Sample]) -> "ViewDataset":
@@ -141,8 +142,11 @@ class ViewDataset(Dataset[Item]):
 
     def shown(self, epoch: int, index: int, square: Image.Image) -> Item:
         """An item of an epoch, given its view as a square."""
+        label = self.entries[index].sample.label
+        if not self._leaves_to_chance:  # so threads need not wait for each other
+            return Item(self.transform(square), label, index)
         with _chance_of(self.seed, epoch, index):
-            return Item(self.transform(square), self.entries[index].sample.label, index)
+            return Item(self.transform(square), label, index)
 
     def pixels_needed(self, index: int) -> int | None:
         """How long the shorter side of an item's photo must stay for its view to keep all pixels."""

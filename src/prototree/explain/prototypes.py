@@ -46,7 +46,7 @@ from prototree.tree.questions import LN2
 
 log = logging.getLogger(__name__)
 
-_PROTOTYPES_AT_ONCE = 8
+_PROTOTYPES_AT_ONCE = 4  # few enough to share them out evenly; gradients of more images take longer each
 _TICKS = 15  # what a prototype costs, in training photos
 
 
@@ -183,7 +183,7 @@ class _Examination:
 
     def __init__(self, tree: ProtoTree, data: ImageData, entries: Sequence[Entry], occlusion: bool) -> None:
         self._tree, self._entries, self._occlusion = tree, entries, occlusion
-        self._network, self._with_gradient = frozen_features(tree.features), fast_features(tree)
+        self._network, self._with_gradient = frozen_features(tree.features, threads=1), fast_features(tree)
         self._root = data.folder
         self._by_name = {self._name(entry.sample.path): entry for entry in entries}
 
