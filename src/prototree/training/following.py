@@ -2,8 +2,8 @@
 
 Every patch goes through the head by itself, and only a prototype's nearest patch passes a gradient on. So all patches
 go through it once without one; then the few that were found, six of forty in a trained tree, go through it again.
-That gives the gradient that following all of them back would give, in a third of the time. It needs a head whose batch
-norm is at rest, or the others would have a part in it.
+That gives the gradient that following all of them back would give, for a fraction of the work. It needs a head whose
+batch norm is at rest, or the others would have a part in it.
 
 Notation used for tensor shapes: B photos, P prototypes, C channels of the backbone's map, D prototype depth, H W map.
 """

@@ -90,7 +90,7 @@ def grow(
     generator = torch.Generator().manual_seed(derived_seed("grow", seed))
     features.to("cpu")  # where the maps are; it takes seconds
     calibrate(features, maps[:: max(1, len(maps) // 200)], median_distance, generator)
-    z = torch.cat([features.eval().from_map(part) for part in maps.split(64)])
+    z = _seen_by(features.eval(), maps)
     n_classes, n_patches = int(labels.max()) + 1, z.shape[2] * z.shape[3]
     n_candidates = max(N_CANDIDATES, CANDIDATES_A_CLASS * n_classes)
     photo = torch.randint(len(z), (n_candidates,), generator=generator)
@@ -107,6 +107,15 @@ def grow(
     chosen = torch.cat(sides)
     anchors = maps.flatten(2)[photo[chosen], :, patch[chosen]][:, :, None, None]
     return Start(topology, torch.tensor(planter.leaf_class)[leaf_ids], anchors)
+
+
+def _seen_by(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> Float[Tensor, "M D H W"]:
+    """The feature maps, each put where it stays: of many classes, they are gigabytes."""
+    shape = (len(maps), features.depth, *maps.shape[2:])
+    z = torch.empty(shape, dtype=maps.dtype, memory_format=torch.channels_last)
+    for some, own in zip(maps.split(64), z.split(64), strict=True):
+        own.copy_(features.from_map(some))
+    return z
 
 
 def start_from(tree: ProtoTree, sources: CachedBatches, root: Path) -> Start:
