@@ -58,6 +58,16 @@ def test_standardised_channels_have_mean_zero_and_spread_one(features: FeatureEx
     torch.testing.assert_close(seen.std(dim=(0, 2, 3)), torch.ones(maps.shape[1]), atol=1e-3, rtol=0)
 
 
+def test_at_rest_batch_norm_does_what_it_does_with_all_patches(features: FeatureExtractor, maps: torch.Tensor) -> None:
+    head = growth.wide_head(features).double()
+    growth.standardise(features, maps.double() - 3)  # so that means matter
+    growth.rest_norm(features, maps.double())
+    at_rest = head.eval()(maps.double())
+    torch.testing.assert_close(at_rest, head.train()(maps.double()), rtol=0.01, atol=0.01)  # n − 1 against n
+    spread = torch.cat([at_rest, head.eval()(2 * maps.double())]).std()
+    assert spread > 0.1, "so that the tolerance means something"
+
+
 def test_calibration_brings_the_median_distance_where_it_should_be(
     features: FeatureExtractor, maps: torch.Tensor
 ) -> None:

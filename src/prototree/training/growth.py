@@ -31,6 +31,7 @@ from prototree.tree.topology import Topology
 
 N_CANDIDATES, CANDIDATES_A_CLASS = 2000, 40  # random patches to choose the first prototypes from, at least
 LOOKED_AT, LOOKED_AT_A_CLASS = 1200, 12  # views that the choice is based on, at least
+RESTED_ON = 500  # maps, about, that batch norm's statistics are taken from
 NODE_VIEWS, NODE_CANDIDATES = 400, 1000  # that a node compares where there is no room for all distances
 
 
@@ -49,6 +50,24 @@ def standardise(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> N
     head = wide_head(features)
     head.mean.copy_(maps.mean(dim=(0, 2, 3))[:, None, None])
     head.std.copy_(maps.std(dim=(0, 2, 3)).clamp_min(1e-6)[:, None, None])
+
+
+@torch.no_grad()
+def rest_norm(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> None:
+    """Sets batch norm's mean and variance to those of the patches of these maps: it rests while the tree learns.
+
+    What it remembers from the classifier is of maps with channels dropped and, after few steps, of its start.
+    """
+    head, maps = wide_head(features), maps[:: max(1, len(maps) // RESTED_ON)]
+    norm, weight = head.norm, head.first.weight.flatten(1)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    rows = ((maps - head.mean) / head.std).permute(0, 2, 3, 1).flatten(0, 2)
+    mean = rows.mean(dim=0)
+    apart = rows.sub_(mean)
+    covariance = apart.T @ apart / max(len(rows) - 1, 1)
+    norm.running_mean.copy_(weight @ mean)
+    norm.running_var.copy_(((weight @ covariance) * weight).sum(dim=1))
 
 
 @torch.no_grad()

@@ -271,7 +271,7 @@ class Warm(Recipe):
     ) -> "ProtoTree":
         """Head, tree and leaves, from cached maps."""
         from prototree.training.anchored import AnchoredObjective
-        from prototree.training.growth import grow, sample_maps, standardise, start_from
+        from prototree.training.growth import grow, rest_norm, sample_maps, standardise, start_from
         from prototree.training.hiding import Twins
         from prototree.training.leaf_training import refit_leaves
         from prototree.tree.model import ProtoTree
@@ -283,6 +283,7 @@ class Warm(Recipe):
         standardise(features.to("cpu"), some)
         targets = self._targets(workshop, features, batches, folder)
         if start is None:
+            rest_norm(features.to("cpu"), some)
             seed, question = workshop.settings.seed, Question(self.question, self.sharpness)
             scale = self.mean_path, self.median_distance
             grown = grow(features, some, labels, self.question, *scale, seed, self.room)
