@@ -24,8 +24,10 @@ browser:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1; } \
 		|| echo "Chromium is missing and could not be installed; the tests of pages will be skipped"
 
-# Each file of tests in one process, so that what its tests share is made once; in the order of tests/conftest.py.
-SPREAD := -n auto --dist loadfile --no-loadscope-reorder
+# Each file of tests in one process, so that what its tests share is made once; in the order of tests/conftest.py. One process
+# more than there are cores, because tests of pages, servers and killed runs mostly wait.
+PROCESSES = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+SPREAD = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: check browser
 	$(BIN)/python -m pytest -q $(SPREAD) -m "not slow"
