@@ -153,7 +153,7 @@ class AnchoredObjective(TreeObjective):
 
     def train(self, mode: bool = True) -> "AnchoredObjective":
         super().train(mode)
-        wide_head(self.tree.features).norm.eval()  # as the classifier left it: see `following`
+        wide_head(self.tree.features).norm.eval()  # on the statistics of the photos: see `following`
         return self
 
     def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
