@@ -146,9 +146,10 @@ def test_building_a_backbone_moves_no_batch_norm_statistics() -> None:
     assert backbone.training
 
 
-def test_a_head_at_rest_standardises_convolves_and_applies_batch_norm() -> None:
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_head_standardises_convolves_and_applies_batch_norm(learns: bool) -> None:
     torch.manual_seed(0)
-    head, maps = WideHead(5, 7, 6).double().eval(), 3 * torch.rand(4, 5, 3, 2, dtype=torch.float64)
+    head, maps = WideHead(5, 7, 6).double().train(learns), 3 * torch.rand(4, 5, 3, 2, dtype=torch.float64)
     for values in (
         head.mean,
         head.std,
@@ -161,4 +162,15 @@ def test_a_head_at_rest_standardises_convolves_and_applies_batch_norm() -> None:
         values.data.uniform_(0.5, 2)
     hidden = torch.relu(head.norm(head.first((maps - head.mean) / head.std)))
     torch.testing.assert_close(head(maps), head.last(hidden))
-    torch.testing.assert_close(head(maps, hide=lambda x: x), head.last(hidden), msg="step by step, too")
+
+
+def test_a_learning_head_multiplies_channels_before_each_convolution() -> None:
+    torch.manual_seed(0)
+    head, maps = WideHead(5, 7, 6).double().train(), 3 * torch.rand(4, 5, 3, 2, dtype=torch.float64)
+    head.mean.uniform_(0.5, 2)
+    head.std.uniform_(0.5, 2)
+    before, between = torch.rand(4, 5, 1, 1, dtype=torch.float64), torch.rand(4, 7, 1, 1, dtype=torch.float64)
+    hidden = torch.relu(head.norm(head.first((maps - head.mean) / head.std * before)))
+    expected = head.last(hidden * between).flatten(2).transpose(1, 2)
+    rows, kept = maps.flatten(2).transpose(1, 2), (before[:, :, 0, 0], between[:, :, 0, 0])
+    torch.testing.assert_close(head.learning(rows, kept), expected)

@@ -160,8 +160,8 @@ def test_settings_that_only_larger_data_or_other_networks_show(photos: Path) -> 
     from prototree.training import alike, anchored
 
     for share in (Warm(patch_share=0.7).patch_share, Warm(head_patch_share=0.7).head_patch_share):
-        assert anchored.random_patches(torch.zeros(1, 2, 10, 10), share, fewest=60).shape[-1] == 70
-        assert anchored.random_patches(torch.zeros(1, 2, 10, 10), share, fewest=80).shape[-1] == 80
+        assert anchored.random_patches(torch.zeros(1, 2, 10, 10), share, fewest=60).shape[1] == 70
+        assert anchored.random_patches(torch.zeros(1, 2, 10, 10), share, fewest=80).shape[1] == 80
     means = torch.rand(60, 4, generator=torch.Generator().manual_seed(0)).double().numpy()
     flat, nested = (alike.hierarchy(means, Warm(mean_path=path).mean_path) for path in (1e9, 7.0))
     assert alike.mean_path(nested) < alike.mean_path(flat)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout, dropout2d
+from torch.nn.functional import dropout2d
 
 from conftest import random_maps
 from prototree.training.chance import WholeBatch
@@ -19,25 +19,22 @@ def drawn(batch: WholeBatch, use: Callable[[WholeBatch], Tensor]) -> tuple[Tenso
     return use(batch), torch.get_rng_state()
 
 
-@pytest.mark.parametrize(("x", "as_torch_has_it"), [(X, dropout2d), (X[:, :, 0, 0], dropout)])
-def test_alone_dropout_is_torchs_own(x: Tensor, as_torch_has_it: Callable[..., Tensor]) -> None:
-    found, state = drawn(WholeBatch.around(x), lambda batch: batch.dropout(x, 0.3))
+def test_alone_channels_are_dropped_as_torch_drops_them() -> None:
+    found, state = drawn(WholeBatch.around(X), lambda batch: batch.kept(6, 0.3, X))
     torch.manual_seed(3)
-    assert torch.equal(found, as_torch_has_it(x, 0.3, True))
+    assert torch.equal(X * found[:, :, None, None], dropout2d(X, 0.3, True))
     assert torch.equal(state, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("cut", [0, 3, 8])
 def test_shares_of_a_batch_make_the_whole(cut: int) -> None:
-    whole, state = drawn(WholeBatch.around(X), lambda batch: batch.dropout(X, 0.3))
-    shares = [
-        drawn(WholeBatch(a, b, 8), lambda batch: batch.dropout(batch.own(X), 0.3)) for a, b in ((0, cut), (cut, 8))
-    ]
+    whole, state = drawn(WholeBatch.around(X), lambda batch: batch.kept(6, 0.3, X))
+    shares = [drawn(WholeBatch(a, b, 8), lambda batch: batch.kept(6, 0.3, X)) for a, b in ((0, cut), (cut, 8))]
     assert torch.equal(torch.cat([share for share, _ in shares]), whole)
     assert all(torch.equal(left, state) for _, left in shares), "also of a process that has no photo"
 
 
 def test_without_dropout_nothing_is_drawn() -> None:
     before = torch.get_rng_state()
-    assert WholeBatch.around(X).dropout(X, 0.0) is X
+    assert torch.equal(WholeBatch.around(X).kept(6, 0.0, X), torch.ones(8, 6))
     assert torch.equal(torch.get_rng_state(), before)

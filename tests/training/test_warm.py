@@ -81,8 +81,8 @@ def test_calibration_brings_the_median_distance_where_it_should_be(
 
 def test_the_best_patch_of_each_class_counts() -> None:
     linear = torch.nn.Linear(4, 3)
-    z = torch.rand(2, 4, 3, 2, generator=torch.Generator().manual_seed(0))
-    single = [linear(anchored.LOGIT_GAIN * z[:, :, row, column]) for row in range(3) for column in range(2)]
+    z = torch.rand(2, 6, 4, generator=torch.Generator().manual_seed(0))
+    single = [linear(anchored.LOGIT_GAIN * z[:, patch]) for patch in range(6)]
     torch.testing.assert_close(anchored.best_patch_logits(linear, z), torch.stack(single).amax(dim=0))
 
 
@@ -171,11 +171,11 @@ def test_wards_groups_are_the_clusters_that_are_there() -> None:
 
 
 def test_cutmix_mixes_by_patches_and_tells_the_share() -> None:
-    x = torch.arange(4.0)[:, None, None, None].expand(4, 2, 3, 3)
-    mixed, partner, own = WholeBatch.around(x).cutmix(x)
+    rows = torch.arange(4.0)[:, None, None].expand(4, 9, 2)
+    mixed, partner, own = WholeBatch.around(rows).cutmix(rows)
     for image in range(4):
-        kept = (mixed[image, 0] == x[image, 0]).float().mean()
-        assert (mixed[image, 0] == mixed[image, 1]).all(), "patches, not single numbers"
+        kept = (mixed[image, :, 0] == rows[image, :, 0]).float().mean()
+        assert (mixed[image, :, 0] == mixed[image, :, 1]).all(), "patches, not single numbers"
         if partner[image] != image:
             assert own[image].item() == pytest.approx(kept.item())
             assert set(mixed[image].unique().tolist()) <= {float(image), float(partner[image])}

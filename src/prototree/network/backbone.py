@@ -259,10 +259,7 @@ class FeatureExtractor(nn.Module):
 
 
 class WideHead(nn.Module):
-    """Standardised channels → 1×1 convolution, batch norm, ReLU → 1×1 convolution.
-
-    While it learns, `hide` may take channels away before each convolution.
-    """
+    """Standardised channels → 1×1 convolution, batch norm, ReLU → 1×1 convolution."""
 
     mean: Tensor
     std: Tensor
@@ -275,15 +272,25 @@ class WideHead(nn.Module):
         self.norm = nn.BatchNorm2d(width)
         self.last = nn.Conv2d(width, depth, kernel_size=1)
 
-    def forward(
-        self, backbone_map: Float[Tensor, "B C H W"], hide: Callable[[Tensor], Tensor] | None = None
-    ) -> Float[Tensor, "B D H W"]:
-        last = self.last.weight, self.last.bias
-        if not self.norm.training and hide is None:
-            return _product(relu(_product(backbone_map, *self._folded())), *last)
-        x = (backbone_map - self.mean) / self.std
-        hidden = relu(self.norm(_product(hide(x) if hide else x, self.first.weight)))
-        return _product(hide(hidden) if hide else hidden, *last)
+    def forward(self, backbone_map: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
+        if not self.norm.training:
+            return _product(relu(_product(backbone_map, *self._folded())), self.last.weight, self.last.bias)
+        z = self.learning(backbone_map.flatten(2).transpose(1, 2)).transpose(1, 2)
+        return z.view(*z.shape[:2], *backbone_map.shape[2:])
+
+    def learning(
+        self, rows: Float[Tensor, "B patches C"], kept: tuple[Tensor, Tensor] | None = None
+    ) -> Float[Tensor, "B patches D"]:
+        """The same of some patches of each map, with batch norm on their own statistics.
+
+        `kept` is what each map's channels are multiplied with before the first convolution and before the last.
+        """
+        before, between = kept or (rows.new_ones(len(rows), 1),) * 2
+        gain = before[:, None] / self.std.flatten()
+        x = torch.addcmul(-gain * self.mean.flatten(), rows, gain)  # standardised and multiplied in one step
+        hidden = linear(x.flatten(0, 1), self.first.weight.flatten(1))[:, :, None, None]
+        hidden = relu(self.norm(hidden)).view(*rows.shape[:2], hidden.shape[1]) * between[:, None]
+        return linear(hidden, self.last.weight.flatten(1), self.last.bias)
 
     def _folded(self) -> tuple[Tensor, Tensor]:
         """Weight and bias of one layer that standardises, convolves and applies batch norm at rest."""
@@ -292,7 +299,7 @@ class WideHead(nn.Module):
         assert norm.running_var is not None
         gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
         weight = self.first.weight * gain[:, None, None, None] / self.std
-        return weight, norm.bias - gain * norm.running_mean - (weight * self.mean).sum(dim=(1, 2, 3))
+        return weight, norm.bias - gain * norm.running_mean - weight.flatten(1) @ self.mean.flatten()
 
 
 def _product(x: Float[Tensor, "B C H W"], weight: Tensor, bias: Tensor | None = None) -> Float[Tensor, "B D H W"]:

@@ -78,12 +78,15 @@ class HeadObjective(Objective):
         self._mixed = None
         if not self.training:
             return (self.linear(LOGIT_GAIN * torch.sigmoid(head(x)).amax(dim=(2, 3))),)
-        batch, x = WholeBatch.around(x), random_patches(x, recipe.head_patch_share, FEWEST_OF_HEAD)
+        batch, rows = WholeBatch.around(x), random_patches(x, recipe.head_patch_share, FEWEST_OF_HEAD)
         if torch.rand(()) < recipe.cutmix:
-            x, *mixed = batch.cutmix(x)
+            rows, *mixed = batch.cutmix(rows)
             self._mixed = (mixed[0], mixed[1])
-        z = torch.sigmoid(head(x, lambda channels: batch.dropout(channels, recipe.channel_dropout)))
-        pooled = self.linear(LOGIT_GAIN * batch.dropout(z.amax(dim=(2, 3)), recipe.pooled_dropout))
+        channels = head.first.in_channels, head.first.out_channels
+        before, between = (batch.kept(number, recipe.channel_dropout, rows) for number in channels)
+        z = torch.sigmoid(head.learning(rows, (before, between)))
+        strongest = z.max(dim=1).values * batch.kept(z.shape[2], recipe.pooled_dropout, z)
+        pooled = self.linear(LOGIT_GAIN * strongest)
         return (pooled,) if self.by_patch is None else (pooled, best_patch_logits(self.by_patch, z))
 
     def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -181,7 +184,7 @@ class AnchoredObjective(TreeObjective):
 
     def forward(self, values: Tensor) -> tuple[Tensor, ...]:
         x = random_patches(self.tree.features.backbone.tail(values), self._recipe.patch_share, FEWEST_OF_TREE)
-        found = nearest_followed(self.tree.features.from_map, x, self.anchors)
+        found = nearest_followed(self.tree.features.from_map, x.transpose(1, 2)[:, :, None], self.anchors)
         reach = None if self.log_reach is None else self.log_reach.exp()
         routed = self.tree.routed(found.nearest, self._question, reach)
         outputs = routed.distance, routed.patch, routed.log_path_probs, routed.p_right
@@ -297,11 +300,10 @@ class Turns:
         return (right * relu(distance - near) + left * relu(far - distance)).sum(dim=1)
 
 
-def best_patch_logits(linear: nn.Linear, z: Float[Tensor, "B D H W"]) -> Float[Tensor, "B K"]:
+def best_patch_logits(linear: nn.Linear, z: Float[Tensor, "B patches D"]) -> Float[Tensor, "B K"]:
     """For each class what the patch says that speaks for it most."""
     # The gain on the few weights, not on all patches.
-    logits = functional.linear(z.flatten(2).transpose(1, 2), LOGIT_GAIN * linear.weight, linear.bias)
-    return logits.amax(dim=1)
+    return functional.linear(z, LOGIT_GAIN * linear.weight, linear.bias).max(dim=1).values
 
 
 def between(start: float, end: float, share: float) -> float:
@@ -309,10 +311,9 @@ def between(start: float, end: float, share: float) -> float:
     return start + (end - start) * min(max(share, 0.0), 1.0)
 
 
-def random_patches(x: Float[Tensor, "B C H W"], share: float, fewest: int) -> Float[Tensor, "B C 1 P"]:
+def random_patches(x: Float[Tensor, "B C H W"], share: float, fewest: int) -> Float[Tensor, "B patches C"]:
     """The same random patches of every map of a batch."""
     n_patches = x.shape[2] * x.shape[3]
     order = torch.randperm(n_patches, device=x.device)
     chosen = order[: max(fewest, math.ceil(share * n_patches))]
-    # Channels stay side by side, as matrix products over patches want them.
-    return x.flatten(2).transpose(1, 2).index_select(1, chosen).transpose(1, 2)[:, :, None]
+    return x.flatten(2).transpose(1, 2).index_select(1, chosen)

@@ -33,19 +33,18 @@ class WholeBatch:
         """This process's rows of what was drawn for the whole batch."""
         return drawn[self.start : self.stop]
 
-    def dropout(self, x: Float[Tensor, "B C *rest"], share: float) -> Float[Tensor, "B C *rest"]:
-        """Values set to 0 at random and the others raised in return; of maps, whole channels."""
-        if not share:
-            return x
-        kept = x.new_empty(self.total, x.shape[1], *(1,) * (x.dim() - 2)).bernoulli_(1 - share).div_(1 - share)
-        return x * self.own(kept)
+    def kept(self, n_channels: int, dropped: float, like: Tensor) -> Float[Tensor, "B n_channels"]:
+        """What channels are multiplied with: 0 for this share of them, at random, and more than 1 for the others."""
+        if not dropped:
+            return like.new_ones(self.stop - self.start, n_channels)
+        return self.own(like.new_empty(self.total, n_channels).bernoulli_(1 - dropped).div_(1 - dropped))
 
     def cutmix(
-        self, x: Float[Tensor, "B C H W"]
-    ) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, " B"], Float[Tensor, "B 1"]]:
+        self, rows: Float[Tensor, "B patches C"]
+    ) -> tuple[Float[Tensor, "B patches C"], Int[Tensor, " B"], Float[Tensor, "B 1"]]:
         """Random patches replaced by those of another photo of the whole batch; the partners, and one's own share."""
-        partner = self.own(torch.randperm(self.total, device=x.device))
-        places, levels = ((self.total, 1, *size) for size in (x.shape[2:], (1, 1)))
-        keep = self.own(torch.rand(places, device=x.device) < torch.rand(levels, device=x.device))
-        everyone = torch.cat(distributed.gather(x))
-        return torch.where(keep, x, everyone[partner]), partner, keep.to(x.dtype).mean(dim=(2, 3))
+        partner = self.own(torch.randperm(self.total, device=rows.device))
+        places, levels = ((self.total, n, 1) for n in (rows.shape[1], 1))
+        keep = self.own(torch.rand(places, device=rows.device) < torch.rand(levels, device=rows.device))
+        everyone = torch.cat(distributed.gather(rows))
+        return torch.where(keep, rows, everyone[partner]), partner, keep.to(rows.dtype).mean(dim=1)

@@ -17,6 +17,7 @@ from prototree.data.loading import Entry, ViewDataset
 from prototree.data.samples import name_in
 from prototree.data.views import photo_size, to_photo
 from prototree.errors import DataError
+from prototree.network.engine import frozen_features
 from prototree.network.geometry import Box
 from prototree.network.preprocessing import Preprocessing
 from prototree.network.side_by_side import side_by_side
@@ -178,11 +179,12 @@ def measure_again(projected: Projected, entries: Sequence[Entry]) -> None:
     """
     tree, nearest = projected.tree.eval(), projected.nearest
     size, boxes = (tree.prototypes.shape[2], tree.prototypes.shape[3]), dict[int, Box]()
+    network = frozen_features(tree.features, threads=1)
 
     @torch.no_grad()
     def look_again(place: int) -> tuple[Tensor, Tensor, list[Box]]:
         image = _image_of(entries[place], tree.preprocessing)
-        feature_map = tree.features(image[None].to(tree.prototypes.device))
+        feature_map = network(image[None].to(tree.prototypes.device))
         patches = extract_patches(feature_map, size)[0].to(tree.prototypes.dtype)
         nodes = torch.nonzero(nearest.place == place)[:, 0]
         own = patches[nearest.patch[nodes]]
