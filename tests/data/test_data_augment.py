@@ -1,3 +1,4 @@
+import itertools
 import pickle
 
 import numpy as np
@@ -9,8 +10,9 @@ from data_files import four_colours, smooth_photo
 
 import prototree.network.torchvision_guard  # noqa: F401 # isort: skip
 from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
 
-from prototree.data.augment import AUGMENTATIONS, Augmentation, augmentation, to_input
+from prototree.data.augment import AUGMENTATIONS, Augmentation, Colours, Recoloured, augmentation, to_input
 from prototree.errors import ConfigError
 from prototree.network.preprocessing import Preprocessing
 
@@ -27,7 +29,7 @@ def test_every_augmentation_gives_an_input(name: str, preprocessing: Preprocessi
     assert bool(tensor.isfinite().all())
 
 
-@pytest.mark.parametrize("name", ["cub", "cars", "light", "strong"])
+@pytest.mark.parametrize("name", ["cub", "cars", "light", "colour", "strong"])
 def test_chance_comes_from_torch_alone(name: str) -> None:
     transform = augmentation(name, Preprocessing(size=28, resize=32))
     results = []
@@ -115,6 +117,32 @@ def test_random_crops_reach_every_corner() -> None:
     torch.manual_seed(0)
     seen = {tuple(training(four_colours((2, 2))).flatten().tolist()) for _ in range(50)}
     assert seen == {(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (1.0, 1.0, 0.0)}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_colours_change_as_torchvision_changes_them(order: tuple[int, ...]) -> None:
+    preprocessing = Preprocessing(size=64, resize=64, mean=(0.1, 0.2, 0.3), std=(0.5, 1.0, 2.0))
+    photo, factors = smooth_photo((90, 70)), (0.85, 1.15, 0.8)
+    expected = photo.resize((64, 64), Image.Resampling.BILINEAR)
+    steps = (functional.adjust_brightness, functional.adjust_contrast, functional.adjust_saturation)
+    for which in order:
+        expected = steps[which](expected, factors[which])
+    found = Recoloured(preprocessing, factors, order)(photo)
+    # Pillow rounds and cuts off after every step, and its mean grey is a whole number.
+    apart = (found - to_input(expected, preprocessing)) * torch.tensor(preprocessing.std).view(3, 1, 1)
+    assert float(apart.abs().max()) < 3 / 255
+    assert float(apart.abs().mean()) < 1 / 255
+
+
+def test_colours_are_drawn_evenly_and_crops_reach_every_corner() -> None:
+    torch.manual_seed(0)
+    drawn = [Colours(Preprocessing(size=1, resize=2), most=0.2).drawn() for _ in range(2000)]
+    factors = torch.tensor([one.factors for one in drawn])
+    assert 0.8 <= float(factors.min()) < 0.802
+    assert 1.198 < float(factors.max()) <= 1.2
+    torch.testing.assert_close(factors.mean(dim=0), torch.ones(3), atol=0.01, rtol=0)
+    assert len({one.order for one in drawn}) == 6
+    assert {one.corner for one in drawn} == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)

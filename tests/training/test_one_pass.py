@@ -14,7 +14,7 @@ from prototree.data.images import read_photo, reduction
 from prototree.data.loading import Shard, ViewDataset, photo_loader
 from prototree.data.remembered import photo_digests
 from prototree.data.samples import Sample
-from prototree.data.views import evaluation_views, source_views, squash, varied_views
+from prototree.data.views import View, evaluation_views, source_views, squared, varied_views
 from prototree.network.backbone import Backbone
 from prototree.training import filling
 from prototree.training.batches import CachedBatches, looking, maps_of
@@ -156,22 +156,23 @@ def test_what_a_run_kept_is_looked_at_again_without_the_network(
     assert torch.equal(stored.maps(range(len(some))), feature_map)
 
 
-def test_looks_at_a_view_share_its_square(
+def test_views_and_looks_share_what_they_can(
     squares: ImageData, backbone: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[object] = []
+    resized: list[object] = []
 
     def counted(*words: Any, **options: Any) -> Any:
-        made.append(words)
-        return squash(*words, **options)
+        resized.append(words)
+        return squared(*words, **options)
 
     plain = sets(squares, backbone)[0]
-    twice = [plain, plain.looking(0.7)]
-    expected = torch.stack([one[index].image for one in twice for index in range(len(one))])
-    monkeypatch.setattr(loading, "squash", counted)
-    batches = list(photo_loader(twice, 4, shard=Shard()).epoch(0))
+    mirrored = ViewDataset(squares.train, lambda _: (View("mirrored", flip=True),), plain.preprocessing)
+    every = [plain, plain.looking(0.7), mirrored]
+    expected = torch.stack([one[index].image for one in every for index in range(len(one))])
+    monkeypatch.setattr(loading, "squared", counted)
+    batches = list(photo_loader(every, 5, shard=Shard()).epoch(0))
     images, entries = (torch.cat(part) for part in zip(*((b.images, b.entries) for b in batches), strict=True))
-    assert len(made) == len(plain)
+    assert len(resized) == len(plain), "a closer look and a mirrored view need no square of their own"
     assert torch.equal(images[entries.argsort()], expected)
 
 

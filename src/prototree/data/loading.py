@@ -24,13 +24,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
-from prototree.data.augment import Plain, Transform
+from prototree.data.augment import Colours, Plain, Transform
 from prototree.data.images import Photo, read_photo, reduction
 from prototree.data.samples import Problem, Sample
-from prototree.data.views import View, region_of, squash
+from prototree.data.views import View, region_of, squared, squash
 from prototree.errors import ConfigError, DataError
-from prototree.network.geometry import Size
-from prototree.network.looks import Closer
+from prototree.network.geometry import Box, Size
+from prototree.network.looks import Closer, look
 from prototree.network.preprocessing import Preprocessing
 from prototree.network.side_by_side import side_by_side
 
@@ -146,7 +146,10 @@ class ViewDataset(Dataset[Item]):
         if not self._leaves_to_chance:  # so threads need not wait for each other
             return Item(self.transform(square), label, index)
         with _chance_of(self.seed, epoch, index):
-            return Item(self.transform(square), label, index)
+            transform = self.transform.drawn() if isinstance(self.transform, Colours) else None
+            if transform is None:
+                return Item(self.transform(square), label, index)
+        return Item(transform(square), label, index)
 
     def pixels_needed(self, index: int) -> int | None:
         """How long the shorter side of an item's photo must stay for its view to keep all pixels."""
@@ -258,30 +261,45 @@ class _ByPhoto(Dataset["list[Item | Problem]"]):
 
     def __getitem__(self, position: Position) -> list[Item | Problem]:
         epoch, photo = position
-        done = _Done({}, {})
+        done = _Done({}, {}, {})
         return [self._view(epoch, *view, done) for view in self._photos[photo]]
 
     def _view(self, epoch: int, which: int, index: int, number: int, done: "_Done") -> Item | Problem:
         dataset = self._datasets[which]
         try:
-            return dataset.shown(epoch, index, done.square(dataset, index))._replace(entry=number)
+            return done.item(dataset, epoch, index)._replace(entry=number)
         except DataError as error:
             return Problem(dataset.entries[index].sample.path, str(error))
 
 
 @dataclass(frozen=True)
 class _Done:
-    """What has been made of one photo so far: pictures decoded, and squares of its views, which all looks share."""
+    """What has been made of one photo so far, for all views and looks that share it."""
 
     decoded: dict[int, Photo]  # by how much they are reduced
-    squares: dict[tuple[View, Preprocessing], Image.Image]
+    squares: dict[tuple[Box | None, Preprocessing], Image.Image]  # by their region
+    inputs: dict[tuple[View, Plain], Tensor]  # of the network, where nothing is left to chance
 
-    def square(self, dataset: ViewDataset, index: int) -> Image.Image:
-        key = dataset.entries[index].view, dataset.preprocessing
+    def item(self, dataset: ViewDataset, epoch: int, index: int) -> Item:
+        """An item of a data set that shows this photo."""
+        entry, transform = dataset.entries[index], dataset.transform
+        plain = transform.plain if isinstance(transform, Closer) else transform
+        if not isinstance(plain, Plain):
+            return dataset.shown(epoch, index, self._square(dataset, index))
+        key = entry.view, plain
+        if key not in self.inputs:
+            self.inputs[key] = plain(self._square(dataset, index))
+        image = self.inputs[key]
+        shown = look(image, transform.share) if isinstance(transform, Closer) else image
+        return Item(shown, entry.sample.label, index)
+
+    def _square(self, dataset: ViewDataset, index: int) -> Image.Image:
+        view, preprocessing = dataset.entries[index].view, dataset.preprocessing
+        key = view.region, preprocessing
         if key not in self.squares:
             photo = self._photo(dataset.entries[index].sample, dataset.pixels_needed(index))
-            self.squares[key] = squash(photo.image, dataset.preprocessing, key[0], size=photo.size)
-        return self.squares[key]
+            self.squares[key] = squared(photo.image, preprocessing, view.region, size=photo.size)
+        return view.finished(self.squares[key])
 
     def _photo(self, sample: Sample, needed: int | None) -> Photo:
         reduced = reduction(sample.size, needed) if sample.size is not None else 1

@@ -36,8 +36,12 @@ class View:
     flip: bool = False
 
     def altered(self, square: Image.Image) -> Image.Image:
-        """What this kind of view makes of its region as a square: nothing else."""
+        """What this kind of view makes of its region as a square, apart from mirroring it: nothing."""
         return square
+
+    def finished(self, square: Image.Image) -> Image.Image:
+        """The view, given its region as a square."""
+        return self.altered(square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.flip else square)
 
 
 FULL = View("full")
@@ -123,16 +127,20 @@ def centre_offset(preprocessing: Preprocessing) -> int:
 def squash(
     image: Image.Image, preprocessing: Preprocessing, view: View = FULL, *, size: Size | None = None
 ) -> Image.Image:
-    """The view's region as a square of `resize` pixels; `size` is the whole photo's, if the image is a reduced one."""
+    """The view as a square of `resize` pixels; `size` is the whole photo's, if the image is a reduced one."""
+    return view.finished(squared(image, preprocessing, view.region, size=size))
+
+
+def squared(
+    image: Image.Image, preprocessing: Preprocessing, region: Box | None, *, size: Size | None = None
+) -> Image.Image:
+    """The same of a region, neither mirrored nor altered."""
     side = preprocessing.resize
-    if view.region is not None:
+    if region is not None:
         across, down = (have / of for have, of in zip(image.size, size or image.size, strict=True))
-        region = view.region
         edges = (region.left * across, region.top * down, region.right * across, region.bottom * down)
-        image = image.resize((side, side), _resampling(preprocessing), box=_at_least_one_pixel(edges, image.size))
-    elif image.size != (side, side):
-        image = image.resize((side, side), _resampling(preprocessing))
-    return view.altered(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if view.flip else image)
+        return image.resize((side, side), _resampling(preprocessing), box=_at_least_one_pixel(edges, image.size))
+    return image if image.size == (side, side) else image.resize((side, side), _resampling(preprocessing))
 
 
 def _resampling(preprocessing: Preprocessing) -> Image.Resampling:
