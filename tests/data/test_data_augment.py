@@ -129,10 +129,10 @@ def test_colours_change_as_torchvision_changes_them(order: tuple[int, ...]) -> N
     for which in order:
         expected = steps[which](expected, factors[which])
     found = Recoloured(preprocessing, factors, order)(pale)
-    # Pillow rounds after every step, and its mean grey is a whole number.
+    # Pillow rounds down after each of three steps.
     apart = (found - to_input(expected, preprocessing)) * torch.tensor(preprocessing.std).view(3, 1, 1)
-    assert float(apart.abs().max()) < 3 / 255
-    assert float(apart.abs().mean()) < 1 / 255
+    assert -0.5 / 255 < float(apart.min())
+    assert float(apart.max()) < 3 / 255
 
 
 def test_colours_are_drawn_evenly_and_crops_reach_every_corner() -> None:
