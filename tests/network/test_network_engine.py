@@ -42,8 +42,9 @@ def converted_once() -> bytes:
     """A network for onnxruntime; converting takes seconds."""
     for package in (ONNXRUNTIME, *conversion.NEEDED):
         pytest.importorskip(package, reason="needs the extra 'export'")
-    images = torch.zeros(2, 3, 64, 64)
-    return bytes(conversion.to_onnx(engine._Trunk(folded(made())), images, ["maps"]).SerializeToString())
+    images = torch.zeros(piece_size(64), 3, 64, 64)
+    graph = conversion.to_onnx(engine._Trunk(folded(made())), images, ["maps"], as_many=True)
+    return bytes(graph.SerializeToString())
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def conversions(converted_once: bytes, monkeypatch: pytest.MonkeyPatch) -> list[
     """Counts how often a network would have been converted."""
     counted: list[int] = []
 
-    def to_onnx(*_: object) -> SimpleNamespace:
+    def to_onnx(*_: object, **__: object) -> SimpleNamespace:
         counted.append(1)
         return SimpleNamespace(SerializeToString=lambda: converted_once)
 
@@ -135,7 +136,7 @@ def test_what_cannot_be_converted_runs_in_torch_and_says_so(
 ) -> None:
     tried = []
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         tried.append(1)
         raise RuntimeError("an operator is unknown\nand much more")
 

@@ -20,11 +20,13 @@ def is_possible() -> bool:
 
 
 @torch.no_grad()
-def to_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str]) -> Any:
-    """The graph of a module that takes `images`, as many at a time as one likes."""
+def to_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str], *, as_many: bool = False) -> Any:
+    """The graph of a module that takes `images`, any number at a time; or always `as_many` as these, which is written
+    down in half the time.
+    """
     with _quiet():
-        batch = torch.export.Dim("batch", min=1)
-        program = torch.export.export(module, (images,), dynamic_shapes=({0: batch},))
+        batch = None if as_many else ({0: torch.export.Dim("batch", min=1)},)
+        program = torch.export.export(module, (images,), dynamic_shapes=batch)
         exported = torch.onnx.export(
             program,
             (images,),
@@ -37,7 +39,7 @@ def to_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str]) -> Any:
         )
     assert exported is not None
     model = exported.model_proto
-    for output in model.graph.output:
+    for output in () if as_many else model.graph.output:
         output.type.tensor_type.shape.dim[0].dim_param = "batch"
     return model
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 AUTO, TORCH, ONNXRUNTIME = "auto", "torch", "onnxruntime"
 ENOUGH = 500  # photos, each with several views, that pay for converting a network
-_VERSION = 1
+_VERSION = 2
 _PIXELS = 2 * 288**2  # of a piece: its largest activations stay below the 32 MiB that glibc hands out again
 _LARGEST_PIECE = 16
 _IN_VAIN: set[Path] = set()  # what this process could not convert, by its file: trying takes seconds every time
@@ -125,8 +125,9 @@ def _converted(backbone: Backbone, path: Path, threads: int) -> Frozen:
     found = _opened(path, backbone, threads) if path.exists() else None
     if found is None:
         log.info("converting %s for onnxruntime, once for these weights", backbone.name)
-        images = torch.zeros(2, 3, backbone.preprocessing.size, backbone.preprocessing.size)
-        content = conversion.to_onnx(_Trunk(folded(backbone)), images, ["maps"]).SerializeToString()
+        size = backbone.preprocessing.size
+        images = torch.zeros(piece_size(size), 3, size, size)
+        content = conversion.to_onnx(_Trunk(folded(backbone)), images, ["maps"], as_many=True).SerializeToString()
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
         found = _opened(path, backbone, threads)
@@ -154,16 +155,17 @@ def _opened(path: Path, backbone: Backbone, threads: int) -> Frozen | None:
     def run(images: Tensor) -> Tensor:
         return torch.from_numpy(session.run(None, {"images": images.contiguous().numpy()})[0])
 
-    return Frozen(ONNXRUNTIME, piece_size(backbone.preprocessing.size), run) if _is_same(run, backbone) else None
+    found = Frozen(ONNXRUNTIME, piece_size(backbone.preprocessing.size), run)
+    return found if _is_same(found, backbone) else None
 
 
 @torch.no_grad()
-def _is_same(run: Callable[[Tensor], Tensor], backbone: Backbone) -> bool:
+def _is_same(network: Frozen, backbone: Backbone) -> bool:
     size, was_training = backbone.preprocessing.size, backbone.training
     image = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(0))
     expected = backbone.eval().trunk(image)
     backbone.train(was_training)
-    found = run(image)
+    found = network(image)
     return found.shape == expected.shape and bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
 
 
