@@ -1,5 +1,7 @@
 """The program itself: what it prints to, how it ends, and what several commands share."""
 
+import atexit
+import gc
 import logging
 import os
 import sys
@@ -24,6 +26,7 @@ app = typer.Typer(
 )
 console, error_console = Console(), Console(stderr=True)
 _NO_LIMIT = 100_000  # columns
+_OBJECTS_BETWEEN_SEARCHES = 100_000  # for garbage; Python's own 700 is for programs that load less
 _COMMANDS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 DataArgument = Annotated[str, typer.Argument(help="Image folder, CSV manifest, CUB or Cars folder; or 'birds'.")]
@@ -35,6 +38,10 @@ def main() -> None:
     """Entry point: a known error is one red line, not a traceback."""
     if logging.lastResort is not None:  # what writes warnings to the terminal
         logging.lastResort.setFormatter(_HarmlessFormatter())
+    # Loading torch makes a million objects that stay. To look for garbage among them on the way, and once more at the
+    # end, would take a second and a half of every command.
+    gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
+    atexit.register(gc.freeze)
     try:
         sys.exit(app(standalone_mode=False))  # an exit code, or None
     except ProtoTreeError as error:
