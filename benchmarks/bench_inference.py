@@ -38,6 +38,7 @@ from prototree.network import engine
 from prototree.network.backbone import Backbone
 from prototree.network.engine import ONNXRUNTIME, TORCH, frozen
 from prototree.network.folding import folded
+from prototree.network.side_by_side import side_by_side
 from prototree.training.filling import from_photos
 
 NETWORKS = (("auto", 288), ("resnet50", 224))
@@ -154,7 +155,7 @@ def with_decoding(backbone: Backbone, name: str) -> tuple[float, float, int]:
         colours = augmentation("colour", preprocessing)
         varied = ViewDataset(samples, partial(varied_views, count=4, seed=0), preprocessing, transform=colours)
         datasets = [plain, plain.looking(0.7), varied]
-        n_views, trunk = sum(map(len, datasets)), frozen(backbone, name)
+        n_views, trunk = sum(map(len, datasets)), frozen(backbone, name, threads=1)  # as when maps are computed
         taken: tuple[list[float], list[float]] = ([], [])
         images = torch.rand(32, 3, preprocessing.size, preprocessing.size)
 
@@ -163,8 +164,8 @@ def with_decoding(backbone: Backbone, name: str) -> tuple[float, float, int]:
                 pass
 
         def alone() -> None:
-            for _ in range(n_views // len(images)):
-                trunk(images)
+            for _ in side_by_side(lambda _: trunk(images), range(n_views // len(images))):
+                pass
 
         for _ in range(ROUNDS):
             for action, own in zip((whole_pass, alone), taken, strict=True):

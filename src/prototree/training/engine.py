@@ -104,9 +104,10 @@ class Loop:
         self._epoch, self._batch, self._totals = 0, 0, _Totals()
         self._rows: list[EpochLog] = []
         self._saved_at = time.monotonic()
-        # Adam as in the paper; where there is weight decay, apart from the gradient's moments. Fused: thrice as fast.
+        # Adam as in the paper; where there is weight decay, apart from the gradient's moments. Not the fused form: it
+        # takes numbers in the order in which they lie in memory, and those of a state that was read lie in another.
         groups = [{"params": group.parameters} for group in objective.groups(0)]
-        self._optimiser = torch.optim.AdamW(groups, eps=options.epsilon, fused=True)
+        self._optimiser = torch.optim.AdamW(groups, eps=options.epsilon)
         torch.manual_seed(options.seed)
         if options.folder is not None and options.resume and (options.folder / STATE).exists():
             self._restore(options.folder)
