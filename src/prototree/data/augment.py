@@ -57,7 +57,7 @@ class Colours:
     """Squashes a photo, crops it at random, changes brightness, contrast and saturation at random, and normalises.
 
     Each is changed by a factor from 1 - most to 1 + most, in a random order, as torchvision's `ColorJitter` does. All
-    three are linear, so one product for each pixel does them together, in a fifth of the time.
+    three are linear, so one product for each pixel does them together, in less than half the time.
     """
 
     preprocessing: Preprocessing
