@@ -124,13 +124,9 @@ def augmentation(name: str, preprocessing: Preprocessing) -> Transform:
     `colour`: mild colour changes alone. `strong`: `light` after one random operation of TrivialAugmentWide. `none`: no
     chance at all.
     """
-    if name == "none":
-        return Plain(preprocessing)
-    if name == "colour":
-        return Colours(preprocessing)
-    if name not in _STEPS:
+    if name not in _TRANSFORMS:
         raise ConfigError(f"unknown augmentation {name!r}; expected {', '.join(AUGMENTATIONS)}")
-    return Augmentation(_STEPS[name](), preprocessing)
+    return _TRANSFORMS[name](preprocessing)
 
 
 def to_input(image: Image.Image, preprocessing: Preprocessing) -> Float[Tensor, "3 size size"]:
@@ -205,10 +201,12 @@ def _in_order(*steps: Step) -> Step:
     return chosen
 
 
-_STEPS: dict[str, Callable[[], Step]] = {
-    "cub": _cub,
-    "cars": _cars,
-    "light": _light,
-    "strong": _strong,
+_TRANSFORMS: dict[str, Callable[[Preprocessing], Transform]] = {
+    "cub": lambda preprocessing: Augmentation(_cub(), preprocessing),
+    "cars": lambda preprocessing: Augmentation(_cars(), preprocessing),
+    "light": lambda preprocessing: Augmentation(_light(), preprocessing),
+    "colour": Colours,
+    "strong": lambda preprocessing: Augmentation(_strong(), preprocessing),
+    "none": Plain,
 }
-AUGMENTATIONS = ("cub", "cars", "light", "colour", "strong", "none")
+AUGMENTATIONS = tuple(_TRANSFORMS)

@@ -146,10 +146,10 @@ class ViewDataset(Dataset[Item]):
         if not self._leaves_to_chance:  # so threads need not wait for each other
             return Item(self.transform(square), label, index)
         with _chance_of(self.seed, epoch, index):
-            transform = self.transform.drawn() if isinstance(self.transform, Colours) else None
-            if transform is None:
+            if not isinstance(self.transform, Colours):  # which draws while it works
                 return Item(self.transform(square), label, index)
-        return Item(transform(square), label, index)
+            chosen = self.transform.drawn()
+        return Item(chosen(square), label, index)
 
     def pixels_needed(self, index: int) -> int | None:
         """How long the shorter side of an item's photo must stay for its view to keep all pixels."""
