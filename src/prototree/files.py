@@ -28,6 +28,7 @@ MAX_JSON_BYTES = MAX_TEXT_BYTES
 
 _INDENTED_BYTES = 2**20  # longer files are for programs alone: no line breaks, and a fast writer
 CHECKSUM = "sha256"
+DIGESTS = "files_sha256"  # in a list of files: the SHA-256 of each
 _TEMPORARY = re.compile(
     r"\..+\.(?:(?P<file>\d+)\.tmp|partial-(?P<folder>\d+)(?:-\w+)?)"
 )  # with the process that made it
@@ -153,19 +154,29 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Replaces a JSON file atomically."""
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a JSON file atomically, with a checksum of its content that `read_json` verifies."""
     write_file(path, _json_text(path, content))
 
 
-def write_listed(folder: Path, members: Mapping[str, bytes], name: str, content: Any, *, survives: bool = True) -> None:
+def write_listed(
+    folder: Path,
+    members: Mapping[str, bytes],
+    name: str,
+    content: Mapping[str, Any],
+    *,
+    digests: Mapping[str, str] | None = None,
+    survives: bool = True,
+) -> None:
     """Files of a folder and the list that says what they are, which is there only while it is right.
 
-    What is there already stays as it is. All else is written beside the folder first and then moved, so that a full
-    disk changes nothing.
+    The list has a digest of every file, which `read_listed` verifies; `digests` are those of files that stay. What is
+    there already stays as it is. All else is written beside the folder first and then moved, so that a full disk
+    changes nothing.
     """
     make_folder(folder)
-    text = _json_text(folder / name, content)
+    listed = {**(digests or {}), **{member: _digest(wanted) for member, wanted in members.items()}}
+    text = _json_text(folder / name, {**content, DIGESTS: listed})
     new = [member for member, wanted in members.items() if not _holds(folder / member, wanted)]
     if not new and _holds(folder / name, text):
         return
@@ -185,6 +196,28 @@ def write_listed(folder: Path, members: Mapping[str, bytes], name: str, content:
     sync_folder(folder)
 
 
+def read_listed(folder: Path, listed: Mapping[str, Any], member: str) -> bytes:
+    """Read a file that a list written by `write_listed` names, and verify its digest."""
+    path = folder / member
+    try:
+        content = read_regular(path, MAX_TEXT_BYTES)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror})") from error
+    if _digest(content) != listed.get(DIGESTS, {}).get(member):
+        raise CheckpointError(f"{path} is damaged: it is not the file that was listed; restore it from a copy")
+    return content
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file of any size."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _holds(path: Path, content: bytes) -> bool:
     """Whether exactly this is in a file."""
     with contextlib.suppress(OSError):
@@ -192,7 +225,8 @@ def _holds(path: Path, content: bytes) -> bool:
     return False
 
 
-def _json_text(path: Path, content: Any) -> bytes:
+def _json_text(path: Path, content: Mapping[str, Any]) -> bytes:
+    content = sealed(content)
     text = _encoded(json.dumps(content, separators=(",", ":"), ensure_ascii=False))
     if len(text) < _INDENTED_BYTES:
         text = _encoded(json.dumps(content, indent=1, ensure_ascii=False))
@@ -204,13 +238,17 @@ def _json_text(path: Path, content: Any) -> bytes:
     return text
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of bounded size."""
+def read_json(path: Path, *, by_hand: bool = False) -> dict[str, Any]:
+    """Read what `write_json` wrote: an object of bounded size whose checksum is right, without the checksum.
+
+    What people may write `by_hand` needs no checksum; one that is there has to be right all the same.
+    """
     try:
         text = read_regular(path, MAX_JSON_BYTES)
     except OSError as error:
         raise CheckpointError(f"expected a JSON file, but {path} cannot be read ({error.strerror})") from error
-    return parse_json(text, str(path))
+    content = parse_json(text, str(path))
+    return content if by_hand and CHECKSUM not in content else unsealed(content, str(path))
 
 
 def parse_json(text: bytes, name: str) -> dict[str, Any]:
@@ -250,19 +288,30 @@ def expect_version(content: dict[str, Any], newest: int, path: Path | str) -> di
     return content
 
 
-def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """A JSON object with its own checksum, so that a single changed bit is noticed."""
-    return {**content, CHECKSUM: _checksum(content)}
-
-
-def is_intact(content: dict[str, Any]) -> bool:
-    """Whether an object is what `sealed` gave."""
-    return bool(content.get(CHECKSUM) == _checksum(content))
-
-
-def _checksum(content: dict[str, Any]) -> str:
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the checksum of a JSON object to it, so that a single changed bit is noticed."""
     own = {key: value for key, value in content.items() if key != CHECKSUM}
-    return hashlib.sha256(json.dumps(own, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return {**own, CHECKSUM: _checksum(json.loads(json.dumps(own)))}  # as it will be read
+
+
+def unsealed(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Verify the checksum that `sealed` added, and remove it; `name` is what messages call the object."""
+    own = {key: value for key, value in content.items() if key != CHECKSUM}
+    if CHECKSUM not in content:
+        raise CheckpointError(
+            f"{name} has no checksum: it is damaged, or an earlier version wrote it; restore it from a copy, or make "
+            "it again with this version"
+        )
+    if content[CHECKSUM] != _checksum(own):
+        raise CheckpointError(
+            f"{name} is damaged or was changed by hand: its content does not have its checksum ({CHECKSUM}); restore "
+            "it from a copy"
+        )
+    return own
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return _digest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 def sync_folder(folder: Path) -> None:

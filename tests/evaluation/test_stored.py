@@ -1,7 +1,6 @@
 """Figures that others send: what is odd in them is one clear error, and what is older is read."""
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,7 @@ def test_a_whole_confusion_matrix_of_version_1_is_read(tmp_path: Path) -> None:
 def test_odd_figures_are_one_clear_error(tmp_path: Path, place: tuple[str | int, ...], value: Any) -> None:
     if place[-1] in ("n_images", "train", "mean") and value == 5 and value is not True:
         pytest.skip("5 is a number of photos")
-    (tmp_path / METRICS).write_text(json.dumps(changed(METRICS_CONTENT, place, value)))
+    write_json(tmp_path / METRICS, changed(METRICS_CONTENT, place, value))
     with pytest.raises(CheckpointError, match=r"metrics\.json is damaged .*; restore it"):
         read_metrics(tmp_path)
 

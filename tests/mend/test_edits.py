@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from prototree.errors import CheckpointError, ConflictError, MendError
+from prototree.files import write_json
 from prototree.mend.edits import Ban, Edit, History, Note, Remove, Replace, from_json, read_history, to_json
 
 EDITS: list[Edit] = [
@@ -76,31 +77,9 @@ def test_a_history_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         read_history(tmp_path / "history.json", "other")
 
 
-def as_version_1(path: Path, history: History) -> Path:
-    history.write(path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 1}))
-    return path
-
-
-def test_a_history_of_version_1_is_read_where_it_means_the_same(tmp_path: Path) -> None:
-    history = History("tree", (Note(2, "beak"), Ban("a.png")), (Replace(1, "a.png", "full", (0, 0)),), 4)
-    assert read_history(as_version_1(tmp_path / "history.json", history), "tree") == history
-
-
-@pytest.mark.parametrize(
-    "removed", [((Remove(0, "left"), Note(2, "beak")), ()), ((), (Note(2, "beak"), Remove(0, "left")))]
-)
-def test_a_history_of_version_1_with_other_numbers_is_refused(
-    tmp_path: Path, removed: tuple[tuple[Edit, ...], tuple[Edit, ...]]
-) -> None:
-    path = as_version_1(tmp_path / "history.json", History("tree", *removed, revision=2))
-    with pytest.raises(CheckpointError, match=r"earlier version.* other numbers.*save it as a run.*delete the file"):
-        read_history(path, "tree")
-
-
 @pytest.mark.parametrize("version", [0, 4, None, "2"])
 def test_a_history_of_an_unknown_version_is_refused(tmp_path: Path, version: object) -> None:
-    (tmp_path / "history.json").write_text(json.dumps({"version": version, "origin": "tree"}))
+    write_json(tmp_path / "history.json", {"version": version, "origin": "tree"})
     with pytest.raises(CheckpointError, match="format version"):
         read_history(tmp_path / "history.json", "tree")
 

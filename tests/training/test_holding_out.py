@@ -1,9 +1,10 @@
 """What photos that a tree has not seen teach it: how sharp questions must be for its percentages to be true."""
 
 import copy
+import json
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from prototree import fit
 from prototree.data.loading import Entry
 from prototree.data.samples import Sample
 from prototree.data.views import FULL
+from prototree.files import write_json
 from prototree.network.backbone import Backbone
 from prototree.training.holding_out import SHARPER_STEPS, Held, Sure, SureFile, fit_held, fit_sharpness
 from prototree.training.locks import if_free
@@ -159,3 +161,10 @@ def test_what_was_kept_is_of_the_same_photos_labels_and_settings(tmp_path: Path)
     for rubbish in ("{}", "[]", "nonsense", '{"sharpness": 7, "sureness": {"slope": 1, "price": 2}}'):
         file(depth=1).path.write_text(rubbish)
         assert file(depth=1).kept is None, rubbish
+    for damage in ({"slope": 9.4}, {"slope": float("nan")}):  # a digit that flipped, and a number that is none
+        file(depth=1).keep(sure)
+        text = json.loads(file(depth=1).path.read_text())
+        file(depth=1).path.write_text(json.dumps(text | {"sureness": text["sureness"] | damage}))
+        assert file(depth=1).kept is None, damage
+    write_json(file(depth=1).path, {"sharpness": 7.2, "sureness": asdict(sure.sureness) | {"least": 7.0}})
+    assert file(depth=1).kept is None  # its checksum is right, its value impossible

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,24 @@ def test_a_truncated_file_is_computed_again(tiny_tree: ProtoTree, tmp_path: Path
     expected = cache_features(tiny_tree, dataset, tmp_path / "maps").maps(range(3))
     (file,) = (tmp_path / "maps").glob("*.f32")
     file.write_bytes(b"half")
+    assert torch.equal(cache_features(tiny_tree, dataset, tmp_path / "maps").maps(range(3)), expected)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "zeros", "unreadable"])
+def test_damaged_maps_are_computed_again(tiny_tree: ProtoTree, tmp_path: Path, damage: str) -> None:
+    data = open_data(write_squares(tmp_path / "squares", train=2, test=1))
+    dataset = ViewDataset(data.test, evaluation_views, tiny_tree.preprocessing)
+    expected = cache_features(tiny_tree, dataset, tmp_path / "maps").maps(range(3))
+    (file,), (description,) = (tmp_path / "maps").glob("*.f32"), (tmp_path / "maps").glob("*.json")
+    content = bytearray(file.read_bytes())
+    if damage == "flipped":
+        content[-1] ^= 0x40
+        file.write_bytes(content)
+    elif damage == "zeros":  # of a disk that was cut off while it wrote
+        file.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+    else:
+        described = json.loads(description.read_text())
+        description.write_text(json.dumps(described | {"unreadable": [1]}))
     assert torch.equal(cache_features(tiny_tree, dataset, tmp_path / "maps").maps(range(3)), expected)
 
 

@@ -163,23 +163,3 @@ def test_pruning_keeps_each_nodes_prototypes_and_reaches(tree: ProtoTree) -> Non
     }[tree.question.kind]
     expected = oracle.path_probs(maps, smaller.prototypes.detach(), smaller.topology, right_of)
     torch.testing.assert_close(smaller.route(maps).log_path_probs.exp(), expected, atol=1e-9, rtol=1e-7)
-
-
-def test_a_tree_of_the_first_format_is_one_of_the_paper(tiny_tree: ProtoTree, tmp_path) -> None:
-    import json
-
-    from safetensors.torch import load_file, save
-
-    checkpoint.save(tiny_tree, tmp_path)
-    header = json.loads((tmp_path / "tree.json").read_text())
-    tensors = load_file(tmp_path / "weights.safetensors")
-    del tensors["reach"], header["question"], header["sha256"]
-    content = save(tensors)
-    import hashlib
-
-    header |= {"version": 1, "weights_sha256": hashlib.sha256(content).hexdigest()}
-    (tmp_path / "weights.safetensors").write_bytes(content)
-    (tmp_path / "tree.json").write_text(json.dumps(header))
-    again = checkpoint.load(tmp_path)
-    assert again.question == PAPER
-    assert torch.equal(again.reach, torch.ones(7))

@@ -29,7 +29,7 @@ from prototree.explain.records import (
     Spread,
     TreeExplanation,
 )
-from prototree.files import read_json, write_listed
+from prototree.files import read_json, read_listed, write_listed
 from prototree.network.geometry import Box
 from prototree.network.side_by_side import side_by_side
 from prototree.tree import checkpoint
@@ -78,8 +78,11 @@ class KeptPages:
         self._tree, self._folder = tree, folder
         self._kept: list[dict[str, Any]] = []
         self._class_photos: list[int] = []
+        self._listed: dict[str, Any] = {}
         try:
-            self._kept, self._class_photos = _read(tree, folder)
+            self._listed = _read(tree, folder)
+            self._kept = list(self._listed.get("prototypes", ()))
+            self._class_photos = [int(n) for n in self._listed.get("class_photos", ())]
         except (CheckpointError, LookupError, TypeError, ValueError) as error:
             log.warning("what is kept in %s cannot be used: %s", folder, error)
 
@@ -98,8 +101,8 @@ class KeptPages:
         for label, count in enumerate(counts):
             names = [_class_photo(label, number) for number in range(min(count, _MOST_NEIGHBOURS))]
             try:
-                found[label] = tuple(_picture(self._folder / name) for name in names)
-            except DataError as error:
+                found[label] = tuple(self._picture(name) for name in names)
+            except (DataError, CheckpointError) as error:
                 log.warning("the photos kept of a class cannot be used: %s", error)
         return found
 
@@ -119,41 +122,52 @@ class KeptPages:
     def of(self, number: int, pictures: SourcePictures, note: str) -> PrototypeExplanation | None:
         """One prototype; None where nothing usable is kept about it."""
         try:
-            return (
-                _explained(self._tree, number, self._kept[number], pictures, self._folder, note) if self._kept else None
-            )
-        except (DataError, AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            return self._explained(number, self._kept[number], pictures, note) if self._kept else None
+        except (DataError, CheckpointError, AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
             log.warning("what is kept of prototype %d cannot be used: %s", number, error)
             return None
 
+    def _explained(
+        self, number: int, kept: dict[str, Any], pictures: SourcePictures, note: str
+    ) -> PrototypeExplanation:
+        tree = self._tree
+        source, shares = tree.sources[number], tuple(float(share) for share in kept["right_share"])
+        if len(shares) not in (0, tree.n_classes) or len(kept["nearest"]) > _MOST_NEIGHBOURS:
+            raise ValueError("it is of a tree with other classes")
+        own = Match(
+            image=source.image if source is not None else "",
+            label=source.label if source is not None else None,
+            similarity=1.0,
+            size=pictures.size,
+            photo=pictures.photo,
+            crop=pictures.crop,
+            where=tuple(_location(one) for one in kept["where"]),
+            around=self._picture(_around(number)) if kept.get("surroundings") else None,
+        )
+        nearest = tuple(self._neighbour(number, rank, one) for rank, one in enumerate(kept["nearest"]))
+        return PrototypeExplanation(
+            **place_of(tree, number),
+            source=own,
+            distance_moved=source.distance if source is not None else None,
+            nearest=nearest,
+            right_share=shares,
+            causes=tuple(Cause(name, float(change)) for name, change in kept["causes"] if name in _CAUSES),
+            note=note,
+            spread=_spread(tree, kept),
+        )
 
-def _explained(
-    tree: ProtoTree, number: int, kept: dict[str, Any], pictures: SourcePictures, folder: Path, note: str
-) -> PrototypeExplanation:
-    source, shares = tree.sources[number], tuple(float(share) for share in kept["right_share"])
-    if len(shares) not in (0, tree.n_classes) or len(kept["nearest"]) > _MOST_NEIGHBOURS:
-        raise ValueError("it is of a tree with other classes")
-    own = Match(
-        image=source.image if source is not None else "",
-        label=source.label if source is not None else None,
-        similarity=1.0,
-        size=pictures.size,
-        photo=pictures.photo,
-        crop=pictures.crop,
-        where=tuple(_location(one) for one in kept["where"]),
-        around=_picture(folder / _around(number)) if kept.get("surroundings") else None,
-    )
-    nearest = tuple(_neighbour(tree, number, rank, one, folder) for rank, one in enumerate(kept["nearest"]))
-    return PrototypeExplanation(
-        **place_of(tree, number),
-        source=own,
-        distance_moved=source.distance if source is not None else None,
-        nearest=nearest,
-        right_share=shares,
-        causes=tuple(Cause(name, float(change)) for name, change in kept["causes"] if name in _CAUSES),
-        note=note,
-        spread=_spread(tree, kept),
-    )
+    def _neighbour(self, number: int, rank: int, kept: dict[str, Any]) -> Match:
+        crop, photo = (self._picture(name) for name in _names(number, rank))
+        label, (width, height) = int(kept["label"]), kept["size"]
+        if not 0 <= label < self._tree.n_classes:
+            raise ValueError("it names a class that the tree does not have")
+        where = (Location("cell", Box(*map(float, kept["box"])), np.zeros((1, 1), dtype=np.float32), None),)
+        return Match(
+            str(kept["image"]), label, float(kept["similarity"]), (int(width), int(height)), photo, crop, where
+        )
+
+    def _picture(self, name: str) -> Picture:
+        return np.asarray(read_image(read_listed(self._folder, self._listed, name))).copy()
 
 
 def _spread(tree: ProtoTree, kept: dict[str, Any]) -> Spread | None:
@@ -162,15 +176,6 @@ def _spread(tree: ProtoTree, kept: dict[str, Any]) -> Spread | None:
 
 
 _CAUSES = ("hue", "saturation", "contrast", "texture", "shape")
-
-
-def _neighbour(tree: ProtoTree, number: int, rank: int, kept: dict[str, Any], folder: Path) -> Match:
-    crop, photo = (_picture(folder / name) for name in _names(number, rank))
-    label, (width, height) = int(kept["label"]), kept["size"]
-    if not 0 <= label < tree.n_classes:
-        raise ValueError("it names a class that the tree does not have")
-    where = (Location("cell", Box(*map(float, kept["box"])), np.zeros((1, 1), dtype=np.float32), None),)
-    return Match(str(kept["image"]), label, float(kept["similarity"]), (int(width), int(height)), photo, crop, where)
 
 
 def _kept(one: PrototypeExplanation) -> dict[str, Any]:
@@ -220,16 +225,13 @@ def _from_text(text: str) -> Heat:
     return values.astype(np.float32) / 255
 
 
-def _read(tree: ProtoTree, folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """What is kept of each prototype, and how many photos of each class."""
+def _read(tree: ProtoTree, folder: Path) -> dict[str, Any]:
+    """The list of what is kept; empty where there is none, or it is of another tree or version."""
     if not (folder / PAGE_LIST).exists():
-        return [], []
+        return {}
     content = read_json(folder / PAGE_LIST)
     of_this = content.get("tree") == checkpoint.fingerprint(tree) and content.get("version") == 1
-    found = content.get("prototypes")
-    if not of_this or not isinstance(found, list):
-        return [], []
-    return found, [int(n) for n in content.get("class_photos", ())]
+    return content if of_this and isinstance(content.get("prototypes"), list) else {}
 
 
 def _names(prototype: int, rank: int) -> tuple[str, str]:
@@ -242,10 +244,6 @@ def _around(prototype: int) -> str:
 
 def _class_photo(label: int, number: int) -> str:
     return f"class-{label:04d}-{number}.webp"
-
-
-def _picture(path: Path) -> Picture:
-    return np.asarray(read_image(path)).copy()
 
 
 def _small(picture: Picture) -> Picture:

@@ -17,7 +17,7 @@ from prototree.data.images import Photo, read_photo, webp
 from prototree.data.samples import ImageData
 from prototree.errors import CheckpointError, DataError
 from prototree.explain.records import Picture, Surroundings
-from prototree.files import read_json, write_listed
+from prototree.files import DIGESTS, read_json, read_listed, write_listed
 from prototree.network.geometry import Box, Size
 from prototree.tree.model import ProtoTree, PrototypeSource
 
@@ -34,6 +34,7 @@ _QUALITY = 90  # of stored pictures
 PICTURE_LIST = "prototypes.json"
 _VERSION = 2
 _KEPT = 512  # pictures held in memory
+_UNUSABLE = (DataError, CheckpointError, LookupError, TypeError, ValueError)
 
 
 def open_photo(path: Path) -> Photo:
@@ -116,8 +117,27 @@ class PrototypePictures:
         listed = self._list
         if listed.get("version") != _VERSION:  # the first one could not say that a picture was missing
             return False
-        pairs = zip_longest(self._sources, listed.get("sizes", ()))
-        return all(source is None or size is not None for source, size in pairs)
+        pairs = enumerate(zip_longest(self._sources, listed.get("sizes", ())))
+        return all(source is None or (size is not None and self._is_intact(number)) for number, (source, size) in pairs)
+
+    def digests(self, prototype: int) -> dict[str, str]:
+        """The SHA-256 of each stored picture of a prototype, as listed."""
+        listed = self._list.get(DIGESTS, {})
+        return {name: listed[name] for name in _names(prototype) if name in listed}
+
+    def _is_intact(self, prototype: int) -> bool:
+        try:
+            self._stored_pictures(prototype)
+        except _UNUSABLE:
+            return False
+        return True
+
+    def _stored_pictures(self, prototype: int) -> SourcePictures:
+        assert self._stored is not None
+        width, height = self._list["sizes"][prototype]
+        files = (read_listed(self._stored, self._list, name) for name in _names(prototype))
+        crop, photo = (np.asarray(read_photo(content).image).copy() for content in files)
+        return SourcePictures(crop, photo, (int(width), int(height)))
 
     @cached_property
     def _list(self) -> dict[str, Any]:
@@ -132,10 +152,8 @@ class PrototypePictures:
                 log.warning("no picture of prototype %d from the data: %s", prototype, error)
         if source is not None and self._stored is not None:
             try:
-                size = self._list["sizes"][prototype]
-                crop, photo = (_read_picture(self._stored / name) for name in _names(prototype))
-                return SourcePictures(crop, photo, (int(size[0]), int(size[1])))
-            except (DataError, CheckpointError, LookupError, TypeError, ValueError) as error:
+                return self._stored_pictures(prototype)
+            except _UNUSABLE as error:
                 log.warning("the stored picture of prototype %d cannot be used: %s", prototype, error)
         return SourcePictures(grey_square(), grey_square(), _size_from(source), found=False)
 
@@ -149,6 +167,7 @@ def write_pictures(tree: ProtoTree, data: ImageData, folder: Path) -> None:
     """
     sizes: list[Size | None] = []
     files: dict[str, bytes] = {}
+    digests: dict[str, str] = {}
     pictures, stored = PrototypePictures(tree, data), PrototypePictures(tree, stored=folder)
     for prototype in range(tree.n_prototypes):
         shown = pictures.of(prototype)
@@ -158,9 +177,10 @@ def write_pictures(tree: ProtoTree, data: ImageData, folder: Path) -> None:
             files[photo] = webp(shown.photo, quality=_QUALITY)
         else:
             shown = stored.of(prototype)
+            digests |= stored.digests(prototype) if shown.found else {}
         sizes.append(shown.size if shown.found else None)
     content = {"version": _VERSION, "sizes": sizes, "sources": _identity(tree)}
-    write_listed(folder, files, PICTURE_LIST, content)
+    write_listed(folder, files, PICTURE_LIST, content, digests=digests)
 
 
 def _paths_by_name(data: ImageData) -> dict[str, Path]:
@@ -184,10 +204,6 @@ def _names(prototype: int) -> tuple[str, str]:
     return f"{prototype:03d}.webp", f"{prototype:03d}-photo.webp"
 
 
-def _read_picture(path: Path) -> Picture:
-    return np.asarray(read_photo(path).image).copy()
-
-
 def _identity(tree: ProtoTree) -> list[Any]:
     rows = [
         source and [source.image, *(round(edge, 3) for edge in source.shown or source.box)] for source in tree.sources
@@ -196,9 +212,12 @@ def _identity(tree: ProtoTree) -> list[Any]:
 
 
 def _describes(folder: Path, tree: ProtoTree) -> bool:
+    if not (folder / PICTURE_LIST).exists():
+        return False
     try:
         return bool(read_json(folder / PICTURE_LIST).get("sources") == _identity(tree))
-    except CheckpointError:
+    except CheckpointError as error:
+        log.warning("the stored pictures cannot be used: %s", error)
         return False
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from prototree.errors import CheckpointError, ConflictError, MendError
-from prototree.files import expect_version, is_intact, read_json, sealed, write_json
+from prototree.files import expect_version, read_json, write_json
 
 _VERSION = 3
 """1: nodes had the numbers of the tree before the first edit. 2: there was no checksum."""
@@ -134,7 +134,7 @@ class History:
             "done": [to_json(edit) for edit in self.done],
             "undone": [to_json(edit) for edit in self.undone],
         }
-        write_json(path, sealed(content))
+        write_json(path, content)
 
 
 def read_history(path: Path, origin: str) -> History:
@@ -142,9 +142,7 @@ def read_history(path: Path, origin: str) -> History:
     if not path.exists():
         return History(origin)
     content = read_json(path)
-    version = expect_version(content, _VERSION, path).get("version", 1)
-    if version > 2 and not is_intact(content):
-        raise CheckpointError(f"{path} is damaged: its content does not have its checksum; restore it from a copy")
+    expect_version(content, _VERSION, path)
     if content.get("origin") != origin:
         raise CheckpointError(
             f"{path} is the history of another tree; the run has been made again. Delete it, or choose another folder"
@@ -154,9 +152,4 @@ def read_history(path: Path, origin: str) -> History:
         history = History(origin, done, undone, int(content["revision"]))
     except (KeyError, TypeError, ValueError, MendError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); restore it from a copy") from error
-    if version == 1 and any(isinstance(edit, Remove) for edit in done + undone):  # without, numbers mean the same
-        raise CheckpointError(
-            f"{path} was written by an earlier version of prototree, in which prototypes had other numbers after one "
-            "was removed; save it as a run with that version, or delete the file"
-        )
     return history

@@ -1,15 +1,20 @@
 """Maps computed into files: every photo is decoded once for all its views, by all processes, and a kill leaves nothing
 half-made.
 
-A file gets its name only when it is complete, with a description beside it that says which entries could not be read.
+A file gets its name only when it is complete, with a description beside it that has its SHA-256 and says which entries
+could not be read. Both are verified when a process first uses the file; a damaged one is computed again.
 """
 
 import contextlib
+import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +22,12 @@ from torch import Tensor
 
 from prototree.data.loading import Batch, Loader, ViewDataset, photo_loader
 from prototree.errors import CheckpointError, DataError, TrainError
-from prototree.files import amount, make_folder, read_json, write_json
+from prototree.files import amount, file_digest, make_folder, read_json, write_json
 from prototree.training import distributed
 from prototree.training.shared_maps import alone
-from prototree.tree.fields import integer, list_of, record
+from prototree.tree.fields import Name, integer, list_of, record, wrong
+
+log = logging.getLogger(__name__)
 
 VERSION = 1
 KINDS = {".f16": np.float16, ".f32": np.float32}
@@ -58,19 +65,33 @@ class MapFile:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it can be used; a damaged one, or one of another version, is made again."""
-        try:
-            self.unreadable()
-        except CheckpointError:
+        """Whether it is there, whole and undamaged; else it is made again."""
+        if not (self.path.exists() and self.description.exists()):
             return False
-        return self.path.exists() and self.path.stat().st_size == self.n_bytes
+        try:
+            expected, status = self._described()["sha256_maps"], self.path.stat()
+            if status.st_size != self.n_bytes or _digest_of(self.path, status.st_size, status.st_mtime_ns) != expected:
+                raise CheckpointError(f"{self.path} does not have the content that was written")
+        except (CheckpointError, OSError) as error:
+            log.warning("cached feature maps are computed again: %s", error)
+            return False
+        return True
 
     def unreadable(self) -> frozenset[int]:
         """The entries that could not be read, as the description beside it says."""
-        said, n_entries = read_json(self.description), self.shape[1]
+        return frozenset(self._described()["unreadable"])
+
+    def describe(self, unreadable: Sequence[int]) -> None:
+        """Write the description, which makes the file complete."""
+        content = {"version": VERSION, "unreadable": list(unreadable), "sha256_maps": file_digest(self.path)}
+        write_json(self.description, content)
+
+    def _described(self) -> dict[str, Any]:
+        described, n_entries = read_json(self.description), self.shape[1]
         rows = list_of(integer(0, n_entries - 1), 0, n_entries)
-        record({"version": integer(VERSION, VERSION), "unreadable": rows})(said, ())
-        return frozenset(said["unreadable"])
+        fields = {"version": integer(VERSION, VERSION), "unreadable": rows, "sha256_maps": _sha256}
+        record(fields)(described, ())
+        return described
 
     def rows(self) -> np.ndarray:
         """All of it, read as it is needed."""
@@ -92,6 +113,17 @@ class MapFile:
                 f"the cache of maps needs {amount(size)} in {path.parent}, {amount(free)} are free "
                 f"({error.strerror}); free some, cache fewer views, or train without a cache"
             ) from error
+
+
+@lru_cache(maxsize=256)
+def _digest_of(path: Path, n_bytes: int, modified: int) -> str:
+    """SHA-256 of a file, read once by a process as long as it does not change."""
+    return file_digest(path)
+
+
+def _sha256(value: Any, name: Name) -> None:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise wrong(name, "a SHA-256", value)
 
 
 def fill_missing(files: Sequence[MapFile], fill: Callable[[list[int]], None]) -> None:
@@ -160,7 +192,7 @@ class Job:
         for file in self.files:
             os.replace(file.temporary, file.path)
             unreadable = [row for row in range(file.shape[1]) if start + row not in seen]
-            write_json(file.description, {"version": VERSION, "unreadable": unreadable})
+            file.describe(unreadable)
             start += file.shape[1]
 
 

@@ -5,6 +5,7 @@ Notation used for tensor shapes: M photos, P prototypes.
 
 import hashlib
 import json
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -22,14 +23,19 @@ from prototree.files import read_json, write_json
 from prototree.training import distributed
 from prototree.training.batches import CachedBatches, maps_of
 from prototree.training.maps import MapCache
+from prototree.tree.fields import number, record
 from prototree.tree.model import ProtoTree, Routed
 from prototree.tree.patches import NearestPatches
 from prototree.tree.questions import SHARPNESS_RANGE, Question
 from prototree.tree.sureness import Sureness, fit_sureness
+from prototree.tree.validation import check_sureness
+
+log = logging.getLogger(__name__)
 
 FEWEST_HELD = 20  # photos that sureness is fitted on, at least
 MOST_HELD = 5000  # and at most
 SHARPER_STEPS = 20  # tenths of the tree's own sharpness
+_ANY_SHARPNESS = min(low for low, _ in SHARPNESS_RANGE.values()), max(high for _, high in SHARPNESS_RANGE.values())
 
 
 def held_photos(entries: Sequence[Entry], every: int) -> frozenset[int]:
@@ -149,10 +155,13 @@ class SureFile:
         return None if distributed.any_process(found is None) else found
 
     def _read(self) -> Sure | None:
+        """What the file says; a damaged or impossible calibration is reported and fitted again."""
         if not self.path.exists():
             return None
         try:
             found = read_json(self.path)
+            record({"sharpness": number(*_ANY_SHARPNESS), "sureness": check_sureness})(found, ())
             return Sure(float(found["sharpness"]), Sureness(**found["sureness"]))
-        except (CheckpointError, KeyError, TypeError, ValueError):
+        except CheckpointError as error:
+            log.warning("a calibration is fitted again: %s is damaged (%s)", self.path, error)
             return None

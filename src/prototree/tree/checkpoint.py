@@ -21,13 +21,10 @@ from torch import Tensor
 
 from prototree.errors import CheckpointError, ProtoTreeError
 from prototree.files import (
-    CHECKSUM,
     expect_version,
-    is_intact,
     make_folder,
     read_json,
     read_regular,
-    sealed,
     sync_folder,
     write_file,
     write_json,
@@ -37,14 +34,13 @@ from prototree.network.looks import ONCE
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree import archive, hub
 from prototree.tree.model import ProtoTree, PrototypeSource
-from prototree.tree.questions import PAPER, Question
+from prototree.tree.questions import Question
 from prototree.tree.sureness import Sureness
 from prototree.tree.topology import Topology
 from prototree.tree.validation import check_fit, check_header, check_height, check_values
 
 VERSION = 4
-"""1: the paper's similarity was the only one. 2: no checksum of the description, no usual distances.
-3: every network looked once."""
+"""3: every network looked once. Earlier ones had no checksum and are not read."""
 
 MAX_WEIGHTS_BYTES = 8 * 2**30
 WEIGHTS, TREE = "weights.safetensors", "tree.json"
@@ -54,7 +50,7 @@ STAGES = (PROJECTED, PRUNED, TRAINED)
 
 Tensors = dict[str, Tensor]
 
-_SEALS = (CHECKSUM, "weights_sha256", "weights_bytes")
+_SEALS = ("weights_sha256", "weights_bytes")
 
 
 def save(tree: ProtoTree, folder: Path | str) -> None:
@@ -119,10 +115,6 @@ def rebuild(header: dict[str, Any], tensors: Tensors, name: str) -> ProtoTree:
         header = _as_now(header)
         check_header(header)
         outline = _outline(header)
-        if header["version"] == 1:
-            tensors = {"reach": torch.ones(outline.n_prototypes), **tensors}
-        if header["version"] < 3:
-            tensors = {"usual": torch.zeros(2 * outline.topology.n_nodes), **tensors}
         check_fit(outline, header["prototypes"]["sources"], tensors)
         check_values(tensors)
         tree = _build(header)
@@ -169,7 +161,7 @@ def write_state(folder: Path, name: str, header: dict[str, Any], tensors: Tensor
     weights = {"weights_bytes": len(content), "weights_sha256": hashlib.sha256(content).hexdigest()}
     try:
         write_file(waiting, content)
-        write_json(folder / name, sealed({**header, **weights}))
+        write_json(folder / name, {**header, **weights})
     except CheckpointError:
         waiting.unlink(missing_ok=True)
         raise
@@ -197,7 +189,7 @@ def _finish_rename(folder: Path, name: str) -> None:
 def read_state(folder: Path, name: str) -> tuple[dict[str, Any], Tensors]:
     """What `write_state` wrote last."""
     header = read_json(folder / name)
-    check_seal(header, str(folder / name))
+    check_version(header, str(folder / name))
     limit = header.get("weights_bytes", MAX_WEIGHTS_BYTES)
     if type(limit) is not int or not 0 <= limit <= MAX_WEIGHTS_BYTES:
         raise CheckpointError(f"{folder / name} is damaged: expected a size of its weights, got {limit!r}")
@@ -217,28 +209,17 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, Any], Tensors]:
     )
 
 
-def check_seal(header: dict[str, Any], name: str) -> None:
-    """Whether a description is of a version that is read here, and as it was written."""
+def check_version(header: dict[str, Any], name: str) -> None:
+    """Refuse a description of a format version that is not read here."""
     if "version" not in header:
         raise CheckpointError(f"{name} is damaged: it does not name its format version; restore it from a copy")
     expect_version(header, VERSION, name)
-    if (header["version"] > 2 or CHECKSUM in header) and not is_intact(header):
-        raise CheckpointError(
-            f"{name} is damaged or was changed by hand: its content does not have its checksum; restore it from a copy"
-        )
 
 
 def _as_now(header: dict[str, Any]) -> dict[str, Any]:
-    """A description by itself, with what older versions did not say."""
+    """A description by itself, with what version 3 did not say."""
     own = {key: value for key, value in header.items() if key not in _SEALS}
-    older = {"question": dataclasses.asdict(PAPER), "sureness": dataclasses.asdict(Sureness())}
-    if own["version"] < VERSION:
-        own = {**older, **own}
-        own["sureness"] = {**older["sureness"], **own["sureness"]}
-        own["backbone"] = {"head_width": 0, "looks": list(ONCE), **own["backbone"]}
-        extra = {"region": None, "flip": False, "shown": None}
-        sources = [source and {**extra, **source} for source in own["prototypes"]["sources"]]
-        own["prototypes"] = {**own["prototypes"], "sources": sources}
+    own["backbone"] = {"looks": list(ONCE), **own["backbone"]}
     return own
 
 

@@ -45,6 +45,11 @@ def check_header(header: Mapping[str, Any]) -> None:
     integer(1, header["preprocessing"]["resize"])(header["preprocessing"]["size"], ("preprocessing", "size"))
 
 
+def check_sureness(value: Any, name: Name = ()) -> None:
+    """Check a calibration by itself."""
+    _FIELDS["sureness"](value, name)
+
+
 def check_height(topology: Topology) -> None:
     """Refuses a tree so lopsided that its table of paths would take more memory than all the rest."""
     depth = [1] * topology.n_nodes

@@ -1,0 +1,119 @@
+"""What a run shows, damaged in one place: it is refused, left out or as it was, never shown as if nothing were."""
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_damaged_folders import DAMAGES, change_a_value, swap_with_another
+
+from prototree.errors import CheckpointError
+from prototree.evaluation.stored import read_mistakes
+from prototree.explain.kept_pages import KeptPages
+from prototree.explain.kept_spreads import keep_spreads, kept_spreads
+from prototree.explain.prototype_pictures import PrototypePictures, SourcePictures
+from prototree.files import write_json
+from prototree.pipeline.fit import redo
+from prototree.pipeline.sharing import pack
+from prototree.run import Run
+from tiny_mending import tiny_run
+
+LEFT_OUT = "left out"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run without its data: all that it shows is in its folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        made = tiny_run(tmp_path_factory.mktemp("made"))
+        redo(made.folder, "evaluate")
+        write_json(made.folder / "notes.json", {"0": "red", "1": "a corner"})
+        folder = tmp_path_factory.mktemp("run") / "run"
+        shutil.copytree(Run.open(pack(made, folder.with_name("x.prototree"))).folder, folder)
+        shutil.copy(made.folder / "mistakes.json", folder)
+        tree = made.tree()
+        keep_spreads(tree, KeptPages(tree, folder / "pages").spreads().values(), folder / "pages")
+        return Run(folder)
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """Everything that tables and pages take from the folder."""
+    tree = run.tree()
+    pages, pictures = KeptPages(tree, run.folder / "pages"), PrototypePictures(tree, stored=run.folder / "prototypes")
+    sources = [pictures.of(number) for number in range(tree.n_prototypes)]
+    found: dict[str, Callable[[], Any]] = {
+        "metrics": lambda: run.metrics,
+        "notes": lambda: run.notes,
+        "mistakes": lambda: read_mistakes(run.folder / "mistakes.json", tree.n_classes),
+        "histograms": lambda: kept_spreads(tree, run.folder / "pages") or LEFT_OUT,
+        "class photos": lambda: [[one.tolist() for one in photos] for photos in pages.class_photos()],
+    }
+    for number, source in enumerate(sources):
+        found[f"picture {number}"] = partial(_plain, vars(source)) if source.found else lambda: LEFT_OUT
+        found[f"page {number}"] = partial(_page, pages, number, source)
+    return {name: _value(look) for name, look in found.items()}
+
+
+def _page(pages: KeptPages, number: int, source: SourcePictures) -> Any:
+    page = pages.of(number, source, "")
+    if page is None:
+        return LEFT_OUT
+    return _plain([page.nearest, page.right_share, page.causes, page.spread, page.source.where])
+
+
+def _value(look: Callable[[], Any]) -> Any:
+    try:
+        return look()
+    except CheckpointError:
+        return LEFT_OUT
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return _plain(list(vars(value).values())) if hasattr(value, "__dataclass_fields__") else value
+
+
+def is_fair(name: str, shown: Any, expected: Any) -> bool:
+    if name == "class photos":  # of each class by itself
+        return all(one in ([], wanted) for one, wanted in zip(shown, expected, strict=True))
+    return bool(shown in (LEFT_OUT, expected))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("count", [60, pytest.param(900, marks=pytest.mark.slow)])
+def test_no_damaged_file_is_shown_as_if_nothing_were(
+    run: Run, tmp_path: Path, count: int, record_property: Callable[[str, object], None]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run.folder, folder)
+    expected, found = facts(Run(folder)), Counter[str]()
+    assert LEFT_OUT not in map(str, expected.values())
+    names = [
+        path.relative_to(folder)
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".json", ".webp") and path.name not in ("tree.json", "packed.json")
+    ]
+    damages = [one for one in DAMAGES if one not in (change_a_value, swap_with_another)]
+    for seed in range(count):
+        chance = random.Random(seed)
+        name, damage = names[seed % len(names)], damages[seed % len(damages)]
+        before = (folder / name).read_bytes()
+        damage(chance, folder / name)
+        shown = facts(Run(folder))
+        wrong = [what for what in expected if not is_fair(what, shown[what], expected[what])]
+        assert wrong == [], f"seed {seed}: {damage.__name__} in {name}"
+        found["as it was" if shown == expected else "noticed"] += 1
+        (folder / name).write_bytes(before)
+    assert found["noticed"] > count / 2
+    record_property("counted", f"{count} damaged files: {found['noticed']} noticed, {found['as it was']} harmless")
