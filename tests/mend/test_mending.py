@@ -52,11 +52,29 @@ def test_undo_and_redo_give_back_the_very_same_trees(session: Session) -> None:
 def test_a_session_goes_on_where_it_was_left(session: Session, run: Run) -> None:
     for edit in (an_edit(session), Remove(0, "left"), Note(0, "red")):
         session.apply(edit)
+    expected = session.state.tree
     session.undo()
+    session.close()
     again = open_session(run)
     assert again.moment.history == session.moment.history
     assert same_tree(again.state.tree, session.state.tree)
-    assert same_tree(again.redo().state.tree, session.redo().state.tree)
+    assert same_tree(again.redo().state.tree, expected)
+
+
+def test_one_session_at_a_time_edits_a_run(session: Session, run: Run, tmp_path: Path) -> None:
+    session.apply(Note(1, "red"))
+    with pytest.raises(MendError, match="another session or server"):
+        open_session(run)
+    with pytest.raises(MendError, match="another session or server"):
+        open_session(run.folder, work=session.work)
+    assert open_session(run, work=tmp_path / "elsewhere").revision == 0  # a history of its own
+    session.close()
+    again = open_session(run)
+    assert again.state.notes == {1: "red"}
+    with pytest.raises(MendError, match="closed"):
+        session.apply(Note(1, "blue"))
+    del again  # a session that nobody uses holds nothing
+    assert open_session(run).state.notes == {1: "red"}
 
 
 def test_edits_after_a_removal_mean_the_nodes_as_they_are_then(session: Session, run: Run) -> None:
@@ -78,10 +96,11 @@ def test_edits_after_a_removal_mean_the_nodes_as_they_are_then(session: Session,
     assert torch.equal(session.state.tree.prototypes, run.tree().prototypes)
     for _ in range(2):
         session.redo()
+    session.close()
     again = open_session(run)
     assert again.state.notes == {1: "last of three"}
     assert same_tree(again.redo().state.tree, tree)
-    assert json.loads((again.save().folder / "notes.json").read_text()) == {"1": "blue"}
+    assert again.save().notes == {1: "blue"}
 
 
 def test_undoing_farther_than_is_remembered_computes_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +132,7 @@ def test_a_saved_run_is_the_mended_tree_and_can_be_used_as_a_run(session: Sessio
     assert saved.folder == run.folder.with_name("run-mended-1")
     assert same_tree(saved.tree(), session.state.tree)
     assert content_of(run.folder) == before, "the original was changed"
-    assert json.loads((saved.folder / "notes.json").read_text()) == {"0": "red “square” <b>"}
+    assert saved.notes == {0: "red “square” <b>"}
     mending = json.loads((saved.folder / "mending.json").read_text())
     assert mending["from"] == "run"
     assert len(mending["edits"]) == 4
@@ -197,6 +216,7 @@ def test_other_data_or_another_tree_is_refused(session: Session, run: Run, tmp_p
     with torch.no_grad():
         tree.prototypes += 1
     checkpoint.save(tree, run.folder / "projected")
+    session.close()
     with pytest.raises(CheckpointError, match="another tree"):
         open_session(run)
 
@@ -237,6 +257,7 @@ def test_a_kill_while_saving_leaves_old_or_new_never_half(run: Run) -> None:
                 path.unlink() if path.is_file() else None
             (folder / "projected").rmdir()
             folder.rmdir()
+        session.close()
 
 
 def test_validation_photos_of_the_data_give_the_feedback(tmp_path: Path) -> None:

@@ -165,8 +165,9 @@ def test_undo_gives_back_the_reach_and_the_answers(session: Session) -> None:
 def test_a_saved_run_and_a_history_know_the_side(session: Session, run: Run) -> None:
     chosen = session.bench.candidates(session.state, 2, 12, "left")[2]
     session.apply(chosen.cell.replaces(2, "left"))
-    assert same_tree(open_session(run, work=session.work).state.tree, session.state.tree)
     assert same_tree(session.save().tree(), session.state.tree)
+    session.close()
+    assert same_tree(open_session(run, work=session.work).state.tree, session.state.tree)
 
 
 def test_edits_say_which_side_they_are_about() -> None:

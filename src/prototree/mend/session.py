@@ -13,9 +13,11 @@ other test photos are looked at only when a run is saved: the figure written the
 began with is never changed.
 """
 
+import contextlib
 import os
 import shutil
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +29,7 @@ from prototree import files
 from prototree.data import ImageData
 from prototree.data.loading import ViewDataset
 from prototree.data.samples import Sample
-from prototree.errors import CheckpointError, MendError
+from prototree.errors import CheckpointError, ConfigError, MendError
 from prototree.evaluation.metrics import evaluate_all
 from prototree.evaluation.mistakes import MistakeFinder
 from prototree.files import make_folder, read_json, write_file, write_json
@@ -37,6 +39,7 @@ from prototree.mend.edits import Ban, Edit, History, read_history
 from prototree.mend.figures import Comparison, Figures
 from prototree.mend.states import TreeState
 from prototree.run import METRICS_VERSION, NOTES, Run
+from prototree.training import locks
 from prototree.training.filling import Tick
 from prototree.training.maps import StoredMaps, cache_features, kept_borders, kept_sets
 from prototree.tree import checkpoint
@@ -78,8 +81,11 @@ class Session:
         work: Path,
         feedback_name: str,
         source: str,
+        release: Callable[[], None],
     ) -> None:
         self.run, self.data, self.bench = run, data, bench
+        self.close = weakref.finalize(self, release)
+        """Releases the folder of the session for others; done by itself when nobody uses the session any more."""
         self._held_back, self.n_held_back = held_back, n_held_back
         self.work, self.feedback_name, self.source = work, feedback_name, source  # source: what the data was opened by
         self._lock = threading.RLock()
@@ -160,6 +166,8 @@ class Session:
 
     def _change(self, step: Callable[[History], History], revision: int | None) -> Moment:
         with self._lock:
+            if not self.close.alive:
+                raise MendError("this session is closed; open the run again to edit it")
             before = self.moment
             before.history.expect(revision)
             history = step(before.history)
@@ -238,6 +246,7 @@ def open_session(
 
     History and feature maps are in `work`, by default `RUN-mend` next to the run. `validation` is a data set whose
     photos all give feedback; without it the data's own validation photos do, or else every second test photo.
+    The session holds `work` until it is closed (`Session.close`) or no longer used: a second one is refused.
 
     Examples:
         >>> session = open_session("runs/photos")
@@ -251,32 +260,49 @@ def open_session(
     if folder.resolve() == run.folder.resolve():
         raise MendError(f"expected a folder for the work other than the run, got {folder}; the run is never changed")
     make_folder(folder)
-    files.remove_leftovers([*folder.rglob(".*"), *folder.parent.glob(".*")])  # beside it, runs that were being saved
-    feedback, held_back, name = _divided(run, images, validation)
-    views = config.recipe.source_views(images)  # that the run's own prototypes come from
-    sets = kept_sets(images, views, tree.preprocessing)
+    release = _hold(folder)
+    with contextlib.ExitStack() as undo:
+        undo.callback(release)
+        # Beside it, runs that were being saved.
+        files.remove_leftovers([*folder.rglob(".*"), *folder.parent.glob(".*")])
+        feedback, held_back, name = _divided(run, images, validation)
+        views = config.recipe.source_views(images)  # that the run's own prototypes come from
+        sets = kept_sets(images, views, tree.preprocessing)
 
-    def stored(dataset: ViewDataset, tick: Tick | None = tick) -> StoredMaps:
-        kept = kept_borders(tree.features.backbone, dataset, run.folder, sets)
-        return cache_features(tree, dataset, folder / "maps", tick, kept)
+        def stored(dataset: ViewDataset, tick: Tick | None = tick) -> StoredMaps:
+            kept = kept_borders(tree.features.backbone, dataset, run.folder, sets)
+            return cache_features(tree, dataset, folder / "maps", tick, kept)
 
-    mended = read_json(run.folder / MENDING) if (run.folder / MENDING).exists() else {}
-    bench = Bench(
-        tree,
-        images.folder,
-        stored(training_set(images, tree, views)),
-        stored(photo_set(feedback, tree)),
-        views,
-        constrain_classes=config.constrain_classes,
-        banned=tuple(ban for ban in map(edits.from_json, mended.get("banned", ())) if isinstance(ban, Ban)),
-        notes={node: text for node, text in run.notes.items() if 0 <= node < tree.topology.n_nodes},
-        meant=meant_classes(mended, tree),
-    )
+        mended = read_json(run.folder / MENDING) if (run.folder / MENDING).exists() else {}
+        bench = Bench(
+            tree,
+            images.folder,
+            stored(training_set(images, tree, views)),
+            stored(photo_set(feedback, tree)),
+            views,
+            constrain_classes=config.constrain_classes,
+            banned=tuple(ban for ban in map(edits.from_json, mended.get("banned", ())) if isinstance(ban, Ban)),
+            notes={node: text for node, text in run.notes.items() if 0 <= node < tree.topology.n_nodes},
+            meant=meant_classes(mended, tree),
+        )
 
-    def unseen() -> StoredMaps | None:
-        return stored(photo_set(held_back, tree), None) if held_back else None
+        def unseen() -> StoredMaps | None:
+            return stored(photo_set(held_back, tree), None) if held_back else None
 
-    return Session(run, images, bench, unseen, len(held_back), folder, name, str(source))
+        session = Session(run, images, bench, unseen, len(held_back), folder, name, str(source), release)
+        undo.pop_all()
+        return session
+
+
+def _hold(folder: Path) -> Callable[[], None]:
+    """Keep other sessions out of a work folder, so that none overwrites the edits of another."""
+    try:
+        return locks.hold(folder)
+    except ConfigError as error:
+        raise MendError(
+            f"this run is being edited already: another session or server holds {folder}; end that one, or keep the "
+            "edits of this one in another folder (--work FOLDER, or open_session(run, work=FOLDER))"
+        ) from error
 
 
 def meant_classes(mending: Mapping[str, Any], tree: ProtoTree) -> list[int] | None:

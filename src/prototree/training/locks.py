@@ -5,7 +5,7 @@ A lock goes with the process that holds it, however that ends: nothing stays tha
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from prototree.errors import ConfigError
@@ -21,9 +21,17 @@ _held: set[int] = set()  # descriptors of folders that this process holds
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Keeps every other program from working in a run's folder; if one is at work there, that is an error at once."""
-    if fcntl is None:
+    release = hold(folder)
+    try:
         yield
-        return
+    finally:
+        release()
+
+
+def hold(folder: Path) -> Callable[[], None]:
+    """Lock a folder as `held` does; returns the function that releases it, which may be called twice."""
+    if fcntl is None:
+        return lambda: None
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,11 +43,13 @@ def held(folder: Path) -> Iterator[None]:
     except OSError:  # some network disks know no locks
         pass
     _held.add(descriptor)
-    try:
-        yield
-    finally:
-        _held.discard(descriptor)
-        os.close(descriptor)
+
+    def release() -> None:
+        if descriptor in _held:
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+    return release
 
 
 @contextlib.contextmanager
