@@ -17,10 +17,12 @@ from PIL import Image
 from killed_runs import commands, content
 from prototree.config import preset
 from prototree.data import open_data
-from prototree.errors import ConfigError, DataError
+from prototree.errors import ConfigError, DataError, ProtoTreeError
 from prototree.evaluation.tables import percent
+from prototree.files import write_json
 from prototree.pipeline.fit import combine, derived, fit, redo
-from prototree.pipeline.stages import STAGES
+from prototree.pipeline.folders import what_is_kept
+from prototree.pipeline.stages import STAGES, Stages
 from prototree.run import Run
 from prototree.training.locks import held
 from prototree.training.recipes.paper import Paper
@@ -144,6 +146,37 @@ def test_a_folder_that_is_taken_is_refused_unless_told(photos: Path, finished: R
     (tmp_path / "run" / "notes.txt").write_text("mine")
     fit(photos, tmp_path / "run", settings=settings, stages=["train"], overwrite=True)
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+def test_a_run_that_cannot_begin_replaces_nothing(photos: Path, tmp_path: Path) -> None:
+    run = fit(photos, tmp_path / "run", settings=TINY | {"epochs": 1, "threshold": 0.34})
+    write_json(run.folder / "notes.json", {"0": "red"})
+    before = content(run.folder)
+    for wrong in ({"weights": str(tmp_path / "typo.safetensors")}, {"backbone": "resnet5"}):
+        with pytest.raises(ProtoTreeError):
+            fit(photos, run.folder, settings=TINY | {"epochs": 1} | wrong, overwrite=True)
+        assert content(run.folder) == before
+
+
+def test_a_replaced_run_goes_when_the_new_one_is_finished(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = TINY | {"epochs": 2}
+    run = fit(photos, tmp_path / "run", settings=settings, stages=["train"])
+    old = tensors(run.folder)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stages, "_save", stop)
+        with pytest.raises(KeyboardInterrupt):  # when both epochs are saved as states, but no tree is
+            fit(photos, run.folder, settings=settings | {"seed": 1}, stages=["train"], overwrite=True)
+    assert tensors(run.folder / "replaced").keys() == old.keys()
+    assert "replaced" in what_is_kept(run.folder)
+    fit(photos, run.folder, settings=settings | {"seed": 1}, stages=["train"], resume=True)
+    assert not (run.folder / "replaced").exists()
+    assert any(not torch.equal(old[name], new) for name, new in tensors(run.folder).items())
 
 
 def test_unknown_stages_and_other_data(finished: Run, tmp_path: Path) -> None:

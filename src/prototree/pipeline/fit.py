@@ -84,7 +84,7 @@ def train_run(
         images = data if isinstance(data, ImageData) else open_source(data, config)
         config, images = derived(config, images), _sample(images, config)
         identity, observer, train = identity_of(config, images, start), observer or Observer(), "train" in chosen
-        with folders.held(Path(out)):
+        with folders.held(Path(out)), folders.replacing(Path(out)):
             run = folders.prepare(Path(out), config, identity, resume=resume, overwrite=overwrite, train=train)
             if train and folders.is_finished(run, chosen):
                 observer.stage(f"nothing to do: {run.folder} is finished ({', '.join(chosen)})")

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from prototree.training.maps import remove_unfinished
 from prototree.tree import checkpoint
 
 IDENTITY = "identity"  # in metrics.json: what must be the same for the run to be continued
+REPLACED = "replaced"  # folder in a run: what --overwrite replaces, until the new run is finished
 _TREES = {"train": checkpoint.TRAINED, "prune": checkpoint.PRUNED, "project": checkpoint.PROJECTED}
 
 
@@ -28,11 +30,11 @@ def prepare(
     """An empty folder, or one whose run is to be continued or replaced. A refusal leaves everything as it is."""
     run = Run(folder)
     if distributed.is_first():
-        used = [name for name in OWN_FILES if (folder / name).exists()]
+        if train and not resume:
+            put_back(folder)
+        used = _used(folder)
         if used and train and overwrite:
-            for name in used:
-                path = folder / name
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _set_aside(folder)
         elif used and train and not resume:
             raise ConfigError(
                 f"{folder} already holds a run ({', '.join(used[:3])}); continue it with --resume, replace it with "
@@ -44,6 +46,54 @@ def prepare(
         write_file(folder / CONFIG, config.to_toml().encode())
     distributed.wait_for_all()
     return run
+
+
+@contextlib.contextmanager
+def replacing(folder: Path) -> Iterator[None]:
+    """Keep a run that is to be replaced until the new one is finished; if that cannot even begin, put it back."""
+    try:
+        yield
+    except BaseException:
+        if distributed.is_first():
+            put_back(folder)
+        raise
+    if distributed.is_first():
+        shutil.rmtree(folder / REPLACED, ignore_errors=True)
+
+
+def put_back(folder: Path) -> None:
+    """Undo `--overwrite` if the new run has nothing yet that it could be continued from."""
+    if not (folder / REPLACED).exists() or _states(folder) or checkpoint.last_stage(folder):
+        return
+    for name in _used(folder):
+        _remove(folder / name)
+    for path in sorted((folder / REPLACED).iterdir()):
+        os.replace(path, folder / path.name)
+    (folder / REPLACED).rmdir()
+
+
+def _set_aside(folder: Path) -> None:
+    """Move a run out of the way of a new one; one that was never finished itself makes way for good."""
+    aside = folder / REPLACED
+    if aside.exists():
+        for name in _used(folder):
+            _remove(folder / name)
+    aside.mkdir(exist_ok=True)
+    for name in _used(folder):
+        os.replace(folder / name, aside / name)
+
+
+def _states(folder: Path) -> list[Path]:
+    """States that an interrupted training goes on from."""
+    return [path for path in sorted(folder.rglob(STATE)) if REPLACED not in path.relative_to(folder).parts]
+
+
+def _used(folder: Path) -> list[str]:
+    return [name for name in OWN_FILES if (folder / name).exists()]
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextlib.contextmanager
@@ -80,9 +130,10 @@ def what_is_kept(folder: str | Path) -> str:
     folder = Path(folder)
     maps = [path for path in folder.glob("cache/*.f16") if path.with_suffix(".json").exists()]
     parts = [f"cache ({sum(path.stat().st_size for path in maps) / 1e9:.2f} GB of maps)"] if maps else []
-    parts += [_state_words(folder, path) for path in sorted(folder.rglob(STATE)) if "kind" in _readable(path)]
+    parts += [_state_words(folder, path) for path in _states(folder) if "kind" in _readable(path)]
     parts += [stage for stage in reversed(checkpoint.STAGES) if (folder / stage / checkpoint.TREE).exists()]
     parts += [METRICS] if "stages" in _readable(folder / METRICS) else []
+    parts += [f"{REPLACED} (the run that is being replaced)"] if (folder / REPLACED).exists() else []
     return f"kept in {folder}: {', '.join(parts)}" if parts else f"nothing had been finished yet in {folder}"
 
 

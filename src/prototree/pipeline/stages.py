@@ -23,7 +23,7 @@ from prototree.explain.prototypes import first_views
 from prototree.files import write_json
 from prototree.pipeline.results import write_results
 from prototree.progress import Observer
-from prototree.run import CONFIG, METRICS, METRICS_VERSION, MISTAKES, PICTURES, RESULTS, Run
+from prototree.run import CONFIG, METRICS, METRICS_VERSION, MISTAKES, NOTES, PICTURES, RESULTS, Run
 from prototree.training import distributed
 from prototree.training.batches import Batches, maps_of
 from prototree.training.maps import MapCache, kept_sets
@@ -44,6 +44,7 @@ OWN_FILES = (
     CONFIG,
     "log.csv",
     METRICS,
+    NOTES,
     "last",
     "head",
     "held",
