@@ -78,8 +78,12 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The content of metrics.json; empty before the first evaluation."""
-        return read_metrics(self.folder)
+        """The content of metrics.json; empty before the first evaluation.
+
+        A packed tree has no data here, whatever its maker wrote: no folder of this machine is opened by its word.
+        """
+        found = read_metrics(self.folder)
+        return {key: value for key, value in found.items() if key != "source"} if self.is_packed else found
 
     @property
     def last_metrics(self) -> Mapping[str, Any]:
@@ -100,9 +104,9 @@ class Run:
     def notes(self) -> dict[int, str]:
         """The user's words about prototypes, by node: the content of notes.json."""
         try:
-            return {int(node): str(text) for node, text in self._read(NOTES).items()}
+            content = read_json(path, by_hand=True) if (path := self.folder / NOTES).exists() else {}
+            return {int(node): str(text) for node, text in content.items()}
         except ValueError as error:
-            path = self.folder / NOTES
             raise CheckpointError(f"{path} is damaged ({error}); expected node numbers and texts") from error
 
     def part_figures(self, tree: ProtoTree) -> Mapping[str, Any]:
@@ -125,16 +129,15 @@ class Run:
         if "source" not in self.metrics:
             return None
         try:
-            data = self._open_data(self.source)
+            return self.data()
         except DataError as error:
             log.warning("going on without the training data: %s", error)
             return None
-        return self._with_own_classes(data, self.source)
 
     @property
     def data_is_here(self) -> bool:
         """Whether the run's data can be opened on this machine; its photos are not checked."""
-        return "source" in self.metrics and not self.is_packed and is_here(self.source)
+        return "source" in self.metrics and is_here(self.source)
 
     def _open_data(self, source: str | Path) -> ImageData:
         config = self.config
@@ -148,7 +151,3 @@ class Run:
                 f"expected the classes of the run in {source}, got others; choose the data it was made with"
             )
         return data
-
-    def _read(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
-        return read_json(path) if path.exists() else {}

@@ -16,6 +16,7 @@ from prototree.errors import CheckpointError, ConfigError, ProtoTreeError
 from prototree.exchange.hub_push import push, stage
 from prototree.exchange.model_card import model_card
 from prototree.explain.whole_tree import pictures_of
+from prototree.files import write_json
 from prototree.pipeline.fit import fit
 from prototree.run import Run
 from prototree.tree import hub
@@ -103,7 +104,7 @@ def test_what_is_not_there_or_no_tree_is_named(server: Hub, monkeypatch: pytest.
     server.files["you/text"] = {"README.md": b"a language model"}
     with pytest.raises(CheckpointError, match="no prototype tree"):
         load("you/text")
-    server.files["you/huge"] = {"projected/tree.json": b"{}"}
+    server.files["you/huge"] = {"projected/tree.json": b"{}", "packed.json": b"{}"}
     monkeypatch.setattr(hub, "MAX_BYTES", 1)
     with pytest.raises(CheckpointError, match="expected a single tree"):
         load("you/huge")
@@ -145,7 +146,7 @@ def test_pictures_are_made_from_the_photos_where_the_run_has_none(run: Run, tmp_
     stage(Run.open(tmp_path / "run"), tmp_path / "out", "me/squares")
     assert np.array_equal(pictures_of(Run(tmp_path / "out")).crop(0), pictures_of(run).crop(0))
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    (tmp_path / "run" / "metrics.json").write_text(json.dumps({**metrics, "source": str(tmp_path / "gone")}))
+    write_json(tmp_path / "run" / "metrics.json", {**metrics, "source": str(tmp_path / "gone")})
     with pytest.raises(CheckpointError, match="no pictures"):
         stage(Run.open(tmp_path / "run"), tmp_path / "out", "me/squares")
 

@@ -15,15 +15,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 import prototree
+from prototree import files
 from prototree.cli import app
 from prototree.data import open_data
 from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.whole_tree import explain_tree
-from prototree.files import read_json, write_json
+from prototree.files import write_json
 from prototree.pipeline.sharing import pack, tidy
 from prototree.run import PICTURES, Run
 from prototree.tree import archive, checkpoint
@@ -146,6 +148,27 @@ def test_messages_do_not_name_where_it_was_unpacked(packed: Path) -> None:
         prototree.combine([packed, packed])
 
 
+@pytest.mark.parametrize("classes", ["own", "others"])
+def test_a_packed_tree_opens_no_folder_by_its_own_word(packed: Path, tmp_path: Path, classes: str) -> None:
+    """A stranger's file may name any folder of this machine as its data."""
+    folder = tmp_path / "private"
+    names = prototree.load(packed).class_names if classes == "own" else ("cat", "dog")
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        Image.new("RGB", (40, 40)).save(folder / name / "0.png")
+    with zipfile.ZipFile(packed) as file:
+        metrics = json.loads(file.read("metrics.json"))
+    text = json.dumps(files.sealed({**metrics, "source": str(folder)}))
+    (tmp_path / "x.prototree").write_bytes(rebuilt(packed, lambda z: z.writestr("metrics.json", text), "metrics.json"))
+    run = Run.open(tmp_path / "x.prototree")
+    assert "source" not in run.metrics
+    assert run.data_if_here() is None
+    assert not run.data_is_here
+    assert explain_tree(run).prototypes
+    with pytest.raises(DataError, match="--data"):
+        run.data()
+
+
 def test_without_pictures_and_data_packing_says_what_to_do(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "run")
     copy = Run(tmp_path / "run")
@@ -168,7 +191,8 @@ def test_pages_that_make_no_sense_are_left_out(
     with zipfile.ZipFile(packed) as file:
         content = json.loads(file.read("pages/pages.json"))
     content["prototypes"][1] |= damage
-    change = rebuilt(packed, lambda z: z.writestr("pages/pages.json", json.dumps(content)), "pages/pages.json")
+    text = json.dumps(files.sealed(content))
+    change = rebuilt(packed, lambda z: z.writestr("pages/pages.json", text), "pages/pages.json")
     (tmp_path / "x.prototree").write_bytes(change)
     prototypes = explain_tree(Run.open(tmp_path / "x.prototree")).prototypes
     assert prototypes[0].nearest
@@ -386,6 +410,6 @@ def test_the_commands_open_a_packed_tree(run: Run, packed: Path, tmp_path: Path)
     assert said.startswith(f"{photo.name}: {answer.label} (")
     assert (tmp_path / "squares-explained" / photo.stem / "decision.html").exists()
     command("report", str(file))
-    rules = read_json(tmp_path / "squares-report" / "rules.json")
+    rules = json.loads((tmp_path / "squares-report" / "rules.json").read_text())
     assert rules["title"] == "squares"
     assert answer.label in command("predict", str(file), str(photo))

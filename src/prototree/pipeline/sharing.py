@@ -51,7 +51,6 @@ def pack(
         raise CheckpointError(f"expected a run with a trained tree in {run.folder}, found none; train one first")
     with prepared_beside(out) as folder:
         tree = write_shared(run, stage, folder, find_pages=pages, tick=tick)
-        write_json(folder / MARK, {"kind": "packed prototree", "version": 1, "made_by": f"prototree {__version__}"})
         write_file(folder / "README.md", card(run, tree, out.stem).encode(errors="replace"))
         files = (path for path in folder.rglob("*") if path.is_file())
         write_archive(out, {path.relative_to(folder).as_posix(): path for path in files})
@@ -66,6 +65,7 @@ def write_shared(
     Nothing in it names a folder of this machine. What its pages show is found out first if asked for.
     """
     tree = run.tree(stage)
+    write_json(folder / MARK, {"kind": "packed prototree", "version": 1, "made_by": f"prototree {__version__}"})
     write_file(folder / CONFIG, _without_paths(run).encode(errors="surrogatepass"))
     write_json(folder / METRICS, {key: value for key, value in run.metrics.items() if key in _METRICS_KEPT})
     if run.notes:

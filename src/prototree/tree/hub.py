@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from prototree.errors import CheckpointError
+from prototree.tree.archive import MARK
 from prototree.tree.shared_files import MAX_FILES, is_shared
 
 log = logging.getLogger(__name__)
@@ -37,18 +38,21 @@ def fetch(name: str | Path) -> Path:
         info = api.model_info(name, files_metadata=True)
     except Exception as error:  # the client raises many kinds, all of which mean the same to the user
         try:
-            kept = snapshot_download(name, local_files_only=True)
+            kept = Path(snapshot_download(name, local_files_only=True))
+            if not (kept / MARK).exists():
+                raise FileNotFoundError(MARK)
         except Exception:
             raise CheckpointError(
                 f"there is no folder {name} here, and no model {name} could be fetched from the hub ({_say(error)}); "
                 "check the name, and log in with `hf auth login` if it is private"
             ) from error
         log.warning("the hub cannot be reached (%s); using %s as it was fetched last", _say(error), name)
-        return Path(kept)
+        return kept
     wanted = [one for one in info.siblings or [] if is_shared(one.rfilename)]
     total = sum(one.size or 0 for one in wanted)
-    if not any(one.rfilename == "projected/tree.json" for one in wanted):
-        raise CheckpointError(f"{name} on the hub is no prototype tree: it has no projected/tree.json; choose another")
+    for needed in ("projected/tree.json", MARK):  # the mark says that it may name no folder of this machine
+        if not any(one.rfilename == needed for one in wanted):
+            raise CheckpointError(f"{name} on the hub is no prototype tree: it has no {needed}; choose another")
     if total > MAX_BYTES or len(wanted) > MAX_FILES:
         raise CheckpointError(f"{name} on the hub has {len(wanted)} files of {total >> 20} MiB; expected a single tree")
     try:
