@@ -139,9 +139,12 @@ def test_what_is_unusually_far_or_unsure_is_not_known(tree: ProtoTree, data: Ima
     assert doubt.times_usual == pytest.approx(float(decisions.strangeness))
     answer = ask(tree, path)
     assert not answer.known
-    assert str(answer).startswith(f"I don't know ({answer.label} ")
+    assert str(answer).startswith(f"I don't know (best guess {answer.label})")
+    assert answer.sureness is None
+    assert answer.reason == doubt.reason
+    assert "%" not in str(answer)
     tree.sureness = Sureness(slope=0.0, offset=-1.0, least=0.5)
     doubt = explain_image(tree, path).doubt
     assert doubt is not None
     assert doubt.node is None
-    assert doubt.sureness < doubt.least == 0.5
+    assert explain_image(tree, path).sureness is None

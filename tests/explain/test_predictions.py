@@ -83,9 +83,12 @@ def test_what_is_not_sure_enough_is_not_known(run: Run) -> None:
     middle = sureness[len(sureness) // 2]
     found = prototree.predict(tree, paths, at_least=middle)
     assert {one.said == UNKNOWN for one in found} == {True, False}
-    for one in found:
+    for before, one in zip(prototree.predict(tree, paths), found, strict=True):
+        assert before.answer is not None
         assert one.answer is not None
-        assert (one.said == UNKNOWN) == (one.answer.sureness < middle)
+        assert (one.said == UNKNOWN) == (before.answer.sureness < middle)
+        assert one.answer.sureness == (None if one.said == UNKNOWN else before.answer.sureness)
+        assert bool(one.answer.reason) == (one.said == UNKNOWN)
     assert UNKNOWN in str(next(one.answer for one in found if one.said == UNKNOWN))
     with pytest.raises(ConfigError, match="expected a sureness from 0 to 1"):
         prototree.ask(tree, paths[0], at_least=1.5)

@@ -17,7 +17,7 @@ from prototree.data.images import from_pillow, read_photo
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.tables import percent
 from prototree.explain.matches import rival_of
-from prototree.explain.records import UNKNOWN
+from prototree.explain.records import UNKNOWN, Doubt
 from prototree.run import Run
 from prototree.tree import checkpoint
 from prototree.tree.model import Decisions, ProtoTree
@@ -65,10 +65,15 @@ class Answer:
     """
 
     label: str
-    sureness: float  # that the greedy answer is right
+    sureness: float | None  # that the greedy answer is right; None where the tree gives no answer
     probability: float  # of the label, by the whole tree (Eq. 4)
     path: tuple[Turn, ...]
-    known: bool = True  # False: the tree gives no answer, and the label is its best guess
+    reason: str = ""  # why the tree gives no answer; the label is its best guess then
+
+    @property
+    def known(self) -> bool:
+        """Whether the tree gives an answer."""
+        return not self.reason
 
     @property
     def said(self) -> str:
@@ -81,8 +86,9 @@ class Answer:
 
     def words(self, notes: Mapping[int, str] | None = None) -> str:
         """One line of text: the answer, its sureness and its path."""
-        best = "" if self.known else f"{self.label} "
-        return f"{self.said} ({best}{percent(self.sureness)} sure): {self.path_words(notes)}"
+        if self.sureness is None:
+            return f"{UNKNOWN} (best guess {self.label}): {self.reason} {self.path_words(notes)}"
+        return f"{self.label} ({percent(self.sureness)} sure): {self.path_words(notes)}"
 
     def __str__(self) -> str:
         return self.words()
@@ -113,19 +119,31 @@ def answers(
         raise ConfigError(f"expected a sureness from 0 to 1 below which nothing is answered, got {at_least:g}")
     labels, path = decisions.labels(strategy), decisions.path(strategy)
     soft = decisions.soft.gather(1, labels[:, None])[:, 0]
-    known = decisions.is_known & (decisions.sureness >= at_least)
     ways = zip(path.nodes.tolist(), path.goes_right.tolist(), path.p_right.tolist(), strict=True)
-    rows = zip(labels.tolist(), decisions.sureness.tolist(), soft.tolist(), ways, known.tolist(), strict=True)
+    reasons = (doubt.reason if doubt is not None else "" for doubt in doubts_of(tree, decisions))
+    rows = zip(labels.tolist(), decisions.sureness.tolist(), soft.tolist(), ways, reasons, strict=True)
+    less = f"Less sure than the {percent(at_least)} that were asked for."
     return [
         Answer(
             tree.class_names[label],
-            sureness,
+            sureness if not reason and sureness >= at_least else None,
             probability,
             tuple(turn_at(tree, *turn) for turn in zip(*way, strict=True) if turn[0] >= 0),
-            known=is_known,
+            reason or (less if sureness < at_least else ""),
         )
-        for label, sureness, probability, way, is_known in rows
+        for label, sureness, probability, way, reason in rows
     ]
+
+
+def doubts_of(tree: ProtoTree, decisions: Decisions) -> list[Doubt | None]:
+    """Of each image, why the tree does not know what it shows; None where it knows."""
+    found: list[Doubt | None] = []
+    for image, is_known in enumerate(decisions.is_known.tolist()):
+        strangeness, node = float(decisions.strangeness[image]), None
+        if strangeness > tree.sureness.farthest:
+            node = int(decisions.greedy.nodes[image, decisions.unusual[image].argmax()])
+        found.append(None if is_known else Doubt(node, strangeness))
+    return found
 
 
 def turn_at(tree: ProtoTree, node: int, right: bool, p_right: float) -> Turn:

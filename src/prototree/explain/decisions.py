@@ -16,6 +16,7 @@ from torch import Tensor
 from prototree.data.augment import to_input
 from prototree.data.images import from_pillow, read_photo
 from prototree.data.views import FULL
+from prototree.explain.answers import doubts_of
 from prototree.explain.attribution import Probes, attribute, occlude
 from prototree.explain.counterfactuals import runner_up
 from prototree.explain.places import (
@@ -31,7 +32,6 @@ from prototree.explain.places import (
 from prototree.explain.prototype_pictures import PrototypePictures, open_photo, reduced
 from prototree.explain.records import (
     DecisionExplanation,
-    Doubt,
     Match,
     PathExplanation,
     RunnerUp,
@@ -98,7 +98,7 @@ def explain_image(
         class_names=tree.class_names,
         label=label,
         soft=tuple(decided.decisions.soft[0].tolist()),
-        sureness=float(decided.decisions.sureness[0]),
+        sureness=float(decided.decisions.sureness[0]) if decided.decisions.is_known[0] else None,
         doubt=doubts_of(tree, decided.decisions)[0],
         paths={strategy: decided.path(strategy, matches, pictures, notes or {}, spreads) for strategy in _PATHS},
         runner_up={strategy: decided.runner_up(strategy) for strategy in _PATHS},
@@ -106,18 +106,6 @@ def explain_image(
         sureness_photos=tree.sureness.n_photos,
         in_vote=tuple(ballot(tree, decided.routed).soft[0].tolist()),
     )
-
-
-def doubts_of(tree: ProtoTree, decisions: Decisions) -> list[Doubt | None]:
-    """Of each image, why the tree does not know what it shows; None where it knows."""
-    limits, found = tree.sureness, []
-    for image, is_known in enumerate(decisions.is_known.tolist()):
-        sureness, strangeness = float(decisions.sureness[image]), float(decisions.strangeness[image])
-        node = None
-        if strangeness > limits.farthest:
-            node = int(decisions.greedy.nodes[image, decisions.unusual[image].argmax()])
-        found.append(None if is_known else Doubt(sureness, limits.least, node, strangeness))
-    return found
 
 
 @dataclass(frozen=True)

@@ -262,10 +262,18 @@ class RunnerUp:
 class Doubt:
     """Why a tree says "I don't know"."""
 
-    sureness: float  # of its answer
-    least: float  # that it would have to be
     node: int | None = None  # whose patch is farther than it may be; None: the answer is not sure enough
     times_usual: float = 0.0  # how far, where 1 is usual
+
+    @property
+    def reason(self) -> str:
+        """Why, as a sentence. It names no percentage: none was measured for images that get no answer."""
+        if self.node is None:
+            return "No class is far enough ahead of the others for an answer."
+        return (
+            f"At node {self.node} the nearest patch of this photo is {self.times_usual:.1f} times as far away as usual "
+            "for photos that turn this way. The photo may show none of the classes that this tree knows."
+        )
 
 
 @dataclass(frozen=True)
@@ -287,7 +295,8 @@ class DecisionExplanation:
     paths: dict[Strategy, PathExplanation]  # "greedy", which is the explanation, and "max_path"
     runner_up: dict[Strategy, RunnerUp | None]  # None where no change of similarities can do it
     question: QuestionKind = "presence"
-    sureness: float = 1.0  # that the greedy answer is right: of the answers called 70 % sure, 70 of 100 are
+    # That the greedy answer is right: of the answers called 70 % sure, 70 of 100 are. None where there is no answer.
+    sureness: float | None = 1.0
     doubt: Doubt | None = None  # why the tree does not know; None: it knows
     sureness_photos: int = 0  # that the sureness was fitted on; 0: never measured
     in_vote: tuple[float, ...] = ()  # K, what the tree says where several vote

@@ -39,7 +39,6 @@ from prototree.report.words import (
     METHOD_SHORT,
     STRATEGY_NAMES,
     compared_distances,
-    doubt_words,
     hiding_words,
     likeliest,
     runner_up_words,
@@ -72,7 +71,7 @@ def decision_body(
     decisions = explanation.decisions if isinstance(explanation, VoteExplanation) else (explanation,)
     probs = explanation.class_probs if isinstance(explanation, VoteExplanation) else explanation.soft
     first = decisions[0]
-    winner, share = (likeliest(probs), max(probs)) if several else (first.answer, first.sureness)
+    winner = likeliest(probs) if several else first.answer
     places = list(_places(decisions))
     methods = tuple(dict.fromkeys(where.method for where in places))
     drawers = [_Drawer(one, picture_url, f"{number}-" if several else "") for number, one in enumerate(decisions, 1)]
@@ -82,10 +81,10 @@ def decision_body(
         photo=picture_url("photo", reduced(first.photo, _SUBJECT_SIDE)),
         size=first.size,
         winner=first.class_names[winner],
-        share=percent(share if several else min(share, SUREST)),
-        share_words="of the trees’ mean vote" if several else sureness_words(share, first.sureness_photos),
+        share=percent(max(probs)) if several else sure_share(first),
+        share_words="of the trees’ mean vote" if several else sureness_words(first.sureness, first.sureness_photos),
         unknown=UNKNOWN,
-        doubt=None if several or first.doubt is None else doubt_words(first.doubt),
+        doubt=None if several or first.doubt is None else first.doubt.reason,
         truth=None if first.label is None else first.class_names[first.label],
         right=first.label == winner,
         bars=_bars(probs, first.class_names),
@@ -95,6 +94,11 @@ def decision_body(
         trees=[drawer.tree() for drawer in drawers],
         node_url=node_url,
     )
+
+
+def sure_share(decision: DecisionExplanation) -> str:
+    """How sure an answer is, in percent; empty where there is none."""
+    return "" if decision.sureness is None else percent(min(decision.sureness, SUREST))
 
 
 def _title(explanation: Decided) -> str:
@@ -129,7 +133,7 @@ class _Drawer:
         other = [path for path in decision.paths.values() if path.leaf != paths[0].leaf]
         return {
             "winner": names[decision.answer],
-            "share": percent(min(decision.sureness, SUREST)),
+            "share": sure_share(decision) or UNKNOWN,
             "is_choice": decision.question == "choice",
             "paths": list(map(self._path, paths)),
             "bars": _bars(decision.soft, names),

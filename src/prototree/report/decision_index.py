@@ -24,8 +24,11 @@ class IndexEntry:
     thumb: str
     answer: str
     truth: str | None
-    sureness: float
-    is_known: bool = True
+    sureness: float | None  # None: no answer is given
+
+    @property
+    def is_known(self) -> bool:
+        return self.sureness is not None
 
     @property
     def is_right(self) -> bool:
@@ -34,17 +37,23 @@ class IndexEntry:
     @property
     def doubt(self) -> tuple[bool, float, str]:
         """Smallest for what deserves the first look: no answer given, then little sureness."""
-        return self.is_known, self.sureness, self.image
+        return self.is_known, self.sureness or 0.0, self.image
+
+    @property
+    def share(self) -> str:
+        return "" if self.sureness is None else percent(min(self.sureness, SUREST))
 
 
 def index_entry(explanation: Decided, href: str) -> IndexEntry:
     """A decision as a line of the list; of several trees, the mean vote and its share."""
+    answer: int
+    sureness: float | None
     if isinstance(explanation, VoteExplanation):
         first, probs = explanation.decisions[0], explanation.class_probs
-        answer, sureness, is_known = likeliest(probs), max(probs), True
+        answer, sureness = likeliest(probs), max(probs)
     else:
         first = explanation
-        answer, sureness, is_known = first.answer, first.sureness, first.doubt is None
+        answer, sureness = first.answer, first.sureness
     names = first.class_names
     return IndexEntry(
         image=first.image,
@@ -53,7 +62,6 @@ def index_entry(explanation: Decided, href: str) -> IndexEntry:
         answer=names[answer],
         truth=None if first.label is None else names[first.label],
         sureness=sureness,
-        is_known=is_known,
     )
 
 
@@ -65,7 +73,7 @@ def index_page(entries: Sequence[IndexEntry]) -> str:
         title=count(len(entries), "photo"),
         summary=_summary(entries),
         styles=[Markup(asset("base.css")), Markup(asset("decision.css"))],
-        entries=[(entry, percent(min(entry.sureness, SUREST)), f"{100 * entry.sureness:.1f}") for entry in ordered],
+        entries=[(entry, f"{100 * (entry.sureness or 0.0):.1f}") for entry in ordered],
         has_truth=any(entry.truth is not None for entry in entries),
         unknown=UNKNOWN,
     )

@@ -12,7 +12,7 @@ from prototree.explain.records import (
     Step,
     VoteExplanation,
 )
-from prototree.report.words import doubt_words, likeliest, step_words
+from prototree.report.words import likeliest, step_words
 
 
 def decision_json(explanation: DecisionExplanation | VoteExplanation) -> dict[str, Any]:
@@ -32,9 +32,9 @@ def decision_json(explanation: DecisionExplanation | VoteExplanation) -> dict[st
         "label": explanation.label,
         "classes": list(names),
         "answer": {"label": explanation.answer, "class": names[explanation.answer]},
-        "sureness": round(explanation.sureness, 6),
+        "sureness": None if explanation.sureness is None else round(explanation.sureness, 6),
         "is_known": explanation.doubt is None,
-        "doubt": None if explanation.doubt is None else doubt_words(explanation.doubt),
+        "doubt": None if explanation.doubt is None else explanation.doubt.reason,
         "soft": _numbers(explanation.soft),
         "paths": {strategy: _path_json(path, names) for strategy, path in explanation.paths.items()},
         "runner_up": {

@@ -163,8 +163,7 @@ def _trust(explanation: DecisionExplanation, path: PathExplanation) -> str:
     """How far to trust the answer at the end of a path."""
     if path.strategy != "greedy":
         return f"{percent(max(path.class_probs))} of the photos that end here"
-    sure = f"{percent(explanation.sureness)} sure"
-    return sure if explanation.doubt is None else f"a guess, {sure}: {UNKNOWN}"
+    return f"a guess: {UNKNOWN}" if explanation.sureness is None else f"{percent(explanation.sureness)} sure"
 
 
 def _arrow(before: Spot, after: Spot, present: bool | None) -> list[Mark]:

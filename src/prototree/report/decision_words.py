@@ -9,8 +9,10 @@ _NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight"
 HOW_TO_TEST = "prototree explain … --attribution tests every box by hiding it"
 
 
-def sureness_words(sureness: float, n_photos: int) -> str:
+def sureness_words(sureness: float | None, n_photos: int) -> str:
     """What a sureness means, after the percentage: only what was measured is promised."""
+    if sureness is None:
+        return ""
     if not n_photos:
         return "sure by the tree’s own estimate, which was not checked on held-out photos"
     if sureness > 0.99:

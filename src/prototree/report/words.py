@@ -10,7 +10,6 @@ from prototree.explain.records import (
     UNKNOWN,
     ClassExplanation,
     DecisionExplanation,
-    Doubt,
     Flip,
     Hiding,
     Method,
@@ -94,16 +93,6 @@ def hiding_words(hiding: Hiding | None) -> str:
     )
 
 
-def doubt_words(doubt: Doubt) -> str:
-    """Why a tree does not know, as a sentence."""
-    if doubt.node is None:
-        return f"Only {percent(doubt.sureness)} sure: below {percent(doubt.least)} this tree gives no answer."
-    return (
-        f"At node {doubt.node} the nearest patch of this photo is {doubt.times_usual:.1f} times as far away as usual "
-        "for photos that turn this way. The photo may show none of the classes that this tree knows."
-    )
-
-
 def runner_up_words(runner_up: RunnerUp | None, class_names: Sequence[str], steps: Sequence[Step] = ()) -> str:
     """What another class would have needed, as a sentence; questions on the way are called by their place on it."""
     if runner_up is None:
@@ -171,9 +160,11 @@ def answer_words(explanation: DecisionExplanation | VoteExplanation) -> str:
         votes = count(len(explanation.decisions), "tree")
         return f"{first.image}: {first.class_names[best]} ({percent(probs[best])} by {votes})"
     steps = "; ".join(map(_turn_words, explanation.paths["greedy"].steps)) or "no question asked"
-    guess, sure = explanation.class_names[explanation.answer], f"{percent(explanation.sureness)} sure"
-    said = f"{guess} ({sure})" if explanation.doubt is None else f"{UNKNOWN} ({guess} {sure})"
-    return f"{explanation.image}: {said}: {steps}"
+    guess = explanation.class_names[explanation.answer]
+    if explanation.sureness is None:
+        reason = explanation.doubt.reason if explanation.doubt is not None else ""
+        return f"{explanation.image}: {UNKNOWN} (best guess {guess}): {reason} {steps}"
+    return f"{explanation.image}: {guess} ({percent(explanation.sureness)} sure): {steps}"
 
 
 def _turn_words(step: Step) -> str:

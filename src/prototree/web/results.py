@@ -10,7 +10,7 @@ import numpy as np
 from prototree.data.images import webp
 from prototree.explain.records import DecisionExplanation, PathExplanation, Picture, SeenPatch, Step
 from prototree.report.decision_html import decision_body
-from prototree.report.words import doubt_words, flip_words, step_words
+from prototree.report.words import flip_words, step_words
 from prototree.web import shapes
 
 _TOP = 5  # classes listed
@@ -74,7 +74,7 @@ def result_of(
         answer=names[explained.answer],
         sureness=explained.sureness,
         is_known=explained.doubt is None,
-        doubt=None if explained.doubt is None else doubt_words(explained.doubt),
+        doubt=None if explained.doubt is None else explained.doubt.reason,
         soft=[teller.share(int(label), explained.soft) for label in order],
         ways=[teller.way(path) for path in paths],
     )

@@ -187,7 +187,7 @@ class DecisionShape(Shape):
     truth: str | None
     question: Literal["presence", "choice"] = "presence"
     answer: str  # where the greedy path ends
-    sureness: float  # that it is right
+    sureness: float | None  # that it is right; none where the tree gives no answer
     is_known: bool = True  # whether the tree gives an answer at all; otherwise the answer is a guess
     doubt: str | None = None  # why it does not
     soft: list[ClassShareShape]
