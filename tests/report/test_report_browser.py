@@ -67,7 +67,7 @@ def test_search_shows_the_rules_that_lead_to_a_class(open_page: Open) -> None:
     find(page, "owl")  # without the dots
     assert page.locator("#panel-title").text_content() == "Öwl"
     assert 'lacks “long "beak" <b>”' in page.locator(".rule p").first.text_content()
-    assert "90 % of its 10 test photos are named correctly" in page.locator(".score").text_content()
+    assert "9 of 10 right (test photos of this class)" in page.locator(".score").text_content()
     assert page.locator(".faces img").count() == 2
     assert page.locator(".confused .link").all_text_contents() == ["Jay", "Wren"]  # taken for, and wrongly called so
     turns = page.locator(".rule .way li").evaluate_all("list => list.map((item) => item.className)")
@@ -169,7 +169,7 @@ def test_from_afar_there_are_photos_and_from_near_there_are_cards(open_page: Ope
     page.keyboard.press("0")
     drawn(page)
     assert leaf.locator(".name").evaluate("e => getComputedStyle(e).display") != "none"
-    assert leaf.locator(".share").text_content() == "90 % right"
+    assert leaf.locator(".share").text_content() == "9 of 10 right"
 
 
 @pytest.mark.parametrize("question", ["presence", "choice"])

@@ -270,11 +270,12 @@ def test_pictures_of_larger_trees_are_smaller(monkeypatch: pytest.MonkeyPatch) -
 def test_the_list_of_many_begins_with_the_doubtful_ones() -> None:
     explained = tree(Topology.full(2), names=AWKWARD_NAMES)
     sure = [dataclasses.replace(decision(explained, i), sureness=0.9 - 0.2 * i, image=f"{i}.jpg") for i in range(3)]
-    unknown = dataclasses.replace(sure[0], doubt=Doubt(0.9, 0.95), image="who.jpg")
+    unknown = dataclasses.replace(sure[0], doubt=Doubt(), sureness=None, image="who.jpg")
     page = index_page([index_entry(one, f"{n}/decision.html") for n, one in enumerate([*sure, unknown])])
     order = [page.index(f"<bdi>{name}.jpg</bdi>") for name in ("who", "2", "1", "0")]
     assert order == sorted(order)
     assert UNKNOWN in html.unescape(page)
+    assert page.count(" %</b>") == 3, "no percentage where there is no answer"
     assert "3 of 4 answered" in page
     assert AWKWARD_NAMES[0] in html.unescape(page)
     assert "<script" not in page
@@ -385,16 +386,19 @@ def test_a_tree_that_does_not_know_says_so_and_why() -> None:
     decided = decision(tree(Topology.full(2), names=AWKWARD_NAMES))
     assert UNKNOWN not in html.unescape(decision_page(decided))
     assert decision_json(decided)["is_known"]
-    far = dataclasses.replace(decided, doubt=Doubt(0.9, 0.3, node=2, times_usual=1.84))
+    far = dataclasses.replace(decided, doubt=Doubt(node=2, times_usual=1.84), sureness=None)
     page, told = decision_page(far), decision_json(far)
     assert f'<h1 id="answer">{UNKNOWN}</h1>' in html.unescape(page)
     assert "At node 2" in page
     assert "1.8 times as far away as usual" in page
-    assert f"The best guess is <b><bdi>{AWKWARD_NAMES[0]}</bdi></b>" in html.unescape(page)
+    assert f"The best guess is <bdi>{AWKWARD_NAMES[0]}</bdi>" in html.unescape(page)
+    assert "such cases" not in page
+    assert told["sureness"] is None
     assert not told["is_known"]
     assert "At node 2" in told["doubt"]
-    unsure = dataclasses.replace(decided, doubt=Doubt(0.21, 0.3))
-    assert "Only 21 % sure: below 30 % this tree gives no answer" in decision_page(unsure)
+    unsure = dataclasses.replace(decided, doubt=Doubt(), sureness=None)
+    assert "No class is far enough ahead" in decision_page(unsure)
+    assert "such cases" not in decision_page(unsure)
 
 
 @pytest.mark.parametrize("method", get_args(Method))

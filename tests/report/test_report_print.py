@@ -33,7 +33,7 @@ def test_svg_shows_every_prototype_and_leaf(topology: Topology) -> None:
     assert len(list(root.iter(f"{SVG}image"))) == 2 * topology.n_nodes + topology.n_leaves - 1  # one says little
     words = texts(svg)
     assert words.count("present") == words.count("absent") == topology.n_nodes
-    assert words.count("90 % right") == topology.n_leaves - 1
+    assert words.count("9 of 10 right") == topology.n_leaves - 1
     assert not list(root.iter(f"{SVG}script"))
     assert any("طائر" in word for word in words)
 

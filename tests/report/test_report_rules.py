@@ -96,11 +96,11 @@ def test_what_another_class_would_have_needed_is_said_by_question() -> None:
     assert said == "For Wren to win instead, at question 1 the similarity would have to rise from 0.42 to 0.61."
 
 
-def test_a_headline_says_what_pages_show_first() -> None:
-    assert list(headline({"soft": 0.84, "max_path": 0.83, "greedy": 0.82}).values()) == [
-        "82 % question by question", "84 % all leaves together",
-    ]  # fmt: skip
-    assert headline({}) == {}
+def test_a_headline_counts_the_path_that_is_shown() -> None:
+    explained = tree(Topology.full(2))
+    accuracy = {"soft": 0.84, "max_path": 0.83, "greedy": 0.821}
+    assert headline(replace(explained, accuracy=accuracy)) == "82.1 % of test photos right"
+    assert headline(replace(explained, accuracy={})) == ""
 
 
 def test_rules_of_a_choice_say_rather_this_than_that() -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import re
 import socket
 import struct
@@ -344,7 +343,7 @@ def test_mending_undoing_and_saving_over_the_api(client: "httpx.Client", run: Ru
     saved = client.post("/api/mending/save", json={"revision": revision(client)})
     assert saved.status_code == 200, saved.text
     new = Run(run.folder.parent / saved.json()["run"])
-    assert json.loads((new.folder / "notes.json").read_text()) == {"1": "corner"}
+    assert new.notes == {1: "corner"}
     assert saved.json()["after"] == new.metrics["stages"]["projected"]["accuracy"]
     assert content_of(run.folder) == before, "the original was changed"
 

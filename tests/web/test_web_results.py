@@ -51,7 +51,8 @@ def test_a_choice_has_the_left_patch_beside_the_right_one() -> None:
 def test_a_doubt_is_told() -> None:
     known = decision(tree(Topology.full(2)))
     assert result_of(known, "id", 3).decision.is_known
-    told = result_of(replace(known, doubt=Doubt(0.2, 0.4)), "id", 3).decision
+    told = result_of(replace(known, doubt=Doubt(), sureness=None), "id", 3).decision
     assert not told.is_known
-    assert told.doubt == "Only 20 % sure: below 40 % this tree gives no answer."
+    assert told.doubt == Doubt().reason
+    assert told.sureness is None
     assert told.answer == known.class_names[known.answer], "the guess is still there"

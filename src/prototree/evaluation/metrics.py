@@ -112,8 +112,8 @@ class Metrics:
     mean_sureness: float
     answered: float  # share of images that the tree does not say "I don't know" to
     answered_accuracy: float | None  # of its greedy answers to those; None if there are none
-    class_accuracy: list[float | None]  # soft; None for a class without test images
-    confusion: list[tuple[int, int, int]]  # true class, soft prediction, photos; pairs that occur, in order
+    class_accuracy: list[float | None]  # of the greedy path, which is what pages show; None without test images
+    confusion: list[tuple[int, int, int]]  # true class, greedy prediction, photos; pairs that occur, in order
     n_prototypes: int
     n_leaves: int
     leaf_maxima: list[float]  # max σ(c) of every leaf, for the supplement's histogram
@@ -143,7 +143,7 @@ def measure(tree: ProtoTree, judged: Judged) -> Metrics:
     """The numbers, given what the tree said."""
     label, n_classes = judged.label, tree.n_classes
     total = torch.bincount(label, minlength=n_classes).tolist()
-    hits = torch.bincount(label[judged.soft == label], minlength=n_classes).tolist()
+    hits = torch.bincount(label[judged.greedy == label], minlength=n_classes).tolist()
     maxima = class_log_probs(tree.leaf_logits.detach()).exp().amax(dim=1).cpu()
     return Metrics(
         n_images=len(label),
@@ -157,7 +157,7 @@ def measure(tree: ProtoTree, judged: Judged) -> Metrics:
         answered=_share(judged.is_known),
         answered_accuracy=_share((judged.greedy == label)[judged.is_known]) if judged.is_known.any() else None,
         class_accuracy=[right / count if count else None for right, count in zip(hits, total, strict=True)],
-        confusion=_confusion(label, judged.soft),
+        confusion=_confusion(label, judged.greedy),
         n_prototypes=tree.n_prototypes,
         n_leaves=tree.topology.n_leaves,
         leaf_maxima=maxima.tolist(),

@@ -25,6 +25,7 @@ Side = Literal["right", "left"]
 AROUND = 3.0
 """How many times as wide as a patch the picture is that shows it where it is."""
 UNKNOWN = "I don't know"
+TEST_PHOTOS = "test photos"
 """What is said where a tree gives no answer."""
 
 
@@ -121,8 +122,13 @@ class ClassExplanation:
 
     photos: tuple[Picture, ...]
     n_test: int = 0  # test photos; 0 if never evaluated
-    accuracy: float | None = None  # the share of them that all leaves together (soft) name rightly
+    accuracy: float | None = None  # the share of them that the greedy path names rightly
     taken_for: tuple[tuple[int, int], ...] = ()  # another class and how many were taken for it, most first
+
+    @property
+    def right_words(self) -> str:
+        """How many of its test photos are named rightly; empty if never evaluated."""
+        return "" if self.accuracy is None else f"{round(self.accuracy * self.n_test)} of {self.n_test} right"
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,7 @@ class TreeExplanation:
     sharpness: float = 1.0
     tests: str = ""  # whether patches mean what they show, in one line; empty if never measured
     classes: tuple[ClassExplanation, ...] = ()  # K, or none where nothing is known of them
+    judged_on: str = TEST_PHOTOS  # what the accuracies were measured on
 
     def prototype_at(self, node: int, side: Side) -> PrototypeExplanation:
         """A node's prototype; presence has only right ones."""

@@ -65,7 +65,7 @@ def explain_tree(
             workers=config.workers,
             run=run.folder,
         )
-    figures = _figures(run, tree)
+    figures = run_figures(run, tree)
     prototypes = tuple(replace(one, tests=figures.said.get(one.prototype, ())) for one in prototypes)
     return TreeExplanation(
         title=run.folder.resolve().name,
@@ -83,7 +83,7 @@ def explain_tree(
 
 
 @dataclass(frozen=True)
-class _Figures:
+class RunFigures:
     """What metrics.json says of a tree."""
 
     accuracy: dict[str, float]
@@ -92,7 +92,7 @@ class _Figures:
     confusion: list[tuple[int, int, int]]
 
 
-def _figures(run: Run, tree: ProtoTree) -> _Figures:
+def run_figures(run: Run, tree: ProtoTree) -> RunFigures:
     """A file that came from elsewhere may say anything; what makes no sense is refused in words."""
     try:
         parts = run.part_figures(tree)
@@ -101,7 +101,7 @@ def _figures(run: Run, tree: ProtoTree) -> _Figures:
         confusion = _confusion(run)
         if not all(0 <= label < tree.n_classes for pair in confusion for label in pair[:2]):
             raise ValueError("it confuses classes that the tree does not have")
-        return _Figures(accuracy, part_words(parts), said, confusion)
+        return RunFigures(accuracy, part_words(parts), said, confusion)
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise damaged(run.folder / METRICS, error) from error
 

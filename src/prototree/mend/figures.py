@@ -21,7 +21,7 @@ class Figures:
     accuracy: dict[str, float]  # by strategy
     fidelity: dict[str, float]  # agreement of a hard strategy with soft
     path_length: dict[str, float]  # prototypes asked, on average
-    class_accuracy: tuple[float | None, ...]  # soft; None for a class without photos
+    class_accuracy: tuple[float | None, ...]  # of the greedy path; None for a class without photos
     n_prototypes: int
 
 
@@ -41,13 +41,13 @@ class Comparison:
 
     before: Figures
     after: Figures
-    changed: tuple[Changed, ...]  # by the soft answer
+    changed: tuple[Changed, ...]  # by the greedy path
 
 
 def figures_of(tree: ProtoTree, decisions: Decisions, labels: Int[Tensor, " M"]) -> Figures:
     """The numbers of a tree that has decided about some photos."""
     answers: dict[Strategy, Tensor] = {strategy: decisions.labels(strategy) for strategy in STRATEGIES}
-    right = answers["soft"] == labels
+    right = answers["greedy"] == labels
     return Figures(
         n_photos=len(labels),
         accuracy={s: _share(answers[s] == labels) for s in STRATEGIES},
@@ -62,7 +62,7 @@ def figures_of(tree: ProtoTree, decisions: Decisions, labels: Int[Tensor, " M"])
 
 def changed_answers(before: Decisions, after: Decisions, labels: Int[Tensor, " M"]) -> tuple[Changed, ...]:
     """The photos that are answered differently."""
-    then, now = before.labels(), after.labels()
+    then, now = before.labels("greedy"), after.labels("greedy")
     changed = torch.nonzero(then != now)[:, 0].tolist()
     return tuple(Changed(i, int(labels[i]), int(then[i]), int(now[i])) for i in changed)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from prototree.evaluation.tables import percent
 from prototree.explain.records import Location, Match, Picture
 from prototree.report.encoding import around_of, frame_in, reduced
 from prototree.report.layout import CardPlace, Size, Spacing, arrange
@@ -170,8 +169,7 @@ def _leaf_words(reading: Reading, leaf: int) -> tuple[list[str], str]:
     unsure, label = reading.is_unsure(leaf), reading.rules[leaf].label
     name = "no clear class" if unsure else class_name(reading, label)
     lines = wrapped(name, _BOLD * (LETTERS + 0.5), LEAF_SIZE[0] - 8, None)
-    accuracy = reading.known(label).accuracy
-    return lines, "" if unsure or accuracy is None else f"{percent(accuracy)} right"
+    return lines, "" if unsure else reading.known(label).right_words
 
 
 def _leaf_height(reading: Reading, leaf: int) -> float:

@@ -72,10 +72,8 @@ def tree_body(explanation: TreeExplanation) -> str:
         title=explanation.title,
         size=f"{count(len(explanation.prototypes), 'prototype')} · "
         f"{count(len(explanation.class_names), 'class', 'classes')}",
-        accuracy=[
-            (words, strategy_words(strategy, explanation.question))
-            for strategy, words in headline(explanation.accuracy).items()
-        ],
+        accuracy=headline(explanation),
+        accuracy_means=strategy_words("greedy", explanation.question),
         question=explanation.question,
         tests=explanation.tests,
     )
@@ -88,6 +86,7 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
         "title": explanation.title,
         "question": explanation.question,
         "classes": list(explanation.class_names),
+        "judged_on": explanation.judged_on,
         "sizes": {
             "node": list(NODE_SIZE), "leaf": list(LEAF_SIZE), **asdict(SPACING),
             "ways": most_ways(len(explanation.left)),
@@ -145,8 +144,7 @@ def _class_data(label: int, known: ClassExplanation, picture_url: PictureUrl) ->
         "photos": [
             picture_url(f"class-{label}-{i}", reduced(photo, CLASS_SIDE)) for i, photo in enumerate(known.photos)
         ],
-        "accuracy": _number(known.accuracy) if known.accuracy is not None else None,
-        "n_test": known.n_test,
+        "right": known.right_words,
         "taken_for": [list(pair) for pair in known.taken_for],
     }
 

@@ -105,8 +105,7 @@ def _sheets(pieces: list[tuple[Piece, Drawing]]) -> list[list[Piece]]:
 def _overview(reading: Reading) -> Drawing:
     tree = reading.explanation
     facts = [count(len(tree.prototypes), "prototype"), count(len(tree.class_names), "class", "classes")]
-    if tree.accuracy:
-        facts.append(f"test photos right: {', '.join(headline(tree.accuracy).values())}")
+    facts += [headline(tree)] if tree.accuracy else []
     how = (
         "Read from the top: at each pair of prototypes follow the line with the picture that the photo is more like."
         if reading.is_choice

@@ -1,7 +1,7 @@
 """The sentences of an explanation, said once for the page, the print and the text."""
 
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,11 +39,6 @@ METHOD_LONG: dict[Method, str] = {
     "occlusion": "The places where the similarity falls most when they are covered up.",
 }
 STRATEGY_NAMES: dict[Strategy, str] = {"soft": "Soft", "max_path": "Most likely path", "greedy": "Greedy path"}
-_STRATEGY_PLAIN: dict[Strategy, str] = {
-    "greedy": "question by question",  # as pages show it
-    "soft": "all leaves together",
-    "max_path": "along the likeliest path",
-}
 _STRATEGY_LONG: dict[Strategy, str] = {
     "soft": "All leaves vote, each weighted by how likely the photo is to reach it.",
     "max_path": "The leaf that the photo is most likely to reach decides.",
@@ -60,10 +55,9 @@ def strategy_words(strategy: Strategy, question: QuestionKind) -> str:
     return _GREEDY_LONG[question] if strategy == "greedy" else _STRATEGY_LONG[strategy]
 
 
-def headline(accuracy: Mapping[str, float]) -> dict[Strategy, str]:
-    """How often a tree is right, in few words: `82 % question by question`; at most two, what pages show first."""
-    known = [strategy for strategy in _STRATEGY_PLAIN if strategy in accuracy][:2]
-    return {strategy: f"{percent(accuracy[strategy])} {_STRATEGY_PLAIN[strategy]}" for strategy in known}
+def headline(tree: TreeExplanation) -> str:
+    """How often the path that pages show is right: `82.1 % of test photos right`; empty if never evaluated."""
+    return f"{percent(tree.accuracy['greedy'], 1)} of {tree.judged_on} right" if "greedy" in tree.accuracy else ""
 
 
 def plain(text: str) -> str:

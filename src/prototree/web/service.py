@@ -45,7 +45,7 @@ class Service:
         bench, data = session.bench, session.data
         self.title, self.classes = session.run.folder.resolve().name, data.class_names
         self.gallery = Gallery(bench, data)
-        view = TreeView(self.title, bench, self.gallery)
+        view = TreeView(self.title, session, self.gallery)
         self._explained, self._spreads = lru_cache(maxsize=2)(view.of), lru_cache(maxsize=2)(view.spreads)
         self._crops = lru_cache(maxsize=1)(lambda state: PrototypePictures(state.tree, data))
         self._below = lru_cache(maxsize=2)(self._classes_below)

@@ -1,7 +1,8 @@
 """The tree as it is between two edits, for the report's page: all from kept feature maps, so it takes moments."""
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +17,7 @@ from prototree.explain.places import InputFrame
 from prototree.explain.prototypes import place_of
 from prototree.explain.records import (
     AROUND,
+    TEST_PHOTOS,
     ClassExplanation,
     Location,
     Match,
@@ -25,8 +27,10 @@ from prototree.explain.records import (
     TreeExplanation,
 )
 from prototree.explain.spreads import SpreadCounts
-from prototree.mend.bench import Bench, Candidate
+from prototree.explain.whole_tree import run_figures
+from prototree.mend.bench import Candidate
 from prototree.mend.edits import Region
+from prototree.mend.session import Session
 from prototree.mend.states import TreeState
 from prototree.network.geometry import Box
 from prototree.report.encoding import data_url
@@ -42,17 +46,26 @@ _NO_HEAT = np.zeros((1, 1), dtype=np.float32)
 _NO_PICTURE: Picture = np.zeros((1, 1, 3), dtype=np.uint8)
 
 
+@dataclass(frozen=True)
+class _Judged:
+    """How good a tree is, and on which photos."""
+
+    accuracy: dict[str, float]
+    confusion: list[tuple[int, int, int]]
+    photos: str
+
+
 class TreeView:
     """Draws states of one run's tree."""
 
-    def __init__(self, title: str, bench: Bench, gallery: Gallery) -> None:
-        self._title, self._bench, self._gallery = title, bench, gallery
+    def __init__(self, title: str, session: Session, gallery: Gallery) -> None:
+        self._title, self._session, self._bench, self._gallery = title, session, session.bench, gallery
 
     def of(self, state: TreeState) -> tuple[TreeExplanation, dict[str, Any]]:
         """The explanation, and the data of its page."""
-        bench, tree = self._bench, state.tree
+        tree = state.tree
         urls: dict[str, str] = {}
-        spreads, n_nodes = self.spreads(state), tree.topology.n_nodes
+        spreads, n_nodes, judged = self.spreads(state), tree.topology.n_nodes, self._judged(state)
         prototypes = tuple(
             replace(self._prototype(state, one, share, urls), spread=spreads[one % n_nodes])
             for one, share in enumerate(self._shares(state))
@@ -64,23 +77,32 @@ class TreeView:
             right=tuple(tree.topology.right.tolist()),
             prototypes=prototypes,
             leaf_probs=class_log_probs(tree.leaf_logits.detach()).exp().cpu().numpy(),
-            accuracy=bench.figures(state).accuracy,
+            accuracy=judged.accuracy,
             question=tree.question.kind,
             sharpness=tree.question.sharpness,
-            classes=self._classes(state, urls),
+            classes=self._classes(judged.confusion, urls),
+            judged_on=judged.photos,
         )
         # The page fetches its pictures one by one when they come into view; here stand only their addresses.
         return explanation, tree_data(explanation, lambda name, picture: urls.get(name) or data_url(name, picture))
 
-    def _classes(self, state: TreeState, urls: dict[str, str]) -> tuple[ClassExplanation, ...]:
-        """Some training photos of each class, and how its photos for feedback fare."""
+    def _judged(self, state: TreeState) -> "_Judged":
+        """Of the tree as it was opened, what its report says; of an edited one, what the photos for feedback say."""
+        if state is self._bench.start and (known := run_figures(self._session.run, state.tree)).accuracy:
+            return _Judged(known.accuracy, known.confusion, TEST_PHOTOS)
+        labels, answers = self._bench.feedback.labels.tolist(), state.decisions.labels("greedy").tolist()
+        confusion = [(*pair, count) for pair, count in Counter(zip(labels, answers, strict=True)).items()]
+        photos = f"photos for feedback ({self._session.feedback_name})"
+        return _Judged(self._bench.figures(state).accuracy, confusion, photos)
+
+    def _classes(self, confusion: Sequence[tuple[int, int, int]], urls: dict[str, str]) -> tuple[ClassExplanation, ...]:
+        """Some training photos of each class, and how its photos fare."""
         found: list[tuple[Picture, ...]] = []
         for label in range(self._bench.tree.n_classes):
             photos = self._gallery.photos("training", label, 0, _CLASS_PHOTOS)
             urls.update({f"class-{label}-{i}": photo.thumb for i, photo in enumerate(photos)})
             found.append((_NO_PICTURE,) * len(photos))
-        said = Counter(zip(self._bench.feedback.labels.tolist(), state.decisions.labels("soft").tolist(), strict=True))
-        return explain_classes(found, ((true, answer, count) for (true, answer), count in said.items()))
+        return explain_classes(found, confusion)
 
     def spreads(self, state: TreeState) -> list[Spread]:
         """How the training photos lie at each node."""

@@ -280,9 +280,8 @@
     return svg;
   }
 
-  const classOf = (label) => (label === null ? null : data.class_facts[label]) || { photos: [], accuracy: null, n_test: 0, taken_for: [] };
-  const rightWords = (facts) => (facts.accuracy === null ? "" : `${percent(facts.accuracy)} right`);
-  const rightTitle = (facts) => (facts.accuracy === null ? "" : `${percent(facts.accuracy)} of ${facts.n_test} test photos of this class are named correctly`);
+  const classOf = (label) => (label === null ? null : data.class_facts[label]) || { photos: [], right: "", taken_for: [] };
+  const rightTitle = (facts) => (facts.right && `${facts.right}, ${data.judged_on}`);
 
   // A patch with its surroundings, and a frame around the patch itself.
   function around(side, alt = "", lazy = false) {
@@ -316,7 +315,7 @@
       const leaf = leafOf(id), facts = classOf(leaf.label), title = leaf.unsure ? "no clear class" : name(leaf.label);
       card.classList.toggle("unsure", leaf.unsure);
       card.append(leaf.unsure || !facts.photos.length ? make("span", { class: "nophoto" }) : make("img", { class: "face", src: facts.photos[0], alt: "", draggable: "false", decoding: "async" }),
-        make("bdi", { class: `name${lengthOf(title)}`, text: title }), make("span", { class: "share", text: leaf.unsure ? "" : rightWords(facts) }));
+        make("bdi", { class: `name${lengthOf(title)}`, text: title }), make("span", { class: "share", text: leaf.unsure ? "" : facts.right }));
       card.title = title;
       card.setAttribute("aria-label", [title, leaf.unsure ? "" : rightTitle(facts)].filter(Boolean).join(", "));
     } else {
@@ -881,7 +880,7 @@
       make("button", { type: "button", class: "link", click: () => showClass(other) }, named(other)), make("span", { class: "value", text: `${count} photo${count === 1 ? "" : "s"}` }));
     return [
       facts.photos.length ? make("ul", { class: "faces", "aria-label": "Training photos of this class" }, ...facts.photos.map((photo) => make("li", {}, make("img", { src: photo, alt: `Training photo of ${name(label)}`, loading: "lazy" })))) : null,
-      facts.accuracy !== null ? make("p", { class: "score" }, make("strong", { text: percent(facts.accuracy) }), ` of its ${facts.n_test} test photos are named correctly.`) : null,
+      facts.right ? make("p", { class: "score" }, make("strong", { text: facts.right }), ` (${data.judged_on} of this class).`) : null,
       facts.taken_for.length ? section("Taken for", "Test photos of this class that were called something else.", make("ul", { class: "confused" }, ...facts.taken_for.slice(0, 6).map(pair))) : null,
       wrongly.length ? section("Wrongly called so", "Test photos of other classes that were called this.", make("ul", { class: "confused" }, ...wrongly.slice(0, 6).map(pair))) : null,
     ];

@@ -11,9 +11,9 @@
 
   const percent = (share) => `${(100 * share).toFixed(1)} %`;
   const ROWS = [
-    ["right, soft", (f) => f.accuracy.soft, percent, 1],
+    ["right, single path", (f) => f.accuracy.greedy, percent, 1],
+    ["right, all paths averaged", (f) => f.accuracy.soft, percent, 1],
     ["right, most likely path", (f) => f.accuracy.max_path, percent, 1],
-    ["right, greedy path", (f) => f.accuracy.greedy, percent, 1],
     ["fidelity, most likely path", (f) => f.fidelity.max_path, percent, 1],
     ["fidelity, greedy path", (f) => f.fidelity.greedy, percent, 1],
     ["questions asked", (f) => f.path_length.max_path, (x) => x.toFixed(2), 0],
@@ -57,7 +57,7 @@
       standing = await post(path, { revision: standing.revision, ...content });
       render();
       const count = standing.changed.length;
-      say(`${words} Right (soft): ${percent(standing.before.accuracy.soft)} → ${percent(standing.now.accuracy.soft)}; ${count === 1 ? "1 photo is" : `${count || "no"} photos are`} answered differently.`);
+      say(`${words} Right: ${percent(standing.before.accuracy.greedy)} → ${percent(standing.now.accuracy.greedy)}; ${count === 1 ? "1 photo is" : `${count || "no"} photos are`} answered differently.`);
       if (standing.nodes.length !== before) location.assign("/mend"); // the numbers of prototypes have moved
       return true;
     } catch (error) {
@@ -80,7 +80,7 @@
     say("Saving, and testing the tree on photos that were kept back …");
     try {
       const saved = await post("/api/mending/save", { revision: standing.revision });
-      say(`Saved as “${saved.run}”. On ${saved.photos}: ${percent(saved.before.soft)} right before mending, ${percent(saved.after.soft)} now.`);
+      say(`Saved as “${saved.run}”. On ${saved.photos}: ${percent(saved.before.greedy)} right before mending, ${percent(saved.after.greedy)} now.`);
     } catch (error) {
       say(error.message, true);
     } finally {
