@@ -178,7 +178,7 @@ def serve(
     for package in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve")
-    from prototree.web import server
+    from prototree.web import guard, server
 
     with server.listen(host, port) as listening:
         with Display(console) as display:
@@ -188,8 +188,8 @@ def serve(
         if token:
             say(
                 f"{host} is open to other computers: anyone with the link below can see and change the tree; programs "
-                "send its token as Authorization: Bearer TOKEN. On another computer, use this one's name or address "
-                "instead of localhost."
+                "send its token as Authorization: Bearer TOKEN. On another computer, write this one's IP address, or "
+                f"{' or '.join(guard.own_names())}, instead of localhost."
             )
         console.print(f"open [bold]{where}[/bold] in a browser; stop with Ctrl+C", highlight=False, soft_wrap=True)
         if browser:
