@@ -238,9 +238,7 @@ def test_a_state_of_an_earlier_version_is_named_as_such(
         run(tiny_backbone, batches, now)
 
 
-def test_the_speed_counts_the_reading_of_batches(
-    tiny_backbone: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_speed_counts_the_reading_of_batches(tiny_backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
 
