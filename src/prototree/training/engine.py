@@ -202,9 +202,10 @@ class Loop:
         if distributed.shard().world_size == 1:
             return self.objective
         device = self._options.device
+        options: dict[str, Any] = {_SYNC_BUFFERS: False}
         # Anew in each epoch: which parameters are frozen may have changed.
         return DistributedDataParallel(
-            self.objective, device_ids=[device.index] if device.type == "cuda" else None, **{_SYNC_BUFFERS: False}
+            self.objective, device_ids=[device.index] if device.type == "cuda" else None, **options
         )
 
     def _note_epoch(self) -> None:
