@@ -1,6 +1,7 @@
 """The command line as a person meets it: one red line instead of a traceback."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from data_files import write_classes
 from killed_runs import Commands, commands
 from prototree._version import __version__
 from prototree.cli.console import console, print_table, say, say_error
-from prototree.cli.options import settings_page
+from prototree.cli.options import settings_page, short_help, whole_help
+from prototree.config import preset
 from prototree.evaluation.tables import Table
 from prototree.files import write_json
 from prototree.settings import Common
@@ -51,6 +53,21 @@ def test_help_of_train_is_short_and_the_whole_of_it_lists_every_setting() -> Non
         for one in kind.described():
             assert f"{one.option} ({one.values}" in whole
             assert one.about.meaning in whole
+
+
+def test_help_tells_the_defaults_that_a_run_has() -> None:
+    """Those of the preset that is taken, and of each other one that differs."""
+    whole, page = whole_help(), settings_page()
+    assert "--image-size (a whole number from 16 to 4096; default 288; 224 with cars and cub and" in whole
+    assert "--batch-size: " not in short_help()
+    assert "default 288; 224 with cars" in short_help()
+    assert "*Default:* `512`; `0` with cars and cub and" in page
+    used = preset("auto")
+    for kind, settings in ((Common, used), (type(used.recipe), used.recipe)):
+        for one in kind.described():
+            value = getattr(settings, one.key)
+            shown = ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value) or "''"
+            assert re.search(rf"^  {one.option} \(.*; default {re.escape(shown)}[;)]", whole, re.MULTILINE), one.key
 
 
 def test_the_document_of_settings_is_that_of_the_code() -> None:
