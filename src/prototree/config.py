@@ -19,6 +19,8 @@ from prototree.training.recipes import RECIPES, Recipe
 from prototree.training.recipes.paper import Paper
 
 AUTO_PRESET = "auto"
+_LEARNING_RATE = ("learning_rate", "learningrate", "lr")  # as people call it elsewhere
+_RATES = ("rate", "lr_prototypes")  # what they mean, in a recipe that has it
 VERSION = 2
 
 
@@ -149,5 +151,7 @@ def _not_used(key: str, recipe: Recipe | type[Recipe]) -> ConfigError:
             f"{key!r} is a setting of the recipe {others[0]!r}, which the recipe {recipe.name!r} does not use; "
             f"leave it out, or choose --recipe {others[0]}"
         )
+    if key in _LEARNING_RATE and (meant := next((name for name in _RATES if name in recipe.names()), None)):
+        return ConfigError(f"unknown key {key!r}; did you mean {meant!r}?")
     elsewhere = (name for other in RECIPES.values() for name in other.names())
     return unknown_key(key, (*Common.names(), *recipe.names()), also=elsewhere)

@@ -264,7 +264,7 @@ def expect_version(content: dict[str, Any], newest: int, path: Path | str) -> di
     if version > newest:
         raise CheckpointError(
             f"{path} has format version {version}, this program reads up to {newest}; it was written by a newer "
-            "prototree: update this one (pip install --upgrade prototree)"
+            "prototree: update this one (git pull in a clone, or pip install --upgrade prototree from an index)"
         )
     return content
 
