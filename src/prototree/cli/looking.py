@@ -39,20 +39,12 @@ def report(
     data: DataOption = None,
 ) -> None:
     """The whole tree as pages to look at and to print (§5.2)."""
-    from prototree.explain.whole_tree import explain_tree, store_pages
-    from prototree.report import write_report
-    from prototree.run import Run
+    from prototree.report import report_run
 
-    folder = Run.open(run)
+    folder = out or _place(run, "report")
     with Display(console) as display:
-        images = folder.data(data) if data else folder.data_if_here()
-        display.stage(
-            "explaining every prototype" if images else "the training data is not here; using stored pictures"
-        )
-        explanation = explain_tree(folder, data=images, nearest=nearest, occlusion=occlusion, tick=display.caching)
-        if images and not folder.is_packed:
-            store_pages(folder, images, explanation)
-    for path in write_report(explanation, out or _place(run, "report")):
+        written = report_run(run, folder, data=data, nearest=nearest, occlusion=occlusion, observer=display)
+    for path in written:
         say(f"written: {path}")
 
 
