@@ -1,6 +1,7 @@
 """The command line as a person meets it: one red line instead of a traceback."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,16 +12,17 @@ import pytest
 from data_files import write_classes
 from killed_runs import Commands, commands
 from prototree._version import __version__
-from prototree.cli.console import print_table, say, say_error
-from prototree.cli.options import settings_page
+from prototree.cli.console import console, print_table, say, say_error
+from prototree.cli.options import settings_page, short_help, whole_help
+from prototree.config import preset
 from prototree.evaluation.tables import Table
 from prototree.files import write_json
 from prototree.settings import Common
 from prototree.training.recipes import RECIPES
 
 
-def prototree(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+def prototree(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, "-m", "prototree", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=3600, env=environment)
 
@@ -51,6 +53,21 @@ def test_help_of_train_is_short_and_the_whole_of_it_lists_every_setting() -> Non
         for one in kind.described():
             assert f"{one.option} ({one.values}" in whole
             assert one.about.meaning in whole
+
+
+def test_help_tells_the_defaults_that_a_run_has() -> None:
+    """Those of the preset that is taken, and of each other one that differs."""
+    whole, page = whole_help(), settings_page()
+    assert "--image-size (a whole number from 16 to 4096; default 288; 224 with cars and cub and" in whole
+    assert "--batch-size: " not in short_help()
+    assert "default 288; 224 with cars" in short_help()
+    assert "*Default:* `512`; `0` with cars and cub and" in page
+    used = preset("auto")
+    for kind, settings in ((Common, used), (type(used.recipe), used.recipe)):
+        for one in kind.described():
+            value = getattr(settings, one.key)
+            shown = ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value) or "''"
+            assert re.search(rf"^  {one.option} \(.*; default {re.escape(shown)}[;)]", whole, re.MULTILINE), one.key
 
 
 def test_the_document_of_settings_is_that_of_the_code() -> None:
@@ -96,6 +113,24 @@ def test_tables_are_never_cut_off(do: Commands, tmp_path: Path, columns: int) ->
     write_json(tmp_path / "metrics.json", {"classes": ["Black-footed Albatross", "Laysan Albatross"]})
     done = do.run("mistakes", tmp_path, columns=columns)
     assert any(name in line and "Laysan Albatross" in line for line in done.out.splitlines()), done.out
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_several_processes_the_first_alone_speaks(tmp_path: Path, rank: str) -> None:
+    photos = write_classes(tmp_path / "photos", {"crow": 3, "wren": 3})
+    told = prototree("data", "check", str(photos), WORLD_SIZE="2", RANK=rank)
+    assert told.returncode == 0, told.stderr
+    assert [bool(told.stdout), "fewer than 10" in told.stderr] == [rank == "0"] * 2
+    failed = prototree("data", "check", "nowhere", WORLD_SIZE="2", RANK=rank)
+    assert failed.stderr.startswith("error: nowhere"), "an error may be this process's own"
+
+
+def test_tables_of_a_quiet_process_are_not_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "quiet", True)
+    print_table(Table("title", ("a",), (("1",),)))
+    assert capsys.readouterr().out == ""
 
 
 def test_version() -> None:

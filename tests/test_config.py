@@ -89,6 +89,13 @@ def test_what_does_not_fit_is_refused(values: dict[str, object], message: str) -
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(("recipe", "meant"), [("warm", "rate"), ("paper", "lr_prototypes")])
+@pytest.mark.parametrize("key", ["learning_rate", "lr"])
+def test_the_learning_rate_that_people_mean_is_named(key: str, recipe: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
+        preset("auto").changed({"recipe": recipe, key: 0.1})
+
+
 # In the default recipe these were once taken and ignored without a word.
 @pytest.mark.parametrize("name", ["height", "leaves", "teacher", "compile", "milestones", "gamma", "lr_prototypes"])
 def test_a_setting_that_the_recipe_does_not_use_is_refused_with_the_one_that_does(name: str) -> None:

@@ -79,3 +79,12 @@ def test_listed_files_that_cannot_all_be_written_leave_the_old_ones(
     write_listed(folder, {"0": b"new", "1": b"same"}, "list.json", {"of": 2})
     assert (folder / "0").read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_long_names_have_temporary_ones_too(tmp_path: Path) -> None:
+    longest = "ü" * 127
+    write_file(tmp_path / longest, b"content")
+    with prepared_beside(tmp_path / longest) as folder:
+        assert folder.is_dir()
+    write_listed(tmp_path / ("x" * 255), {"a": b"1"}, "list.json", {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x" * 255, longest]

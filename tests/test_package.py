@@ -133,3 +133,23 @@ def test_public_names_stay_what_they_are_when_rooms_are_imported() -> None:
         """
     )
     assert result.stdout.strip() == "True", result.stderr
+
+
+@pytest.mark.parametrize("first", ["", "import prototree.explain.records, prototree.report.words"])
+def test_packages_with_the_name_of_a_verb_can_be_called(first: str) -> None:
+    """And stay packages, whichever was asked for first."""
+    result = run(
+        f"""
+        import prototree
+        {first}
+        for call in (prototree.explain, prototree.report):
+            try:
+                call("nowhere", "nothing")
+            except prototree.ProtoTreeError as error:
+                print("nowhere" in str(error))
+        import prototree.explain.records
+        from prototree import explain, report
+        print(explain.records.UNKNOWN, callable(report.write_report))
+        """
+    )
+    assert result.stdout.split("\n") == ["True", "True", "I don't know True", ""], result.stderr

@@ -121,6 +121,7 @@ def test_in_a_clean_environment_a_packed_model_predicts(
     served = program("prototree", "serve", str(file))
     assert served.returncode == 1
     assert "pip install 'prototree[serve]'" in served.stderr
+    assert "pip install '.[serve]'" in served.stderr, "what works before anything is published"
     trained = program("prototree", "train", run.source, "--out", "run")
     assert trained.returncode == 1
     assert "pip install 'prototree[weights]'" in trained.stderr

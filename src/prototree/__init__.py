@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prototree.config import Config, preset
     from prototree.data import ImageData, open_data
     from prototree.errors import ProtoTreeError
-    from prototree.evaluation.metrics import Metrics, evaluate
+    from prototree.evaluation.metrics import Metrics
     from prototree.exchange.hub_push import push
     from prototree.exchange.onnx_export import export_onnx
     from prototree.exchange.reference import import_reference
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from prototree.mend.session import Session, open_session
     from prototree.network.backbone import Backbone, FeatureExtractor
     from prototree.network.preprocessing import Preprocessing
-    from prototree.pipeline.fit import combine, fit, redo
+    from prototree.pipeline.fit import combine, evaluate, fit, redo
     from prototree.pipeline.parts import evaluate_parts
     from prototree.pipeline.reproduce import reproduce
     from prototree.pipeline.several import cross_validate, fit_seeds
@@ -76,7 +76,7 @@ _HOMES = {
     "ask": "explain.answers",
     "combine": "pipeline.fit",
     "cross_validate": "pipeline.several",
-    "evaluate": "evaluation.metrics",
+    "evaluate": "pipeline.fit",
     "evaluate_parts": "pipeline.parts",
     "explain_image": "explain.decisions",
     "explain_tree": "explain.whole_tree",
@@ -104,6 +104,8 @@ _HOMES = {
     "write_decision": "report.writing",
     "write_report": "report.writing",
 }
+
+_CALLABLE_PACKAGES = ("explain", "report")
 
 __all__ = [
     "Answer",
@@ -162,6 +164,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLABLE_PACKAGES:
+        return importlib.import_module(f"prototree.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'prototree' has no attribute {name!r}")
     return getattr(importlib.import_module(f"prototree.{_HOMES[name]}"), name)

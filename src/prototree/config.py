@@ -4,6 +4,7 @@ In `config.toml` the common settings stand first, those of the recipe in a table
 Python all of them are named flatly; a setting that the chosen recipe does not use is refused. No torch here.
 """
 
+import functools
 import importlib.resources
 import tomllib
 from collections.abc import Mapping
@@ -13,11 +14,13 @@ from typing import Any
 
 from prototree.errors import ConfigError
 from prototree.files import MAX_TEXT_BYTES, read_regular
-from prototree.settings import Common, unknown_key
+from prototree.settings import Common, Settings, unknown_key
 from prototree.training.recipes import RECIPES, Recipe
 from prototree.training.recipes.paper import Paper
 
 AUTO_PRESET = "auto"
+_LEARNING_RATE = ("learning_rate", "learningrate", "lr")  # as people call it elsewhere
+_RATES = ("rate", "lr_prototypes")  # what they mean, in a recipe that has it
 VERSION = 2
 
 
@@ -69,11 +72,28 @@ def preset(name: str) -> Config:
         9
     """
     if name in preset_names():
-        text = (importlib.resources.files("prototree") / "configs" / f"{name}.toml").read_text()
-        return Config().changed(tomllib.loads(text))
+        return Config().changed(_packaged(name))
     if not Path(name).is_file():
         raise ConfigError(f"no preset {name!r}; expected {', '.join(preset_names())}, or the path of a TOML file")
     return Config().changed(_values_in(Path(name))[1])
+
+
+@functools.cache
+def preset_values(kind: type[Settings]) -> dict[str, dict[str, Any]]:
+    """The values that each preset gives a class of settings, by the preset's name; only of presets that use it."""
+    found = {}
+    for name in preset_names():
+        values = _packaged(name)
+        recipe = _recipe_named(values.get("recipe", Paper.name))
+        common, own = _sorted_out(values, recipe)
+        if kind in (Common, recipe):
+            found[name] = kind(**kind.parsed(common if kind is Common else own)).values()
+    return found
+
+
+def _packaged(name: str) -> dict[str, Any]:
+    """What the file of a preset says."""
+    return tomllib.loads((importlib.resources.files("prototree") / "configs" / f"{name}.toml").read_text())
 
 
 def read_config(path: Path) -> Config:
@@ -108,7 +128,7 @@ def _recipe_named(name: Any) -> type[Recipe]:
     return RECIPES[name]
 
 
-def _sorted_out(values: Mapping[str, Any], recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any]]:
+def _sorted_out(values: Mapping[str, Any], recipe: Recipe | type[Recipe]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Common values and those of the recipe, whether they stand flatly or in its table."""
     common: dict[str, Any] = {}
     own: dict[str, Any] = {}
@@ -124,12 +144,14 @@ def _sorted_out(values: Mapping[str, Any], recipe: Recipe) -> tuple[dict[str, An
     return common, own
 
 
-def _not_used(key: str, recipe: Recipe) -> ConfigError:
+def _not_used(key: str, recipe: Recipe | type[Recipe]) -> ConfigError:
     others = [name for name, other in RECIPES.items() if key in other.names() or key == name]
     if others:
         return ConfigError(
             f"{key!r} is a setting of the recipe {others[0]!r}, which the recipe {recipe.name!r} does not use; "
             f"leave it out, or choose --recipe {others[0]}"
         )
+    if key in _LEARNING_RATE and (meant := next((name for name in _RATES if name in recipe.names()), None)):
+        return ConfigError(f"unknown key {key!r}; did you mean {meant!r}?")
     elsewhere = (name for other in RECIPES.values() for name in other.names())
     return unknown_key(key, (*Common.names(), *recipe.names()), also=elsewhere)

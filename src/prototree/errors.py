@@ -76,7 +76,9 @@ class MissingExtraError(ProtoTreeError):
     """An optional package that is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(
-            f"this needs the package {package!r}, which is not installed; "
-            f"install it with: pip install 'prototree[{extra}]'"
-        )
+        super().__init__(f"this needs the package {package!r}, which is not installed; {how_to_install(extra)}")
+
+
+def how_to_install(extra: str) -> str:
+    """Words on how to install what an extra holds, from a clone or from an index."""
+    return f"install it with: pip install '.[{extra}]' in a clone, or pip install 'prototree[{extra}]' from an index"

@@ -29,6 +29,7 @@ MAX_JSON_BYTES = MAX_TEXT_BYTES
 _INDENTED_BYTES = 2**20  # longer files are for programs alone: no line breaks, and a fast writer
 CHECKSUM = "sha256"
 DIGESTS = "files_sha256"  # in a list of files: the SHA-256 of each
+_LONGEST_NAME = 200  # bytes of a name that others are made from; file systems take 255
 _TEMPORARY = re.compile(
     r"\..+\.(?:(?P<file>\d+)\.tmp|partial-(?P<folder>\d+)(?:-\w+)?)"
 )  # with the process that made it
@@ -94,7 +95,7 @@ def replacing(path: Path, waiting: Path | None = None, *, survives: bool = True)
 
     After an error it is removed, unless it was to stay under a name of the caller's choice.
     """
-    temporary = waiting or path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = waiting or path.with_name(f".{_bounded(path.name)}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -131,14 +132,32 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
 def prepared_beside(path: Path) -> Iterator[Path]:
     """A folder beside `path` in which it is prepared, gone afterwards; those of killed processes go first."""
     make_folder(path.parent)
-    remove_leftovers(set(path.parent.glob(f".{glob.escape(path.name)}.*")) - _preparing)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-{os.getpid()}-", dir=path.parent))
+    _expect_possible(path)
+    name = _bounded(path.name)
+    remove_leftovers(set(path.parent.glob(f".{glob.escape(name)}.*")) - _preparing)
+    folder = Path(tempfile.mkdtemp(prefix=f".{name}.partial-{os.getpid()}-", dir=path.parent))
     _preparing.add(folder)
     try:
         yield folder
     finally:
         _preparing.discard(folder)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _expect_possible(path: Path) -> None:
+    """Refuse a name that the file system cannot hold, before anything long is done for it."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written ({error.strerror}); choose another name") from error
+
+
+def _bounded(name: str) -> str:
+    """The name, or for a long one its digest: a temporary name is longer than the one it stands for."""
+    encoded = os.fsencode(name)
+    return name if len(encoded) <= _LONGEST_NAME else hashlib.sha256(encoded).hexdigest()
 
 
 def _is_running(process: int) -> bool:
@@ -180,7 +199,7 @@ def write_listed(
     new = [member for member, wanted in members.items() if not _holds(folder / member, wanted)]
     if not new and _holds(folder / name, text):
         return
-    waiting = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    waiting = folder.with_name(f".{_bounded(folder.name)}.partial-{os.getpid()}")
     try:
         make_folder(waiting)
         for member in new:
@@ -283,7 +302,7 @@ def expect_version(content: dict[str, Any], newest: int, path: Path | str) -> di
     if version > newest:
         raise CheckpointError(
             f"{path} has format version {version}, this program reads up to {newest}; it was written by a newer "
-            "prototree: update this one (pip install --upgrade prototree)"
+            "prototree: update this one (git pull in a clone, or pip install --upgrade prototree from an index)"
         )
     return content
 

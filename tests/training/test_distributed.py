@@ -39,7 +39,7 @@ def with_torchrun(script: str, photos: Path, out: Path) -> Result:
 
 def run(*words: object) -> None:
     path = os.pathsep.join([str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONWARNINGS": "error::FutureWarning"}
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -96,6 +96,21 @@ def test_processes_exchange_the_counts_that_a_batch_touched(tmp_path: Path) -> N
     assert single <= n_leaves + 10
     assert all_classes <= n_leaves * n_classes + 10, "never more than the whole matrix"
     assert sum(one["traffic"]) == 0
+
+
+def test_a_process_whose_partner_died_says_so(tmp_path: Path) -> None:
+    run(HERE / "forked_processes.py", HERE / "two_processes_lost.py", tmp_path, tmp_path, "2")
+    assert "process 1 of 2" in json.loads((tmp_path / "2" / "found.json").read_text())["error"]
+
+
+def test_other_errors_among_processes_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**PLACE, "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(distributed, "_number", lambda name, otherwise: {"WORLD_SIZE": 2}.get(name, otherwise))
+    monkeypatch.setattr(distributed.dist, "init_process_group", lambda backend: None)
+    with pytest.raises(RuntimeError, match="out of memory") as raised, distributed.processes():
+        raise RuntimeError("out of memory")
+    assert not isinstance(raised.value, TrainError)
 
 
 PLACE = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

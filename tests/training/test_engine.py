@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,10 @@ from prototree.data.loading import BatchOrder, Shard
 from prototree.errors import CheckpointError, TrainError
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.progress import EpochLog, Observer
+from prototree.training import engine
 from prototree.training.engine import Loop, Options
 from prototree.training.leaf_training import LEAF_TRAINERS
+from prototree.training.maps import Inputs
 from prototree.training.objectives import Schedule, TreeObjective
 from prototree.training.stopping import Interrupted
 from prototree.tree.model import ProtoTree
@@ -234,3 +236,18 @@ def test_a_state_of_an_earlier_version_is_named_as_such(
     now = Options(folder=tmp_path / "last", identity='{"version": 2, "rate": 0.1}', resume=True)
     with pytest.raises(CheckpointError, match=r"begun by an earlier version of this program.*--overwrite"):
         run(tiny_backbone, batches, now)
+
+
+def test_the_speed_counts_the_reading_of_batches(tiny_backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
+
+    class Slow(MapBatches):
+        def epoch(self, epoch: int, start: int = 0) -> Iterator[Inputs]:
+            for inputs in super().epoch(epoch, start):
+                now[0] += 2.0
+                yield inputs
+
+    slow = Slow(tiny_backbone.n_channels)
+    loop = Loop(objective(tiny_backbone, slow), slow, 2, Options())
+    assert [(row.seconds, row.images_per_second) for row in loop.run()] == [(8.0, 30 / 8.0)] * 2

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import threading
 import time
 from dataclasses import asdict, replace
@@ -20,6 +21,7 @@ from prototree.network.backbone import Backbone
 from prototree.training.holding_out import SHARPER_STEPS, Held, Sure, SureFile, fit_held, fit_sharpness
 from prototree.training.locks import if_free
 from prototree.training.maps import MapCache
+from prototree.training.shared_maps import OWN_CACHE
 from prototree.tree import checkpoint
 from prototree.tree.model import ProtoTree
 from prototree.tree.questions import Question, QuestionKind
@@ -111,6 +113,16 @@ def test_all_seeds_learn_from_the_same_second_tree(photos: Path, pretrained: dic
     other = train(photos, tmp_path / "a" / "2", pretrained | {"seed": 0, "sharpness": 7.0})
     assert (tmp_path / "a" / "2" / "held").exists(), "other settings, another second tree"
     assert other.question.sharpness >= 7
+
+
+def test_what_is_kept_is_used_where_nothing_may_be_written(
+    photos: Path, pretrained: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = train(photos, tmp_path / "0", pretrained)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "prototree-maps")
+    then = train(photos, tmp_path / "1", pretrained | {"seed": 1})
+    assert (then.sureness, then.question) == (first.sureness, first.question)
+    assert {path.name for path in (tmp_path / "1").iterdir()}.isdisjoint({"held", OWN_CACHE}), "nothing is made again"
 
 
 def test_networks_that_learn_have_a_second_tree_for_each_seed(

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from prototree.data.loading import Entry, ViewDataset
 from prototree.data.samples import Sample
 from prototree.data.views import FULL, evaluation_views
 from prototree.errors import DataError
-from prototree.training.maps import MapCache, StoredMaps, cache_features
+from prototree.training.maps import MapCache, StoredMaps, cache_all_borders, cache_borders, cache_features, kept_borders
+from prototree.training.shared_maps import OWN_CACHE, maps_used, shared_folder
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import nearest_patches
 from tiny_training import write_squares
@@ -28,6 +30,48 @@ def test_maps_are_those_of_the_network_and_computed_once(tiny_tree: ProtoTree, t
     assert stored.labels.tolist() == [sample.label for sample in data.train]
     again = cache_features(tiny_tree, dataset, tmp_path / "maps", lambda *tick: pytest.fail("computed again"))
     assert torch.equal(again.maps(range(6)), stored.maps(range(6)))
+
+
+def read_only(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Make a folder one that nothing can be written to; permissions do not bind who may do everything."""
+    may, opened = os.access, os.open
+
+    def guarded(path: Path, flags: int, *more: int) -> int:
+        if Path(path).parent == folder and flags & os.O_CREAT:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, flags, *more)
+
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and may(path, mode))
+    monkeypatch.setattr(os, "open", guarded)
+
+
+def test_a_complete_cache_is_used_where_nothing_may_be_written(
+    tiny_tree: ProtoTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = open_data(write_squares(tmp_path / "squares", train=2, test=1))
+    dataset = ViewDataset(data.test, evaluation_views, tiny_tree.preprocessing)
+    expected = cache_features(tiny_tree, dataset, tmp_path / "maps").maps(range(3))
+    read_only(monkeypatch, tmp_path / "maps")
+    again = cache_features(tiny_tree, dataset, tmp_path / "maps", lambda *tick: pytest.fail("computed again"))
+    assert torch.equal(again.maps(range(3)), expected)
+
+
+def test_maps_beside_a_run_are_used_where_nothing_may_be_written(
+    tiny_tree: ProtoTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = open_data(write_squares(tmp_path / "squares", train=2, test=1))
+    train, test = (ViewDataset(part, evaluation_views, tiny_tree.preprocessing) for part in (data.train, data.test))
+    backbone, run = tiny_tree.features.backbone.unsplit(), tmp_path / "run"
+    expected = cache_borders(backbone, train, shared_folder(run))
+    read_only(monkeypatch, tmp_path / "prototree-maps")
+    assert shared_folder(run) == run / OWN_CACHE
+    missing: list[int] = []
+    found = cache_all_borders(backbone, [train, test], shared_folder(run), run=run, begin=missing.append)
+    assert missing == [len(test)], "what is missing is computed, the rest is not"
+    assert found[0].names == expected.names
+    assert len(list((run / OWN_CACHE).glob("*.f16"))) == 1
+    assert maps_used(run) == expected.names
+    assert kept_borders(backbone, train, run) is not None
 
 
 @pytest.mark.parametrize(

@@ -557,3 +557,4 @@ def test_a_missing_extra_names_its_command(run: Run, monkeypatch: pytest.MonkeyP
     result = CliRunner().invoke(cli.app, ["serve", str(run.folder)])
     assert isinstance(result.exception, MissingExtraError)
     assert "pip install 'prototree[serve]'" in str(result.exception)
+    assert "pip install '.[serve]'" in str(result.exception), "what works before anything is published"

@@ -56,6 +56,25 @@ def test_only_its_own_names_are_answered(bound_to: str, host: str, status: int) 
     assert ask(bound_to, host=host) == status
 
 
+@pytest.mark.parametrize(
+    ("bound_to", "host", "status"),
+    [
+        ("0.0.0.0", "birds:8000", 200),
+        ("0.0.0.0", "Birds.lab.example:8000", 200),
+        ("::", "birds.local", 200),
+        ("192.168.1.5", "birds", 200),
+        ("0.0.0.0", "birds.rebound.example", 400),
+        ("0.0.0.0", "local", 400),
+        ("127.0.0.1", "birds", 400),  # where only this computer calls, the name is not needed
+    ],
+)
+def test_open_to_others_it_answers_to_the_name_of_its_computer(
+    monkeypatch: pytest.MonkeyPatch, bound_to: str, host: str, status: int
+) -> None:
+    monkeypatch.setattr(guard.socket, "gethostname", lambda: "Birds.lab.example")
+    assert ask(bound_to, host=host) == status
+
+
 def test_a_request_without_a_host_is_refused() -> None:
     assert ask("127.0.0.1") == 400
 
@@ -67,6 +86,8 @@ def test_changes_for_other_sites_are_refused(method: str) -> None:
     assert ask("127.0.0.1", method, host="localhost:1", origin="http://localhost:2") == 403
     assert ask("127.0.0.1", method, host="localhost:1", origin="http://rebound.example") == 403
     assert ask("127.0.0.1", method, host="localhost:1", origin="null") == 403
+    assert ask("127.0.0.1", method, host="localhost:1", origin="http://[") == 403
+    assert ask("127.0.0.1", method, host="localhost:1", origin="") == 403
     assert ask("127.0.0.1", method, host="localhost:1", sec_fetch_site="cross-site") == 403
 
 

@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from rich.text import Text
 from prototree._version import __version__
 from prototree.errors import ProtoTreeError
 from prototree.evaluation.tables import Table
+from prototree.progress import is_first
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,6 +40,8 @@ def main() -> None:
     """Entry point: a known error is one red line, not a traceback."""
     if logging.lastResort is not None:  # what writes warnings to the terminal
         logging.lastResort.setFormatter(_HarmlessFormatter())
+    if not is_first():
+        _be_quiet()
     # Loading torch makes a million objects that stay. To look for garbage among them on the way, and once more at the
     # end, would take a second and a half of every command.
     gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
@@ -66,6 +70,13 @@ def main() -> None:
         sys.exit(2)
 
 
+def _be_quiet() -> None:
+    """Leave to the first of several processes what all of them would say; errors stay each one's own."""
+    console.quiet = True
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+
+
 def print_table(table: Table) -> None:
     """A table in the terminal. Names come from outside, so nothing in them is markup; none is cut off."""
     shown = RichTable(title=Text(harmless(table.title)), title_justify="left")
@@ -76,7 +87,7 @@ def print_table(table: Table) -> None:
     # A file or another program has no width: each row stays one line there.
     wide = console.options.update(max_width=_NO_LIMIT)
     width = None if console.is_terminal else Measurement.get(console, wide, shown).maximum
-    (console if width is None else Console(file=console.file, width=width)).print(shown)
+    (console if width is None else Console(file=console.file, width=width, quiet=console.quiet)).print(shown)
 
 
 def harmless(text: str) -> str:

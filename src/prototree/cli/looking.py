@@ -39,20 +39,12 @@ def report(
     data: DataOption = None,
 ) -> None:
     """The whole tree as pages to look at and to print (§5.2)."""
-    from prototree.explain.whole_tree import explain_tree, store_pages
-    from prototree.report import write_report
-    from prototree.run import Run
+    from prototree.report import report_run
 
-    folder = Run.open(run)
+    folder = out or _place(run, "report")
     with Display(console) as display:
-        images = folder.data(data) if data else folder.data_if_here()
-        display.stage(
-            "explaining every prototype" if images else "the training data is not here; using stored pictures"
-        )
-        explanation = explain_tree(folder, data=images, nearest=nearest, occlusion=occlusion, tick=display.caching)
-        if images and not folder.is_packed:
-            store_pages(folder, images, explanation)
-    for path in write_report(explanation, out or _place(run, "report")):
+        written = report_run(run, folder, data=data, nearest=nearest, occlusion=occlusion, observer=display)
+    for path in written:
         say(f"written: {path}")
 
 
@@ -178,7 +170,7 @@ def serve(
     for package in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve")
-    from prototree.web import server
+    from prototree.web import guard, server
 
     with server.listen(host, port) as listening:
         with Display(console) as display:
@@ -188,8 +180,8 @@ def serve(
         if token:
             say(
                 f"{host} is open to other computers: anyone with the link below can see and change the tree; programs "
-                "send its token as Authorization: Bearer TOKEN. On another computer, use this one's name or address "
-                "instead of localhost."
+                "send its token as Authorization: Bearer TOKEN. On another computer, write this one's IP address, or "
+                f"{' or '.join(guard.own_names())}, instead of localhost."
             )
         console.print(f"open [bold]{where}[/bold] in a browser; stop with Ctrl+C", highlight=False, soft_wrap=True)
         if browser:

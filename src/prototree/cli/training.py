@@ -23,7 +23,7 @@ from prototree.cli.console import (
 from prototree.cli.options import HelpAll, command_with_settings, parsed
 from prototree.config import AUTO_PRESET, preset_names
 from prototree.errors import ConfigError
-from prototree.progress import Display
+from prototree.progress import Display, is_first
 from prototree.training.stopping import Interrupted, terminating_like_ctrl_c
 
 _ALL_STAGES = "train,prune,project,evaluate"
@@ -201,7 +201,8 @@ def _stoppable(folder: Path, remedy: str) -> Iterator[None]:
         from prototree.pipeline.folders import what_is_kept
 
         words = f"stopped; {what_is_kept(folder)}; {remedy}"
-        error_console.print(harmless(words), highlight=False, markup=False, soft_wrap=True)
+        if is_first():
+            error_console.print(harmless(words), highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
 
 

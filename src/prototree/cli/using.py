@@ -37,7 +37,7 @@ def predict(
         typer.Option(help="How many of the likeliest classes to list; if not given, a file lists 5.", min=0),
     ] = None,
     at_least: Annotated[
-        float, typer.Option(help='Answers less sure than this are "I don\'t know".', min=0.0, max=1.0)
+        float, typer.Option(help='Answers less sure than this, from 0 to 1, are "I don\'t know".')
     ] = 0.0,
     batch_size: Annotated[int, typer.Option(help="Photos that go through the network at once.", min=1)] = 32,
     threads: Annotated[int, typer.Option(help="Threads that read photos; 0: one per core.", min=0)] = 0,
@@ -45,10 +45,12 @@ def predict(
     """Predict many photos. A photo that cannot be read becomes a row with the reason."""
     from prototree.data.listing import STANDARD_INPUT, listed_photos
     from prototree.evaluation.agreement import Agreement
+    from prototree.explain.answers import expect_share
     from prototree.explain.predictions import DEFAULT_TOP, open_for_predicting, predict_each
     from prototree.report.predictions import prediction_file
     from prototree.report.words import plain
 
+    expect_share(at_least)
     tree, notes = open_for_predicting(run)
     listed = listed_photos(photos, _names_given())
     if (first := next(listed, None)) is None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prototree.errors import ConfigError
+from prototree.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,7 +89,7 @@ def png(figure: "Figure") -> bytes:
 
 def _canvas(width: float, height: float) -> "tuple[Figure, Axes]":
     if not available():
-        raise ConfigError("plots need matplotlib; install it with: pip install 'prototree[plot]'")
+        raise MissingExtraError("matplotlib", "plot")
     from matplotlib.figure import Figure  # no pyplot: no window, no global state
 
     figure = Figure(figsize=(width, height), layout="constrained")

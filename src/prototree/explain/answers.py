@@ -106,17 +106,23 @@ def ask(
         >>> ask("runs/photos", "bird.jpg").label in ("bluebird", "cardinal", "greenfinch")
         True
     """
+    expect_share(at_least)
     tree = tree_of(run_or_tree).eval()
     images = to_input(opened(photo, tree.preprocessing.resize), tree.preprocessing)[None]
     return answers(tree, tree.predict(images.to(tree.prototypes.device)), strategy, at_least)[0]
+
+
+def expect_share(at_least: float) -> None:
+    """Refuse a least sureness that is none, in words that tell what a percentage would be."""
+    if not 0 <= at_least <= 1:
+        meant = f"; did you mean {at_least / 100:g}?" if 1 < at_least <= 100 else ""
+        raise ConfigError(f"expected a least sureness (at_least) from 0 to 1, got {at_least:g}{meant}")
 
 
 def answers(
     tree: ProtoTree, decisions: Decisions, strategy: Strategy = "greedy", at_least: float = 0.0
 ) -> list[Answer]:
     """An answer for each photo of a batch."""
-    if not 0 <= at_least <= 1:
-        raise ConfigError(f"expected a sureness from 0 to 1 below which nothing is answered, got {at_least:g}")
     labels, path = decisions.labels(strategy), decisions.path(strategy)
     soft = decisions.soft.gather(1, labels[:, None])[:, 0]
     ways = zip(path.nodes.tolist(), path.goes_right.tolist(), path.p_right.tolist(), strict=True)

@@ -42,7 +42,7 @@ from prototree.explain.records import (
 from prototree.explain.spreads import decisive
 from prototree.explain.whole_tree import pictures_of, spreads_of
 from prototree.network.preprocessing import Preprocessing
-from prototree.run import Run
+from prototree.run import Run, run_or_tree_at
 from prototree.tree.ensemble import ballot
 from prototree.tree.model import Decisions, ProtoTree, Routed
 from prototree.tree.patches import distance_map
@@ -57,7 +57,7 @@ Network = Callable[[Float[Tensor, "B 3 h w"]], Float[Tensor, "B D H W"]]
 
 
 def explain_image(
-    run_or_tree: Run | ProtoTree,
+    run_or_tree: Run | ProtoTree | str | Path,
     image: str | Path | Image.Image,
     pictures: PrototypePictures | None = None,
     *,
@@ -78,17 +78,18 @@ def explain_image(
     (`network.engine.frozen_features`).
 
     Examples:
-        >>> decision = explain_image(Run.open("runs/photos"), "bird.jpg")
+        >>> decision = explain_image("runs/photos", "bird.jpg")
         >>> len(decision.paths["greedy"].steps) >= 1, len(decision.soft)
         (True, 3)
     """
-    if isinstance(run_or_tree, Run):
-        notes = run_or_tree.notes if notes is None else notes
-    tree = run_or_tree.tree() if isinstance(run_or_tree, Run) else run_or_tree.eval()
+    given = run_or_tree_at(run_or_tree)
+    if isinstance(given, Run):
+        notes = given.notes if notes is None else notes
+    tree = given.tree() if isinstance(given, Run) else given.eval()
     if spreads is None:
-        spreads = spreads_of(run_or_tree, tree) if isinstance(run_or_tree, Run) else {}
+        spreads = spreads_of(given, tree) if isinstance(given, Run) else {}
     if pictures is None:
-        pictures = pictures_of(run_or_tree, tree) if isinstance(run_or_tree, Run) else PrototypePictures(tree)
+        pictures = pictures_of(given, tree) if isinstance(given, Run) else PrototypePictures(tree)
     decided = _Decided.of(tree, network or tree.features, *_open(image, tree.preprocessing, name, label))
     matches = decided.matches(attribution=attribution, occlusion=occlusion)
     return DecisionExplanation(

@@ -24,7 +24,7 @@ from prototree.data.augment import to_input
 from prototree.data.listing import Listed, is_frame, listed_in_frame, listed_photos
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.tables import percent
-from prototree.explain.answers import Answer, answers, opened, tree_of
+from prototree.explain.answers import Answer, answers, expect_share, opened, tree_of
 from prototree.network.engine import frozen_features
 from prototree.network.preprocessing import Preprocessing
 from prototree.run import Run
@@ -116,6 +116,7 @@ def predict_each(
     """
     if batch_size < 1 or threads < 0 or top < 0:
         raise ConfigError(f"expected batch_size >= 1, threads >= 0 and top >= 0, got {batch_size}, {threads} and {top}")
+    expect_share(at_least)
     tree = tree_of(run_or_tree).eval()
     teller = _Teller(tree, strategy, top, at_least)
     items = _read_ahead(_items(photos, tree.preprocessing), threads or os.cpu_count() or 1, 2 * batch_size)

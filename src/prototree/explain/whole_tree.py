@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from prototree.tree.model import ProtoTree
 
 
 def explain_tree(
-    run: Run,
+    run: Run | str | Path,
     *,
     data: ImageData | None = None,
     nearest: int = 5,
@@ -35,12 +36,13 @@ def explain_tree(
     """Everything about a run's tree. Without the training data: what the run's folder holds.
 
     Examples:
-        >>> explanation = explain_tree(Run.open("runs/photos"))
+        >>> explanation = explain_tree("runs/photos")
         >>> explanation.class_names
         ('bluebird', 'cardinal', 'greenfinch')
     """
     if nearest < 0:
         raise ConfigError(f"expected a number of nearest patches of at least 0, got {nearest}")
+    run = run if isinstance(run, Run) else Run.open(run)
     tree = run.tree()
     notes = run.notes if notes is None else notes
     data = data if data is not None else run.data_if_here()

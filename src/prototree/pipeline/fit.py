@@ -10,14 +10,19 @@ from typing import Any
 from prototree.config import AUTO_PRESET, Config, preset
 from prototree.data import ImageData, open_data
 from prototree.data.given import write_given
-from prototree.errors import ConfigError
+from prototree.data.loading import ViewDataset
+from prototree.data.views import evaluation_views
+from prototree.errors import ConfigError, DataError
 from prototree.evaluation.ensembles import EnsembleMetrics, evaluate_ensemble
+from prototree.evaluation.metrics import Metrics
+from prototree.evaluation.metrics import evaluate as evaluate_maps
 from prototree.pipeline import folders
 from prototree.pipeline.stages import STAGES, Stages, identity_of
 from prototree.progress import Observer
-from prototree.run import Run
+from prototree.run import Run, run_or_tree_at
 from prototree.training import distributed
-from prototree.training.batches import CachedBatches
+from prototree.training.batches import CachedBatches, looking, maps_of
+from prototree.training.maps import MapBatch, kept_sets
 from prototree.tree.ensemble import Ensemble
 from prototree.tree.model import ProtoTree
 from prototree.tree.pruning import default_threshold
@@ -161,6 +166,42 @@ def redo(
     return run
 
 
+def evaluate(
+    run_or_tree: Run | ProtoTree | str | Path, data: str | Path | ImageData | Iterable[MapBatch] | None = None
+) -> Metrics:
+    """All figures of a tree, or of a run's last one, from one pass over test photos; nothing is written.
+
+    `data` are the test photos of other data with the same classes, or feature maps with labels and places; a run is
+    otherwise tested on its own. `redo` evaluates all stages of a run and keeps what it finds.
+
+    Examples:
+        >>> evaluate("runs/photos").n_images
+        9
+        >>> evaluate(tree, [(maps, labels, places)]).n_images  # B×D×H×W, B, B
+        2
+    """
+    given = run_or_tree_at(run_or_tree)
+    tree = given.tree() if isinstance(given, Run) else given.eval()
+    if data is None or isinstance(data, str | Path | ImageData):
+        data = _test_maps(given, tree, data)
+    return evaluate_maps(tree, data)
+
+
+def _test_maps(given: Run | ProtoTree, tree: ProtoTree, data: str | Path | ImageData | None) -> Iterable[MapBatch]:
+    """The feature maps of test photos, from what a run keeps or through the network."""
+    if isinstance(given, ProtoTree) and data is None:
+        raise ConfigError("a tree by itself does not say what to test it on; expected data with the same classes")
+    run = given if isinstance(given, Run) else None
+    if not isinstance(data, ImageData):
+        data = run.data(data) if run is not None else open_data(data or "")
+    if data.class_names != tree.class_names:
+        raise DataError("expected the classes of the tree in the data, got others; choose data with the same classes")
+    dataset = ViewDataset(data.test, evaluation_views, tree.preprocessing)
+    sets = kept_sets(data, run.config.recipe.source_views(data), tree.preprocessing) if run is not None else ()
+    batches = looking(tree.features, dataset, run=run.folder if run is not None else None, among=sets)
+    return maps_of(batches, tree.features, tree.prototypes.device)
+
+
 def combine(
     folders: Iterable[str | Path], *, data: str | Path | None = None, observer: Observer | None = None
 ) -> EnsembleMetrics:
@@ -172,6 +213,8 @@ def combine(
         (9, 2, ['greedy', 'max_path', 'soft'])
     """
     runs = [Run.open(folder) for folder in folders]
+    if len(runs) < 2:
+        raise ConfigError(f"expected at least two runs in an ensemble, got {len(runs)}; name more, or evaluate the one")
     ensemble = Ensemble([run.tree() for run in runs])
     observer = observer or Observer()
     with distributed.processes() as device:

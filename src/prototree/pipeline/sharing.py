@@ -153,7 +153,7 @@ def card(run: Run, tree: ProtoTree, name: str) -> str:
     lines += [
         "",
         "```sh",
-        "pip install prototree",
+        "pip install prototree  # from an index; in a clone of its repository: pip install .",
         f"prototree predict {name}{SUFFIX} photos/ --out predictions.csv",
         f"prototree explain {name}{SUFFIX} photo.jpg",
         f"prototree report {name}{SUFFIX}",

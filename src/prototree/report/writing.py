@@ -4,11 +4,12 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prototree.errors import MissingExtraError
 from prototree.explain.records import DecisionExplanation, TreeExplanation
 from prototree.files import make_folder, write_file
+from prototree.progress import Observer
 from prototree.report.decision_html import Decided, decision_page
 from prototree.report.decision_index import IndexEntry, index_page
 from prototree.report.decision_json import decision_json
@@ -19,7 +20,35 @@ from prototree.report.tree_html import tree_page
 from prototree.report.tree_print import tree_pdf, tree_svg
 from prototree.tree.strategies import Strategy
 
+if TYPE_CHECKING:
+    from prototree.run import Run
+
 log = logging.getLogger(__name__)
+
+
+def report_run(
+    run: "str | Path | Run",
+    folder: str | Path,
+    *,
+    data: str | Path | None = None,
+    nearest: int = 5,
+    occlusion: bool = False,
+    observer: Observer | None = None,
+) -> list[Path]:
+    """Writes the whole tree of a run as pages to look at and to print (§5.2); returns what was written.
+
+    Without the training data: what the run keeps. With it, the run keeps what its pages show.
+    """
+    from prototree.explain.whole_tree import explain_tree, store_pages
+    from prototree.run import Run
+
+    run, observer = Run.open(run), observer or Observer()
+    images = run.data(data) if data else run.data_if_here()
+    observer.stage("explaining every prototype" if images else "the training data is not here; using stored pictures")
+    explanation = explain_tree(run, data=images, nearest=nearest, occlusion=occlusion, tick=observer.caching)
+    if images and not run.is_packed:
+        store_pages(run, images, explanation)
+    return write_report(explanation, Path(folder))
 
 
 def write_report(explanation: TreeExplanation, folder: Path) -> list[Path]:

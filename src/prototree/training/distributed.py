@@ -30,11 +30,24 @@ def processes() -> Iterator[torch.device]:
     _check_place(count)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         yield device
+    except RuntimeError as error:
+        if not _is_of_connection(error):
+            raise
+        raise TrainError(
+            f"process {_number('RANK', 0) + 1} of {count} cannot reach the others: one of them has probably ended, and "
+            "its last words say why; then start all of them again, with --resume to continue this training"
+        ) from error
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _is_of_connection(error: RuntimeError) -> bool:
+    """Whether processes could not exchange something; gloo says so in a plain error that names its own file."""
+    return isinstance(error, dist.DistError) or "/gloo/" in str(error)
 
 
 def _check_place(count: int) -> None:

@@ -6,6 +6,7 @@ what else the loop remembers is in the state.
 """
 
 import csv
+import inspect
 import io
 import logging
 import threading
@@ -31,6 +32,12 @@ from prototree.tree.checkpoint import VERSION, read_state, write_state
 log = logging.getLogger(__name__)
 
 STATE = "state.json"
+# Whether other processes get the first one's buffers before each step; torch has renamed it.
+_SYNC_BUFFERS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in inspect.signature(DistributedDataParallel).parameters
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,7 @@ class Loop:
         self._observer = observer or Observer()
         self._epoch, self._batch, self._totals = 0, 0, _Totals()
         self._rows: list[EpochLog] = []
-        self._saved_at = time.monotonic()
+        self._saved_at = self._since = time.monotonic()  # since: when the batch before was done
         # Adam as in the paper; where there is weight decay, apart from the gradient's moments. Not the fused form: it
         # takes numbers in the order in which they lie in memory, and those of a state that was read lie in another.
         groups = [{"params": group.parameters} for group in objective.groups(0)]
@@ -130,6 +137,7 @@ class Loop:
         objective.start_epoch(epoch, is_continued=self._batch > 0)
         groups = objective.groups(epoch)
         model = self._distribute()
+        self._since = time.monotonic()
         for inputs in self._batches.epoch(epoch, self._batch):
             pace = objective.pace(epoch, self._batch / self._batches.n_batches)
             for group, settings in zip(groups, self._optimiser.param_groups, strict=True):
@@ -138,6 +146,7 @@ class Loop:
             self._batch += 1
             if self._batch < self._batches.n_batches:
                 self._between_batches(stop)
+            self._since = time.monotonic()
         if not self._totals.images:
             raise TrainError(
                 "none of the training photos can be read; look at them with: prototree data check DATA --deep"
@@ -147,7 +156,7 @@ class Loop:
         self._note_epoch()
 
     def _step(self, model: nn.Module, inputs: Inputs) -> None:
-        start, objective = time.monotonic(), self.objective
+        objective = self.objective
         inputs = self._to_device(inputs)
         self._optimiser.zero_grad(set_to_none=True)
         with torch.autocast(
@@ -167,7 +176,7 @@ class Loop:
         self._optimiser.step()
         objective.after_batch(inputs)
         t = self._totals
-        seconds = t.seconds + time.monotonic() - start
+        seconds = t.seconds + time.monotonic() - self._since
         self._totals = t = _Totals(t.loss + loss_sum, t.hits + n_hits, t.images + n_images, seconds)
         images = max(t.images, 1)
         self._observer.batch(
@@ -193,9 +202,10 @@ class Loop:
         if distributed.shard().world_size == 1:
             return self.objective
         device = self._options.device
+        options: dict[str, Any] = {_SYNC_BUFFERS: False}
         # Anew in each epoch: which parameters are frozen may have changed.
         return DistributedDataParallel(
-            self.objective, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False
+            self.objective, device_ids=[device.index] if device.type == "cuda" else None, **options
         )
 
     def _note_epoch(self) -> None:

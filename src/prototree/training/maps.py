@@ -33,7 +33,7 @@ from prototree.network.looks import ONCE
 from prototree.network.preprocessing import Preprocessing
 from prototree.training import distributed
 from prototree.training.filling import VERSION, Job, Made, MapFile, Tick, fill_missing, from_photos
-from prototree.training.shared_maps import OWN_CACHE, note_use, shared_folder
+from prototree.training.shared_maps import OWN_CACHE, folder_beside, note_use, shared_folder
 from prototree.tree.model import ProtoTree
 from prototree.tree.patches import NearestPatches, extract_patches, nearest_patches
 
@@ -325,9 +325,11 @@ def _key(entry: Entry) -> tuple[Path, View]:
 
 
 def _place(folder: Path, run: Path | None, name: str, shape: tuple[int, ...]) -> MapFile:
-    """Where a file of maps is, or will be."""
-    own = MapFile(run / OWN_CACHE / name, shape) if run is not None else None
-    return own if own is not None and own.is_complete else MapFile(folder / name, shape)
+    """Where a file of maps will be, or is: a complete one is used also where nothing may be written."""
+    for known in (run / OWN_CACHE, folder_beside(run)) if run is not None else ():
+        if known != folder and (file := MapFile(known / name, shape)).is_complete:
+            return file
+    return MapFile(folder / name, shape)
 
 
 def _file_name(name: str, engine: str) -> str:

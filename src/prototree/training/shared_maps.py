@@ -19,9 +19,13 @@ USED = "maps.json"
 
 def shared_folder(run: Path) -> Path:
     """Where the maps of a run and of those beside it lie; in the run itself where nothing may be written beside it."""
-    beside = run.resolve().parent
-    shared = beside / "prototree-maps"
-    return shared if os.access(shared if shared.exists() else beside, os.W_OK) else run / OWN_CACHE
+    shared = folder_beside(run)
+    return shared if os.access(shared if shared.exists() else shared.parent, os.W_OK) else run / OWN_CACHE
+
+
+def folder_beside(run: Path) -> Path:
+    """The folder of maps beside a run, whether or not anything may be written there."""
+    return run.resolve().parent / "prototree-maps"
 
 
 def maps_used(run: Path) -> list[str]:
@@ -49,8 +53,11 @@ def note_use(run: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Waits for other programs that are busy with the same file, where the system can tell."""
-    if not distributed.is_first():
+    """Waits for other programs that are busy with the same file, where the system can tell.
+
+    Where nothing may be written none is busy, and no lock could be made.
+    """
+    if not distributed.is_first() or (path.parent.exists() and not os.access(path.parent, os.W_OK)):
         yield
         return
     with waited_for(path.with_suffix(".lock")):

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import socket
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from http.cookies import CookieError, SimpleCookie
@@ -60,6 +61,7 @@ class Guard:
     ) -> None:
         self._app, self._host, self._max_bytes = app, host.strip("[]").lower(), max_bytes
         self._uploads, self._token = frozenset(uploads), token
+        self._names = {"localhost", self._host, *(() if is_loopback(self._host) else own_names())}
         # Cookies are shared by all ports of a host: two servers must not take each other's.
         self._cookie = f"prototree-{hashlib.sha256((token or '').encode()).hexdigest()[:8]}"
 
@@ -132,7 +134,7 @@ class Guard:
             return 400, "this server answers under its own address only; open the address it printed at its start"
         if method not in _READING:
             origin = headers.get(b"origin")
-            if origin is not None and urlsplit(origin.decode("latin-1").lower()).netloc != host:
+            if origin is not None and _netloc(origin) != host:
                 return 403, "a page of another site may not change anything here"
             if headers.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
                 return 403, "a page of another site may not change anything here"
@@ -149,7 +151,7 @@ class Guard:
             urlsplit(f"//{host}").port  # noqa: B018 (raises if it is none)
         except ValueError:
             return False
-        if name in ("localhost", self._host):
+        if name in self._names:
             return True
         try:
             address = ipaddress.ip_address(name)
@@ -157,6 +159,14 @@ class Guard:
             return False
         # A rebound name arrives as that name, never as a number; numbers are safe where others may call at all.
         return address.is_loopback or not is_loopback(self._host)
+
+
+def _netloc(origin: bytes) -> str | None:
+    """Host and port of the page that sent a request; None where the header is no address."""
+    try:
+        return urlsplit(origin.decode("latin-1").lower()).netloc
+    except ValueError:
+        return None
 
 
 def _first_of_each(scope: Scope) -> dict[bytes, bytes]:
@@ -210,6 +220,13 @@ async def _discard(receive: Receive, most: int) -> None:
                 read += len(message.get("body", b""))
                 if not message.get("more_body"):
                     return
+
+
+def own_names() -> list[str]:
+    """The names under which other computers may know this one, without asking a name server."""
+    name = socket.gethostname().lower()
+    short = name.partition(".")[0]
+    return list(dict.fromkeys(one for one in (name, short, f"{short}.local") if short))
 
 
 def is_loopback(host: str) -> bool:

@@ -361,14 +361,19 @@ class Warm(Recipe):
 
         from prototree.training.beside import is_possible
         from prototree.training.holding_out import SureFile
-        from prototree.training.shared_maps import shared_folder
+        from prototree.training.shared_maps import folder_beside, shared_folder
 
         settings = {**workshop.settings.identity(), **self.identity()}
         if self._is_same_for_all_seeds(backbone):
             del settings["seed"]
         settings["threads"] = 1 if is_possible(workshop.device) else torch.get_num_threads()  # they change last digits
         every = [one for one in (maps.every, maps.judged, maps.hidden) if one is not None]
-        return SureFile.of(shared_folder(workshop.folder), every, settings)
+        folders = (
+            shared_folder(workshop.folder),
+            folder_beside(workshop.folder),
+        )  # the second may be read-only
+        files = [SureFile.of(folder, every, settings) for folder in dict.fromkeys(folders)]
+        return next((file for file in files if file.kept), files[0])
 
     def _how_sure(self, workshop: "Workshop", backbone: "Backbone", maps: "Maps", held: frozenset[int]) -> "Sure":
         """Fitted on photos that a second tree, trained like the first, has not seen; the first one loses none."""
