@@ -61,6 +61,7 @@ class ImageData:
     test: tuple[Sample, ...]
     problems: tuple[Problem, ...] = ()
     validation: tuple[Sample, ...] = ()  # neither trained nor tested on; they give the feedback while mending
+    ignored: tuple[Path, ...] = ()  # other files in its class folders, perhaps images in formats that are not read
 
     @property
     def n_classes(self) -> int:
