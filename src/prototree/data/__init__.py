@@ -17,7 +17,7 @@ from prototree.data.cub import is_cub, read_cub
 from prototree.data.folder import MANIFEST_SUFFIXES, read_folder, read_manifest
 from prototree.data.folds import take_fold
 from prototree.data.ignored import describe_unread
-from prototree.data.samples import ImageData, Part, Problem, Sample
+from prototree.data.samples import ImageData, Part, Problem, Sample, check_name
 from prototree.data.scan import in_words, scan_files
 from prototree.errors import DataError
 from prototree.files import cache_folder
@@ -71,6 +71,7 @@ def look_at_data(
     path = Path(source).expanduser()
     if str(source) == BIRDS and not path.exists():
         path = _generated_birds()
+    check_name(str(path.resolve()), "data")
     data = _read(path, test_share=test_share, seed=seed)
     if strict and (unread := describe_unread(data.ignored)):
         raise DataError(f"{data.root}: {unread}; or open the data without strict to skip them")

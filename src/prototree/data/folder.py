@@ -19,7 +19,7 @@ from typing import Any
 
 from prototree.data.ignored import describe_unread, is_visible
 from prototree.data.images import is_image, suffixes
-from prototree.data.samples import ImageData, Sample
+from prototree.data.samples import ImageData, Sample, check_name
 from prototree.errors import ConfigError, DataError
 from prototree.files import MAX_TEXT_BYTES, read_regular
 
@@ -161,6 +161,8 @@ def _class_images(root: Path) -> _Classes:
             f"{root} has no class folders; expected one folder of images for each class "
             "(or train/ and test/ folders of them, or a CSV file with the columns path and label)"
         )
+    for folder in folders:
+        check_name(folder.name, f"a class folder in {root}")
     files = {folder.name: _files_below(folder) for folder in folders}
     images = {name: [path for path in paths if is_image(path)] for name, paths in files.items()}
     outside = [path for path in sorted(root.iterdir()) if is_visible(path) and path.is_file()]
