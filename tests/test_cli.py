@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_files import write_classes
+from data_files import smooth_photo, write_classes
 from killed_runs import Commands, commands
 from prototree._version import __version__
 from prototree.cli.console import console, print_table, say, say_error
@@ -93,6 +94,29 @@ def test_warnings_give_the_terminal_no_orders(do: Commands, tmp_path: Path) -> N
     assert "2 of 2 classes have fewer than 10 training images" in done.err
     assert "[31mwren" in done.err
     assert "\x1b" not in done.err + done.out
+
+
+def test_a_class_folder_whose_name_is_not_utf8_is_one_line(do: Commands, tmp_path: Path) -> None:
+    photos = write_classes(tmp_path / "photos", {"crow": 3, "wren": 3})
+    os.rename(photos / "wren", os.fsencode(photos) + b"/caf\xe9")
+    for words in (("data", "check", photos), ("train", photos, "--out", tmp_path / "run")):
+        done = do.run(*words)
+        assert done.code == 1
+        assert "UTF-8" in done.err
+        assert len(done.err.splitlines()) == 1
+
+
+def test_names_that_are_not_utf8_can_be_printed(do: Commands, tmp_path: Path) -> None:
+    photos = write_classes(tmp_path / "photos", {"crow": 12, "wren": 12})
+    for number in range(12):  # otherwise those of the other class
+        smooth_photo(seed=100 + number).save(photos / "wren" / f"{number}.jpg")
+    os.rename(photos / "crow" / "3.jpg", os.fsencode(photos / "crow") + b"/caf\xe9.jpg")
+    shutil.copy(os.fsencode(photos / "crow") + b"/caf\xe9.jpg", photos / "wren" / "x.jpg")
+    done = do.run("data", "check", photos, "--deep")
+    assert done.code == 0, done.err
+    assert "1 image is in more than one class" in done.out
+    assert "caf\N{REPLACEMENT CHARACTER}.jpg" in done.out
+    assert "look alike none" in done.out
 
 
 def test_check_names_a_bad_photo_once_even_where_no_tree_can_be_trained(do: Commands, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import contextlib
 import io
 import struct
+import sys
 import zlib
 from pathlib import Path
 from random import Random
@@ -302,3 +303,78 @@ def test_webp_of_lower_quality_takes_fewer_bytes() -> None:
 def test_a_name_that_no_file_can_have_is_one_clear_error() -> None:
     with pytest.raises(DataError, match="cannot be opened: embedded null byte"):
         read_image(Path("a\0.jpg"))
+
+
+def avif(photo: Image.Image, **options: object) -> bytes:
+    pytest.importorskip("PIL._avif", reason="this Pillow was built without AVIF")
+    return as_bytes(photo, "AVIF", quality=95, **options)
+
+
+def heic(photo: Image.Image, **info: object) -> bytes:
+    pillow_heif = pytest.importorskip("pillow_heif", reason="pillow-heif, the extra heic, is not installed")
+    file, image = io.BytesIO(), pillow_heif.from_pillow(photo)
+    image.info.update(info)
+    image.save(file, quality=95)
+    return file.getvalue()
+
+
+MODERN = {"avif": avif, "heic": heic}
+
+
+@pytest.mark.parametrize("form", MODERN)
+def test_avif_and_heic_are_read_whatever_they_are_called(tmp_path: Path, form: str) -> None:
+    photo = smooth_photo((64, 48))
+    content = MODERN[form](photo)
+    assert is_image(Path(f"a.{form.upper()}"))
+    path = tmp_path / "renamed.jpg"
+    path.write_bytes(content)
+    for source in (content, path):
+        assert difference(read_image(source, at_least=8), photo) <= 25
+    assert check_header(path) == (64, 48)
+
+
+@pytest.mark.parametrize("form", MODERN)
+def test_avif_and_heic_stand_upright(form: str) -> None:
+    photo, exif = four_colours((64, 32)), Image.Exif()
+    exif[ORIENTATION] = 6
+    content = MODERN[form](photo, exif=exif.tobytes())
+    assert check_header(content) == (32, 64)
+    corners = [image.resize((2, 2)) for image in (read_image(content), photo.transpose(Image.Transpose.ROTATE_270))]
+    assert difference(*corners) <= 40
+
+
+@pytest.mark.parametrize("form", MODERN)
+def test_avif_and_heic_keep_to_the_limit_of_pixels(form: str) -> None:
+    content = MODERN[form](smooth_photo((64, 48)))
+    place = content.index(b"ispe") + 8
+    claim = struct.pack(">II", 9_000, 8_000)
+    with pytest.raises(TooLargeError, match="72,000,000"):
+        check_header(content[:place] + claim + content[place + 8 :])
+
+
+@pytest.mark.parametrize("form", MODERN)
+def test_damaged_avif_and_heic_are_data_errors(form: str) -> None:
+    content = MODERN[form](smooth_photo((64, 48)))
+    random = Random(0)
+    for length in (20, 100, len(content) // 2, len(content) - 20):
+        with pytest.raises(DataError):
+            read_image(content[:length])
+    for _ in range(30):
+        damaged = bytearray(content)
+        for _ in range(5):
+            damaged[random.randrange(12, len(damaged))] = random.randrange(256)
+        with contextlib.suppress(DataError):
+            read_image(bytes(damaged))
+
+
+def test_heic_is_named_where_it_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(NotAnImageError, match="pillow-heif"):
+        read_image(b"\0\0\0\x18ftypheic" + bytes(40))
+
+
+def test_heic_changes_nothing_for_others_who_use_pillow() -> None:
+    content = heic(smooth_photo())
+    read_image(content)
+    with pytest.raises(OSError, match="cannot identify"):
+        Image.open(io.BytesIO(content))

@@ -29,7 +29,12 @@ app = typer.Typer(
 console, error_console = Console(), Console(stderr=True)
 _NO_LIMIT = 100_000  # columns
 _OBJECTS_BETWEEN_SEARCHES = 100_000  # for garbage; Python's own 700 is for programs that load less
-_COMMANDS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+_SURROGATES = range(0xD800, 0xE000)  # what a byte in a file's name that is not UTF-8 becomes
+_COMMANDS = {
+    code: "\N{REPLACEMENT CHARACTER}"
+    for code in (*range(32), *range(127, 160), *_SURROGATES)
+    if chr(code) not in "\t\n"
+}
 
 DataArgument = Annotated[str, typer.Argument(help="Image folder, CSV manifest, CUB or Cars folder; or 'birds'.")]
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, or a packed tree.")]

@@ -16,14 +16,18 @@ def check(
     path: DataArgument,
     sheet: Annotated[Path | None, typer.Option(help="Also write a contact sheet to this PNG.")] = None,
     strict: Annotated[bool, typer.Option(help="Fail on any file that cannot be used.")] = False,
-    deep: Annotated[bool, typer.Option(help="Decode every photo; this also finds files that are cut off.")] = False,
+    deep: Annotated[
+        bool, typer.Option(help="Decode every photo: finds files that are cut off, and photos that look alike.")
+    ] = False,
 ) -> None:
     """What a data set holds, and what is wrong with it."""
     from prototree.data import check_trainable, look_at_data
     from prototree.data.check import contact_sheet, render, summarise
+    from prototree.data.duplicates import describe_copies, describe_look_alikes, exact_copies, look_alikes
 
     data = look_at_data(path, strict=strict, deep=deep)
-    say(render(summarise(data)))
+    alike = describe_look_alikes(data, look_alikes(data)) if deep else None
+    say(render(summarise(data), describe_copies(data, exact_copies(data)), alike))
     check_trainable(data)
     if sheet is not None:
         contact_sheet(data, sheet)

@@ -16,7 +16,8 @@ from prototree.data.cars import is_cars, read_cars
 from prototree.data.cub import is_cub, read_cub
 from prototree.data.folder import MANIFEST_SUFFIXES, read_folder, read_manifest
 from prototree.data.folds import take_fold
-from prototree.data.samples import ImageData, Part, Problem, Sample
+from prototree.data.ignored import describe_unread
+from prototree.data.samples import ImageData, Part, Problem, Sample, check_name
 from prototree.data.scan import in_words, scan_files
 from prototree.errors import DataError
 from prototree.files import cache_folder
@@ -55,6 +56,8 @@ def open_data(
     data = look_at_data(source, test_share=test_share, seed=seed, strict=strict, deep=deep)
     if data.problems:
         logger.warning("%s\nthe rest is used", in_words(data.root, data.problems))
+    if unread := describe_unread(data.ignored):
+        logger.warning("%s: %s; the rest is used", data.root, unread)
     if fold:
         data = take_fold(data, fold)
     check_trainable(data)
@@ -68,7 +71,11 @@ def look_at_data(
     path = Path(source).expanduser()
     if str(source) == BIRDS and not path.exists():
         path = _generated_birds()
-    return scan_files(_read(path, test_share=test_share, seed=seed), strict=strict, deep=deep)
+    check_name(str(path.resolve()), "data")
+    data = _read(path, test_share=test_share, seed=seed)
+    if strict and (unread := describe_unread(data.ignored)):
+        raise DataError(f"{data.root}: {unread}; or open the data without strict to skip them")
+    return scan_files(data, strict=strict, deep=deep)
 
 
 def is_here(source: str | Path) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from prototree.data.ignored import describe_others, describe_unread, unread_images
 from prototree.data.images import read_image
 from prototree.data.samples import ImageData, Kind, Problem, Sample
 from prototree.errors import ConfigError, DataError
@@ -59,6 +60,7 @@ class DataSummary:
     n_parts: int
     smallest_classes: tuple[tuple[str, int], ...]
     problems: tuple[Problem, ...]
+    ignored: tuple[Path, ...]
 
 
 def summarise(data: ImageData) -> DataSummary:
@@ -83,11 +85,12 @@ def summarise(data: ImageData) -> DataSummary:
         n_parts=sum(len(sample.parts) for sample in samples),
         smallest_classes=tuple((data.class_names[label], train[label]) for label in fewest_first[:_SHOWN]),
         problems=data.problems,
+        ignored=data.ignored,
     )
 
 
-def render(summary: DataSummary) -> str:
-    """The summary as a few aligned lines of plain text."""
+def render(summary: DataSummary, copies: Sequence[str] | None = None, alike: Sequence[str] | None = None) -> str:
+    """The summary as a few aligned lines of plain text, with what is there more than once, if it was looked for."""
     validation = f", {summary.n_validation:,} validation" if summary.n_validation else ""
     rows = [
         ("data", str(summary.root)),
@@ -102,9 +105,15 @@ def render(summary: DataSummary) -> str:
     ]
     if summary.n_boxes or summary.n_parts:
         rows.append(("known", f"{summary.n_boxes:,} boxes, {summary.n_parts:,} visible parts"))
-    n_bad = len(summary.problems)
+    n_bad = len(summary.problems) + len(unread_images(summary.ignored))
     rows.append(("left out", f"{n_bad:,} file{'s' if n_bad > 1 else ''}" if n_bad else "nothing"))
-    rows += [("", problem.reason) for problem in summary.problems]
+    reasons = [describe_unread(summary.ignored), *(problem.reason for problem in summary.problems)]
+    rows += [("", reason) for reason in reasons if reason]
+    if others := describe_others(summary.ignored):
+        rows.append(("not used", others))
+    for name, lines in (("copies", copies), ("look alike", alike)):
+        if lines is not None:
+            rows += [(name, lines[0]), *(("", line) for line in lines[1:])] if lines else [(name, "none")]
     return "\n".join(f"{name:<11}{value}".rstrip() for name, value in rows)
 
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prototree.data.images import SUFFIXES, is_image
-from prototree.data.samples import ImageData, Sample
+from prototree.data.ignored import describe_unread, is_visible
+from prototree.data.images import is_image, suffixes
+from prototree.data.samples import ImageData, Sample, check_name
 from prototree.errors import ConfigError, DataError
 from prototree.files import MAX_TEXT_BYTES, read_regular
 
@@ -68,7 +69,8 @@ def read_folder(root: Path, *, test_share: float = 0.2, seed: int = 0) -> ImageD
         return _read_splits(root, train_folder, test_folder, validation_folder)
     if train_folder is not None and len(_subfolders(root)) == 1:
         return read_folder(train_folder, test_share=test_share, seed=seed)
-    by_class = _class_images(root)
+    classes = _class_images(root)
+    by_class = classes.images
     paths = [path for images in by_class.values() for path in images]
     labels = [name for name, images in by_class.items() for _ in images]
     in_test = split_classes(labels, test_share=test_share, seed=seed)
@@ -80,22 +82,26 @@ def read_folder(root: Path, *, test_share: float = 0.2, seed: int = 0) -> ImageD
         tuple(by_class),
         tuple(sample for sample, test in pairs if not test),
         tuple(sample for sample, test in pairs if test),
+        ignored=classes.ignored,
     )
 
 
 def _read_splits(root: Path, train_folder: Path, test_folder: Path | None, validation_folder: Path | None) -> ImageData:
     train = _class_images(train_folder)
-    others = [_class_images(folder) if folder is not None else {} for folder in (test_folder, validation_folder)]
-    for folder, images in zip((test_folder, validation_folder), others, strict=True):
+    others = [
+        _class_images(folder) if folder is not None else _Classes({}) for folder in (test_folder, validation_folder)
+    ]
+    for folder, found in zip((test_folder, validation_folder), others, strict=True):
         if folder is not None:
-            _check_same_classes(train_folder, train, folder, images)
-    names = tuple(train)
+            _check_same_classes(train_folder, train.images, folder, found.images)
+    names = tuple(train.images)
 
-    def samples(images: dict[str, list[Path]]) -> tuple[Sample, ...]:
-        return tuple(Sample(path, label) for label, name in enumerate(names) for path in images.get(name, ()))
+    def samples(found: _Classes) -> tuple[Sample, ...]:
+        return tuple(Sample(path, label) for label, name in enumerate(names) for path in found.images.get(name, ()))
 
     test, validation = _test_and_validation(root, *map(samples, others))
-    return ImageData(root, "folder", names, samples(train), test, validation=validation)
+    ignored = tuple(path for found in (train, *others) for path in found.ignored)
+    return ImageData(root, "folder", names, samples(train), test, validation=validation, ignored=ignored)
 
 
 def _check_same_classes(
@@ -139,31 +145,43 @@ def _subfolders(root: Path) -> list[Path]:
     return sorted(folders, key=lambda path: natural_key(path.name))
 
 
-def _class_images(root: Path) -> dict[str, list[Path]]:
-    """Images of each class folder, in natural order; every class has at least one."""
+@dataclass(frozen=True)
+class _Classes:
+    """Images of each class folder, in natural order, and the files that are not used."""
+
+    images: dict[str, list[Path]]
+    ignored: tuple[Path, ...] = ()
+
+
+def _class_images(root: Path) -> _Classes:
+    """What the class folders hold; every class has at least one image."""
     folders = _subfolders(root)
     if not folders:
         raise DataError(
             f"{root} has no class folders; expected one folder of images for each class "
             "(or train/ and test/ folders of them, or a CSV file with the columns path and label)"
         )
-    images = {folder.name: _images_below(folder) for folder in folders}
+    for folder in folders:
+        check_name(folder.name, f"a class folder in {root}")
+    files = {folder.name: _files_below(folder) for folder in folders}
+    images = {name: [path for path in paths if is_image(path)] for name, paths in files.items()}
+    outside = [path for path in sorted(root.iterdir()) if is_visible(path) and path.is_file()]
+    ignored = [path for paths in files.values() for path in paths if not is_image(path)]
     empty = [name for name, paths in images.items() if not paths]
+    unread = describe_unread(path for name in empty for path in files[name])
+    remedy = unread or f"add images ({' '.join(suffixes())}) or remove the folders"
     if len(empty) == len(images):
-        raise DataError(f"{root} has no images in its folders ({_listing(empty)}); we read {' '.join(SUFFIXES)}")
+        raise DataError(f"{root} has no images in its folders ({_listing(empty)}); {remedy}")
     if empty:
-        raise DataError(
-            f"class folders with no image in {root}: {_listing(empty)}; add images ({' '.join(SUFFIXES)}) "
-            "or remove the folders"
-        )
-    return images
+        raise DataError(f"class folders with no image in {root}: {_listing(empty)}; {remedy}")
+    return _Classes(images, (*outside, *ignored))
 
 
-def _images_below(folder: Path) -> list[Path]:
+def _files_below(folder: Path) -> list[Path]:
     found: list[Path] = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [path for path in (Path(parent, name) for name in files) if is_image(path)]
+        found += [path for path in (Path(parent, name) for name in files) if is_visible(path)]
     return sorted(found, key=lambda path: natural_key(str(path)))
 
 

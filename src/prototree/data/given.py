@@ -19,6 +19,7 @@ from PIL import Image
 from prototree.data.folder import TEST_NAMES, TRAIN_NAMES, VALIDATION_NAMES
 from prototree.data.images import from_pillow
 from prototree.data.listing import is_frame
+from prototree.data.samples import check_name
 from prototree.errors import DataError
 from prototree.files import prepared_beside, write_file
 
@@ -116,7 +117,7 @@ def _frame_rows(frame: Any) -> Iterator[_Row]:
             raise DataError(
                 f"row {number} of the table has an empty split; expected train, test or val, or no such column at all"
             )
-        yield _Row(Path(str(path)).expanduser(), _label(label, ()), str(split[0]) if split else "")
+        yield _Row(_path(path), _label(label, ()), str(split[0]) if split else "")
 
 
 def _table_rows(table: Any) -> Iterator[_Row]:
@@ -151,13 +152,19 @@ def _label(label: Any, names: Sequence[Any]) -> str:
     if isinstance(value, int) and names:
         if not 0 <= value < len(names):
             raise DataError(f"expected labels from 0 to {len(names) - 1}, got {value}")
-        return str(names[value])
+        value = str(names[value])
+    check_name(str(value), "a class")
     return str(value)
+
+
+def _path(path: Any) -> Path:
+    check_name(str(path), "an image")
+    return Path(str(path)).expanduser()
 
 
 def _photo(photo: Any, number: int) -> Path | Image.Image:
     if isinstance(photo, str | Path):
-        return Path(photo).expanduser()
+        return _path(photo)
     if isinstance(photo, Image.Image):
         return from_pillow(photo).image
     pixels = np.asarray(photo)  # also of a tensor

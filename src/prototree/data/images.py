@@ -4,21 +4,24 @@
 Pillow decodes. What it leaves to the caller is done here: the camera's rotation mark, transparency (put on
 white), 16-bit and floating-point greyscale (scaled, where Pillow clips), a limit on pixels that holds before
 any memory is taken, and one kind of error for the many that decoders raise. No setting of Pillow's is
-changed, so nothing here affects other users of it in the process.
+changed, so nothing here affects other users of it in the process. AVIF is read where Pillow was built with it, HEIC
+where the package pillow-heif is installed.
 """
 
+import importlib.util
 import io
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
 from numpy import ndarray
-from PIL import Image
+from PIL import Image, JpegImagePlugin
 
 from prototree.errors import DataError, NotAnImageError, TooLargeError
 from prototree.files import open_regular
@@ -29,11 +32,15 @@ Source = str | Path | bytes | File
 
 MAX_PIXELS = 64_000_000
 MAX_BYTES = 2**30  # of a file; four 16-bit channels of so many pixels have half of that
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+HEIC_REMEDY = "to read HEIC, install the package pillow-heif (pip install pillow-heif)"
+HEIC_SUFFIXES = (".heic", ".heif", ".hif")
 
+_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 # Naming the formats keeps Pillow from trying its other plugins (some start programs) on files nobody vouches
 # for.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+_HEIC = re.compile(rb".{4}ftyp(?:hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)
+_HEIC_SIZE = re.compile(rb"ispe\0...(.{4})(.{4})", re.DOTALL)  # width and height of each image and tile in the file
 _UNNAMED = "the image"  # what messages call one that came as bytes or pixels
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -55,9 +62,21 @@ class Photo:
     size: Size
 
 
+@cache
+def suffixes() -> tuple[str, ...]:
+    """How the names of images end that can be read here, which depends on what is installed."""
+    avif = (".avif",) if _reads_avif() else ()
+    return (*_SUFFIXES, *avif, *(HEIC_SUFFIXES if importlib.util.find_spec("pillow_heif") else ()))
+
+
+@cache
+def _reads_avif() -> bool:
+    return importlib.util.find_spec("PIL._avif") is not None
+
+
 def is_image(path: Path) -> bool:
     """Whether the name is that of an image we read; hidden files (and macOS's `._` companions) are not."""
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    return path.suffix.lower() in suffixes() and not path.name.startswith(".")
 
 
 def read_image(source: Source, *, at_least: int | None = None) -> Image.Image:
@@ -74,7 +93,7 @@ def read_photo(source: Source, *, at_least: int | None = None) -> Photo:
     """As `read_image`, with the size of the whole photo."""
     with _opened(source) as (image, name):
         orientation, size = _orientation(image), _upright_size(image)
-        if at_least is not None:
+        if at_least is not None and isinstance(image, JpegImagePlugin.JpegImageFile):
             image.draft(None, (at_least, at_least))
         try:
             image.load()
@@ -95,8 +114,7 @@ def reduction(size: Size, at_least: int | None) -> int:
 
 def from_pillow(image: Image.Image) -> Photo:
     """A picture that is already open, as upright RGB within the same limits."""
-    if image.width * image.height > MAX_PIXELS:
-        raise _too_large(_UNNAMED, f"{image.width} x {image.height} = {image.width * image.height:,} pixels")
+    _check_pixels(image.size, _UNNAMED)
     orientation = _orientation(image)
     try:
         rgb = _to_rgb(image)
@@ -151,20 +169,53 @@ def _opened(source: Source) -> Iterator[tuple[Image.Image, str]]:
 
 def _open_image(file: File, name: str) -> Image.Image:
     try:
-        image = Image.open(file, formats=_FORMATS)
+        image: Image.Image = Image.open(file, formats=(*_FORMATS, *(("AVIF",) if _reads_avif() else ())))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         # Far above our own limit Pillow stops before it tells the width and height, only their product.
         found = re.search(r"(\d+) pixels", str(error))
         raise _too_large(name, f"{int(found[1]):,} pixels" if found else "far more pixels") from error
     except Exception as error:
-        if file.seek(0, os.SEEK_END) == 0:
-            raise NotAnImageError(f"{name} is empty (0 bytes); {_advice(name)}") from error
-        raise NotAnImageError(
-            f"{name} is not an image we can read (expected JPEG, PNG, WebP, BMP, TIFF or GIF); {_advice(name)}"
-        ) from error
-    if image.width * image.height > MAX_PIXELS:
-        raise _too_large(name, f"{image.width} x {image.height} = {image.width * image.height:,} pixels")
+        if (heic := _open_heic(file, name)) is None:
+            raise _no_image(file, name) from error
+        image = heic
+    _check_pixels(image.size, name)
     return image
+
+
+def _open_heic(file: File, name: str) -> Image.Image | None:
+    """A HEIC image by its first bytes, whatever its name; None if the file holds none.
+
+    The size that is told is that after cropping, so all sizes in the file are held to the limit.
+    """
+    file.seek(0)
+    content = file.read() if _HEIC.match(file.read(12)) else b""
+    if not content:
+        return None
+    try:
+        from pillow_heif import HeifImageFile
+    except ImportError as error:
+        raise NotAnImageError(f"{name} is a HEIC image; {HEIC_REMEDY}, or convert it to JPEG") from error
+    for width, height in _HEIC_SIZE.findall(content):
+        _check_pixels((int.from_bytes(width), int.from_bytes(height)), name)
+    file.seek(0)
+    try:
+        image: Image.Image = HeifImageFile(file)  # not registered with Pillow, whose other users would get it too
+    except Exception as error:
+        raise NotAnImageError(f"{name} is a damaged HEIC image ({_say(error)}); {_advice(name)}") from error
+    return image
+
+
+def _no_image(file: File, name: str) -> NotAnImageError:
+    if file.seek(0, os.SEEK_END) == 0:
+        return NotAnImageError(f"{name} is empty (0 bytes); {_advice(name)}")
+    return NotAnImageError(
+        f"{name} is not an image we can read (expected JPEG, PNG, WebP, BMP, TIFF, GIF, AVIF or HEIC); {_advice(name)}"
+    )
+
+
+def _check_pixels(size: Size, name: str) -> None:
+    if size[0] * size[1] > MAX_PIXELS:
+        raise _too_large(name, f"{size[0]} x {size[1]} = {size[0] * size[1]:,} pixels")
 
 
 def _too_large(name: str, claim: str) -> TooLargeError:

@@ -27,7 +27,7 @@ Row = list[int | str]
 
 def table_of(kind: str, folder: Path) -> Path:
     """The file that keeps what is known about the files of a folder."""
-    name = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=12).hexdigest()
+    name = hashlib.blake2b(str(folder.resolve()).encode(errors="surrogatepass"), digest_size=12).hexdigest()
     return cache_folder() / kind / f"{name}.json"
 
 

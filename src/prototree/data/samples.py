@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from prototree.errors import DataError
 from prototree.network.geometry import Box, Size
 
 Kind = Literal["folder", "manifest", "cub", "cars"]
@@ -61,6 +62,7 @@ class ImageData:
     test: tuple[Sample, ...]
     problems: tuple[Problem, ...] = ()
     validation: tuple[Sample, ...] = ()  # neither trained nor tested on; they give the feedback while mending
+    ignored: tuple[Path, ...] = ()  # other files in its class folders, perhaps images in formats that are not read
 
     @property
     def n_classes(self) -> int:
@@ -107,6 +109,18 @@ class ImageData:
             by_label.setdefault(sample.label, []).append(sample)
         drawn = [one for own in by_label.values() for one in chance.choices(own, k=len(own))]
         return replace(self, train=tuple(drawn))
+
+
+def check_name(name: str, what: str) -> None:
+    """Refuses a name that is not UTF-8: it could be written to no list, page or table."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        shown = name.encode(errors="backslashreplace").decode()
+        raise DataError(
+            f"expected {what} whose name is UTF-8, got {shown}; rename it (after unpacking a foreign archive, convmv "
+            "renames all files)"
+        ) from error
 
 
 def name_in(root: Path, path: Path) -> str:

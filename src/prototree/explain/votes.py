@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from prototree.data.cub import readable_names
-from prototree.data.images import SUFFIXES, is_image
+from prototree.data.images import is_image, suffixes
 from prototree.errors import ConfigError, DataError
 from prototree.explain.decisions import Network, explain_image
 from prototree.explain.prototype_pictures import PrototypePictures
@@ -136,9 +136,9 @@ def local_paths(places: Sequence[str | Path], limit: int = MAX_IMAGES) -> list[P
         # What is called an image and is a pipe or a dead link is tried too, so that it is named as left out.
         inside = sorted(path for path in place.rglob("*") if is_image(path) and not path.is_dir())
         if place.is_dir() and not inside:
-            raise DataError(f"{place} holds no image; expected files that end in {', '.join(SUFFIXES)}")
+            raise DataError(f"{place} holds no image; expected files that end in {', '.join(suffixes())}")
         if not place.is_dir() and not is_image(place):
-            raise DataError(f"{place} is not an image we read; expected a file that ends in {', '.join(SUFFIXES)}")
+            raise DataError(f"{place} is not an image we read; expected a file that ends in {', '.join(suffixes())}")
         found.update(dict.fromkeys(inside or [place]))
         if len(found) > limit:
             raise DataError(f"expected at most {limit:,} images at a time, got more in {place}; name fewer")

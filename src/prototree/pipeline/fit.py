@@ -9,6 +9,7 @@ from typing import Any
 
 from prototree.config import AUTO_PRESET, Config, preset
 from prototree.data import ImageData, open_data
+from prototree.data.duplicates import warn_of_copies
 from prototree.data.given import write_given
 from prototree.data.loading import ViewDataset
 from prototree.data.views import evaluation_views
@@ -94,6 +95,8 @@ def train_run(
             if train and folders.is_finished(run, chosen):
                 observer.stage(f"nothing to do: {run.folder} is finished ({', '.join(chosen)})")
                 return run
+            if train and distributed.is_first():
+                warn_of_copies(images)
             source = str(data if isinstance(data, str | Path) else images.root)
             run.note(source=source, **({folders.IDENTITY: identity} if train else {}))
             work = Stages(run, images, config, device, observer, start)
@@ -135,6 +138,8 @@ def share_maps(config: Config, source: str | Path, out: Path, observer: Observer
         return
     with distributed.processes() as device:
         images = open_source(source, config)
+        if distributed.is_first():
+            warn_of_copies(images)
         config = derived(config, images)
         # Of no run yet, but its maps lie where those of runs beside it will look for them.
         with TemporaryDirectory(prefix="preparing-", dir=out) as nobody:
