@@ -77,6 +77,14 @@ def test_a_broken_photo_is_a_row_with_a_reason(run: Run, tmp_path: Path) -> None
     assert [one.said for one in found][::2] == ["", ""]
 
 
+def test_a_photo_in_a_format_that_is_not_read_is_a_row_with_the_reason(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.psd").write_bytes(b"8BPS")
+    (tmp_path / "notes.txt").write_text("no photo")
+    (one,) = prototree.predict(run, tmp_path)
+    assert one.name.endswith("a.psd")
+    assert one.problem
+
+
 def test_what_is_not_sure_enough_is_not_known(run: Run) -> None:
     tree, paths = run.tree(), photos_of(run)
     sureness = sorted(one.answer.sureness for one in prototree.predict(tree, paths) if one.answer)

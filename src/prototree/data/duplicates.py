@@ -232,5 +232,10 @@ def _images(count: int) -> str:
 
 def _named(data: ImageData, pairs: Sequence[Pair], sign: str, count: int) -> str:
     """The first pairs by name."""
-    names = [f"{data.name(one.sample)} {sign} {data.name(other.sample)}" for one, other in pairs[:count]]
+    names = [f"{_printable(data, one)} {sign} {_printable(data, other)}" for one, other in pairs[:count]]
     return f"({'first: ' if len(pairs) > count else ''}{'; '.join(names)})"
+
+
+def _printable(data: ImageData, one: Placed) -> str:
+    """The name of an image as text that can be written anywhere; a file's name need not be UTF-8."""
+    return os.fsencode(data.name(one.sample)).decode(errors="replace")

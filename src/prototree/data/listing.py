@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prototree.data.folder import MANIFEST_SUFFIXES, natural_key
+from prototree.data.ignored import unread_images
 from prototree.data.images import is_image
 from prototree.errors import DataError
 from prototree.files import MAX_TEXT_BYTES, open_regular
@@ -68,7 +69,9 @@ def listed_in_frame(frame: Any) -> Iterator[Listed]:
 def _below(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural_key)
-        yield from (path for path in (Path(parent, name) for name in sorted(files, key=natural_key)) if is_image(path))
+        paths = [Path(parent, name) for name in sorted(files, key=natural_key)]
+        unread = set(unread_images(paths))  # each becomes a row that says why
+        yield from (path for path in paths if is_image(path) or path in unread)
 
 
 def _matching(pattern: str) -> Iterator[Listed]:
