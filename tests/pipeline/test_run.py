@@ -17,7 +17,7 @@ from PIL import Image
 from killed_runs import commands, content
 from prototree.config import preset
 from prototree.data import open_data
-from prototree.errors import ConfigError, DataError
+from prototree.errors import ConfigError, DataError, ImageSizeError
 from prototree.evaluation.tables import percent
 from prototree.pipeline.fit import combine, derived, fit, redo
 from prototree.pipeline.stages import STAGES
@@ -144,6 +144,14 @@ def test_a_folder_that_is_taken_is_refused_unless_told(photos: Path, finished: R
     (tmp_path / "run" / "notes.txt").write_text("mine")
     fit(photos, tmp_path / "run", settings=settings, stages=["train"], overwrite=True)
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("settings", [{"image_size": 1536}, {"resize": 1536}])
+def test_training_has_the_same_limit_of_image_size_as_opening(
+    photos: Path, tmp_path: Path, settings: dict[str, int]
+) -> None:
+    with pytest.raises(ImageSizeError, match="PROTOTREE_MAX_IMAGE_SIZE=1536"):
+        fit(photos, tmp_path / "run", settings=TINY | settings)
 
 
 def test_unknown_stages_and_other_data(finished: Run, tmp_path: Path) -> None:
