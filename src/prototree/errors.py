@@ -2,6 +2,7 @@
 
 ProtoTreeError
 ├── ConfigError       a setting that is unknown or out of range
+│   └── ImageSizeError  images far larger than a network was made for
 ├── DataError         images, labels or annotation files that cannot be used
 │   ├── TooLargeError   an image of more pixels or bytes than we take
 │   └── NotAnImageError a file that holds no image, or none of a kind we read
@@ -30,6 +31,10 @@ class ProtoTreeError(Exception):
 
 class ConfigError(ProtoTreeError):
     """A setting that is unknown or out of range."""
+
+
+class ImageSizeError(ConfigError):
+    """Images far larger than a network was made for."""
 
 
 class DataError(ProtoTreeError):

@@ -5,6 +5,8 @@ import os
 import pickle
 import struct
 import sys
+import tracemalloc
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from torch import nn
 
 from prototree.cli.exchange import import_reference as command
 from prototree.errors import CheckpointError, ConfigError, DataError, ProtoTreeError, WeightsError
+from prototree.exchange import reference
 from prototree.exchange.reference import import_reference, read_reference
-from prototree.exchange.safe_pickle import Stub, read_stubs, tensor_of
+from prototree.exchange.safe_pickle import Stub, StubDict, read_stubs, tensor_of
 from prototree.run import Run
 
 NAMES = ["ant", "bee", "fly", "wasp"]
@@ -151,6 +154,54 @@ def test_tensors_are_read_as_they_lie(tmp_path: Path) -> None:
         torch.testing.assert_close(tensor_of(read_stubs(tmp_path / "one.pkl")), tensor.data, msg=str(number))
 
 
+def test_a_stored_block_is_read_without_hashing_what_it_holds(tmp_path: Path) -> None:
+    start = (torch.serialization.MAGIC_NUMBER, torch.serialization.PROTOCOL_VERSION, {"little_endian": True})
+    inner = b"".join(map(pickle.dumps, start)) + SHARED_KEY
+
+    class Stored:
+        def __reduce__(self) -> Any:
+            return torch.storage._load_from_bytes, (inner,)
+
+    class Weights:
+        def __reduce__(self) -> Any:
+            return torch._utils._rebuild_tensor_v2, (Stored(), 0, (1,), (1,), False, {})
+
+    (tmp_path / "one.pkl").write_bytes(pickle.dumps(Weights()))
+    with pytest.raises(CheckpointError, match="found a tuple"):
+        tensor_of(read_stubs(tmp_path / "one.pkl"))
+
+
+def test_a_file_changes_no_class_of_ours(tmp_path: Path) -> None:
+    state = b"(N}Vupdate\nVother\nstb."  # as slots: it would be set on the class
+    (tmp_path / "one.pkl").write_bytes(b"ccollections\nOrderedDict\n" + state)
+    with pytest.raises(CheckpointError, match="a state for a type"):
+        read_stubs(tmp_path / "one.pkl")
+    assert "update" not in vars(StubDict)
+    (tmp_path / "two.pkl").write_bytes(b"ccollections\nOrderedDict\n.")
+    assert read_stubs(tmp_path / "two.pkl") is not read_stubs(tmp_path / "two.pkl")
+
+
+def test_claimed_bytes_take_no_memory(tmp_path: Path) -> None:
+    tracemalloc.start()
+    try:
+        for opcode in (pickle.BINBYTES8, pickle.BYTEARRAY8, pickle.BINUNICODE8, pickle.FRAME):
+            (tmp_path / "one.pkl").write_bytes(b"\x80\x05" + opcode + struct.pack("<Q", 2**28) + b"a.")
+            with pytest.raises(CheckpointError, match="268435456 bytes claimed, the file has 13"):
+                read_stubs(tmp_path / "one.pkl")
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+def test_ordered_dictionaries_sets_and_bytearrays_are_read(tmp_path: Path) -> None:
+    given = {"a": OrderedDict(b=1), 2: {"x", "y"}, None: bytearray(b"abc"), "deep": [[[(1, 2)]]]}
+    (tmp_path / "one.pkl").write_bytes(pickle.dumps(given, protocol=5))
+    found = read_stubs(tmp_path / "one.pkl")
+    assert found == {"a": {"b": 1}, 2: {"x", "y"}, None: b"abc", "deep": [[[(1, 2)]]]}
+
+
+# Each is one of a thousand million million tuples that are all the same; its hash visits all of them.
+SHARED_KEY = b"\x80\x04})" + b"2\x86" * 60 + b"Ns."
 # A memo entry of number 2³² − 1 in a file of a few bytes; a frame, bytes and a string of terabytes; a persistent id;
 # an extension; attributes set on a class; calls of things that are none.
 HOSTILE = {
@@ -168,6 +219,12 @@ HOSTILE = {
     "depth": b"(" * 10000 + b"t" * 10000 + b".",
     "old style": b"(ios\nsystem\n.",
     "not a pickle": b"\x89PNG\r\n\x1a\n",
+    "shared key": SHARED_KEY,
+    "shared keys": b"\x80\x04}()" + b"2\x86" * 60 + b"Nu.",
+    "shared key of a dictionary": b"\x80\x04()" + b"2\x86" * 60 + b"Nd.",
+    "shared member": b"\x80\x04\x8f()" + b"2\x86" * 60 + b"\x90.",
+    "shared member of a frozen set": b"\x80\x04()" + b"2\x86" * 60 + b"\x91.",
+    "deep key": b"\x80\x04\x95" + struct.pack("<Q", 3 * 10**5 + 5) + b"})" + b"\x85" * (3 * 10**5) + b"Ns.",
 }
 
 
@@ -177,6 +234,22 @@ def test_hostile_files_end_in_one_clear_error(tmp_path: Path, name: str) -> None
     (tmp_path / "classes.txt").write_text("a\nb\n")
     with pytest.raises(CheckpointError, match=r"tree\.pkl"):
         imported(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "token"),
+    [
+        (b"\x80\x04}\x8b" + struct.pack("<i", 1000) + b"\x01" * 1000 + b"Ns.", "as keys, found a int"),
+        (b"(" * 2000 + b"t" * 2000 + b".", "levels"),
+        (b"cos\nsystem\nq\x00(" + b"N" * 1000 + b"tq\x01" + b"h\x00h\x01R" * 9 + b".", "1000 arguments"),
+        (b"".join(b"cos\nn%d\n0" % number for number in range(2000)) + b"N.", "names of classes"),
+        (b"cos\n" + b"n" * 2000 + b"\n.", "names of classes"),
+    ],
+)
+def test_what_would_grow_faster_than_its_file_is_refused(tmp_path: Path, content: bytes, token: str) -> None:
+    (tmp_path / "tree.pkl").write_bytes(content)
+    with pytest.raises(CheckpointError, match=token):
+        read_stubs(tmp_path / "tree.pkl")
 
 
 def test_a_file_cut_anywhere_is_an_error_and_never_a_crash(tmp_path: Path) -> None:
@@ -202,6 +275,16 @@ def spoiled(what: str) -> PublishedTree:
         tree._root.r.l._dist_params.data[1] = torch.nan
     elif what == "head":
         tree._add_on = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False))
+    elif what == "name":
+        tree._net._modules["\ud800"] = nn.Identity()
+        tree._net._modules["\ud800"].register_buffer("b", torch.zeros(1))
+    elif what == "levels":
+        for _ in range(30):
+            tree._net = nn.Sequential(tree._net)
+    elif what == "repeated":
+        tree._net.extra = nn.Sequential(*(nn.Identity() for _ in range(20)))
+        for one in tree._net.extra:
+            one._buffers = {str(number): tree._net.conv1[0].weight for number in range(20)}
     elif what == "depth":
         tree._add_on = nn.Sequential(nn.Conv2d(tree._net.num_features, 9, 1, bias=False))
     else:
@@ -209,10 +292,18 @@ def spoiled(what: str) -> PublishedTree:
     return tree
 
 
-@pytest.mark.parametrize("what", ["cycle", "no map", "row", "leaf", "nan", "head", "depth", "_net", "prototype_layer"])
-def test_trees_that_do_not_hold_together_are_refused(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    "what",
+    ["cycle", "no map", "row", "leaf", "nan", "head", "depth", "_net", "prototype_layer", "name", "levels", "repeated"],
+)
+def test_trees_that_do_not_hold_together_are_refused(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_published(spoiled(what), tmp_path / "saved", NAMES)
-    with pytest.raises(ProtoTreeError):
+    monkeypatch.setattr(reference, "_MAX_LEVELS", 20)
+    monkeypatch.setattr(reference, "_MAX_TENSORS", 200)
+    token = {"name": "calls a part", "levels": "too many levels", "repeated": "too many tensors"}.get(what, ".")
+    with pytest.raises(ProtoTreeError, match=token):
         imported(folder)
 
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from conftest import shared
-from prototree.errors import ConfigError, ShapeError, WeightsError
-from prototree.network.backbone import Backbone, FeatureExtractor, WideHead
+from prototree.errors import ConfigError, ImageSizeError, ShapeError, WeightsError
+from prototree.network.backbone import Backbone, FeatureExtractor, WideHead, max_image_size
 
 FAMILIES = [
     ("resnet18", 64, ["layer4.1"]),
@@ -137,6 +137,20 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_error(monkeypatch: pytest.Mon
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(WeightsError, match=r"resnet18 could not be fetched \(no route to host\); give a local file"):
         Backbone("resnet18", "auto", image_size=64)
+
+
+def test_image_size_is_bounded_by_what_a_network_was_made_for_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max_image_size("vit_small_patch14_dinov2") == 4 * 518
+    assert max_image_size("test_resnet") == max_image_size("tf_efficientnet_lite0") == 4 * 224
+    with pytest.raises(ImageSizeError, match=r"at most 896 .* got 897; .* PROTOTREE_MAX_IMAGE_SIZE=897"):
+        Backbone("test_resnet", None, image_size=897)
+    monkeypatch.setenv("PROTOTREE_MAX_IMAGE_SIZE", "1024")
+    assert Backbone("test_resnet", None, image_size=1024).preprocessing.size == 1024
+    with pytest.raises(ImageSizeError, match="at most 1024"):
+        Backbone("test_resnet", None, image_size=1025)
+    monkeypatch.setenv("PROTOTREE_MAX_IMAGE_SIZE", "many")
+    with pytest.raises(ConfigError, match=r"in PROTOTREE_MAX_IMAGE_SIZE, got 'many'"):
+        Backbone("test_resnet", None, image_size=64)
 
 
 def test_building_a_backbone_moves_no_batch_norm_statistics() -> None:

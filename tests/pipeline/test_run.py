@@ -18,7 +18,7 @@ from data_files import write_classes
 from killed_runs import commands, content
 from prototree.config import preset
 from prototree.data import open_data
-from prototree.errors import ConfigError, DataError, ProtoTreeError
+from prototree.errors import ConfigError, DataError, ImageSizeError, ProtoTreeError
 from prototree.evaluation.tables import percent
 from prototree.files import write_json
 from prototree.pipeline.fit import combine, derived, evaluate, fit, redo
@@ -198,6 +198,14 @@ def test_a_replaced_run_goes_when_the_new_one_is_finished(
     fit(photos, run.folder, settings=settings | {"seed": 1}, stages=["train"], resume=True)
     assert not (run.folder / "replaced").exists()
     assert any(not torch.equal(old[name], new) for name, new in tensors(run.folder).items())
+
+
+@pytest.mark.parametrize("settings", [{"image_size": 1536}, {"resize": 1536}])
+def test_training_has_the_same_limit_of_image_size_as_opening(
+    photos: Path, tmp_path: Path, settings: dict[str, int]
+) -> None:
+    with pytest.raises(ImageSizeError, match="PROTOTREE_MAX_IMAGE_SIZE=1536"):
+        fit(photos, tmp_path / "run", settings=TINY | settings)
 
 
 def test_unknown_stages_and_other_data(finished: Run, tmp_path: Path) -> None:

@@ -200,6 +200,8 @@ def truncate(name: str) -> Callable[[Path], None]:
         (edit({"prototypes.sources.0.image": "/etc/passwd"}), "expected a path within the data"),
         (edit({"question.sharpness": 0.5}), "question.sharpness: expected a number from 1 to 64"),
         (edit({"sureness": None}), "sureness is missing"),
+        (edit({"sureness.slope": 1e308}), "sureness.slope: expected a number from -1e"),
+        (edit({"sureness.offset": -1e308}), "sureness.offset: expected a number from -1e"),
         (edit({"colour": "green"}), "colour is not known"),
         (edit({"prototypes.depth": 3_000_000}), "prototypes.depth: expected a whole number from 1 to 65536"),
         (
@@ -226,7 +228,24 @@ def test_what_could_not_be_loaded_is_not_saved(tiny_tree: ProtoTree, saved: Path
     assert torch.isfinite(checkpoint.load(saved).leaf_logits).all()
 
 
-def test_a_large_picture_costs_nothing_to_open(tiny_tree: ProtoTree, saved: Path) -> None:
+@pytest.mark.parametrize("field", ["size", "resize"])
+def test_images_far_larger_than_the_network_was_made_for_need_leave(
+    saved: Path, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit({f"preprocessing.{name}": 1536 for name in {field, "resize"}})(saved)
+    with pytest.raises(CheckpointError, match=r"tree cannot be opened: .* set PROTOTREE_MAX_IMAGE_SIZE=1536"):
+        checkpoint.load(saved)
+    monkeypatch.setenv("PROTOTREE_MAX_IMAGE_SIZE", "1536")
+    assert getattr(checkpoint.load(saved).preprocessing, field) == 1536
+    monkeypatch.delenv("PROTOTREE_MAX_IMAGE_SIZE")
+    with pytest.raises(CheckpointError, match="PROTOTREE_MAX_IMAGE_SIZE"):
+        checkpoint.load(saved)
+
+
+def test_a_large_picture_costs_nothing_to_open(
+    tiny_tree: ProtoTree, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROTOTREE_MAX_IMAGE_SIZE", "4096")
     edit({"preprocessing.size": 4096, "preprocessing.resize": 4096})(saved)
     sides = []
     hook = nn.modules.module.register_module_forward_pre_hook(

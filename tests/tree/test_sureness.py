@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from conftest import random_maps
+from prototree.tree import sureness as module
 from prototree.tree.model import ProtoTree
 from prototree.tree.questions import Question
-from prototree.tree.sureness import MAX_LEAD, Sureness, fit_sureness, lead, unusual
+from prototree.tree.sureness import MAX_LEAD, MAX_OFFSET, MAX_SLOPE, Sureness, fit_sureness, lead, unusual
 
 
 def test_the_lead_is_over_the_best_leaf_of_another_class() -> None:
@@ -34,6 +35,21 @@ def test_answers_that_are_all_right_or_all_wrong_do_not_break_it(is_right: torch
     fitted = fit_sureness(torch.linspace(0, 5, 30), torch.ones(30), is_right)
     assert (fitted.of(torch.tensor([2.0])) > 0.9).item() == bool(is_right[0])
     assert (fitted.of(torch.tensor([2.0])) < 0.1).item() == (not bool(is_right[0]))
+
+
+@pytest.mark.parametrize("slope", [0.0, 1e308, -1e308, MAX_SLOPE])
+@pytest.mark.parametrize("offset", [1e308, -1e308, -MAX_OFFSET])
+def test_no_calibration_gives_a_sureness_that_is_no_number(slope: float, offset: float) -> None:
+    for dtype in (torch.float32, torch.float64):
+        found = Sureness(slope, offset).of(torch.tensor([-MAX_LEAD, -1.0, 0.0, 1e-6, MAX_LEAD], dtype=dtype))
+        assert ((found >= 0) & (found <= 1)).all()
+
+
+def test_a_fit_stays_within_what_can_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SLOPE", 0.1)
+    monkeypatch.setattr(module, "MAX_OFFSET", 0.2)
+    fitted = fit_sureness(torch.linspace(0, 5, 30), torch.ones(30), torch.arange(30) >= 15)
+    assert (fitted.slope, fitted.offset) == (0.1, -0.2)
 
 
 def test_decisions_carry_the_sureness_of_the_greedy_answer(tiny_tree: ProtoTree) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from prototree.config import Config
 from prototree.data.cub import readable_names
 from prototree.errors import CheckpointError, ConfigError, DataError, WeightsError
-from prototree.exchange.safe_pickle import Stub, read_stubs, tensor_of
+from prototree.exchange.safe_pickle import MAX_BYTES, Stub, read_stubs, tensor_of
 from prototree.files import write_file
 from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.network.preprocessing import Preprocessing
@@ -28,6 +28,7 @@ from prototree.tree.model import ProtoTree
 from prototree.tree.topology import MAX_HEIGHT, Topology
 
 FILE = "tree.pkl"
+_MAX_LEVELS, _MAX_NAME_LENGTH, _MAX_TENSORS = 100, 1000, 5000  # far beyond what a network has
 _SMALLEST = 1e-300  # stands for a class that a leaf excludes: its logarithm is finite, its probability is 0
 
 
@@ -172,18 +173,29 @@ def _network(net: Stub, name: str, image_size: int) -> Backbone:
 def _state(module: Stub) -> dict[str, Tensor]:
     """Parameters and buffers by name, as `state_dict` would give them."""
     state: dict[str, Tensor] = {}
+    n_bytes = 0
     waiting = [("", module)]
     seen: set[int] = set()
     while waiting:
         prefix, stub = waiting.pop()
-        if id(stub) in seen:
-            raise CheckpointError("its network contains itself")
+        if id(stub) in seen or prefix.count(".") > _MAX_LEVELS:
+            raise CheckpointError("its network contains itself, or has far too many levels")
         seen.add(id(stub))
-        for kind in ("_parameters", "_buffers"):
-            stored = {name: value for name, value in _dict(stub, kind).items() if value is not None}
-            state |= {f"{prefix}{name}": tensor_of(value) for name, value in stored.items()}
-        waiting += [(f"{prefix}{n}.", one) for n, one in _dict(stub, "_modules").items() if isinstance(one, Stub)]
+        for name, value in [*_dict(stub, "_parameters").items(), *_dict(stub, "_buffers").items()]:
+            if value is not None:
+                tensor = state[f"{prefix}{_checked_name(name)}"] = tensor_of(value)
+                n_bytes += tensor.nbytes
+            if len(state) > _MAX_TENSORS or n_bytes > MAX_BYTES:  # many names may stand for the same numbers
+                raise CheckpointError("its network has far too many tensors")
+        modules = [(_checked_name(name), one) for name, one in _dict(stub, "_modules").items()]
+        waiting += [(f"{prefix}{name}.", one) for name, one in modules if isinstance(one, Stub)]
     return state
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not name.isprintable() or len(name) > _MAX_NAME_LENGTH:
+        raise CheckpointError(f"its network calls a part {ascii(name)[:60]}; expected a name as modules have")
+    return name
 
 
 def _module(stub: Any, *names: str) -> Stub:

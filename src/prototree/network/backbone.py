@@ -10,6 +10,7 @@ Notation used for tensor shapes: B batch, C channels of the network's map, D pro
 import copy
 import difflib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, relu
 
 import prototree.network.torchvision_guard  # noqa: F401  (before timm)
-from prototree.errors import ConfigError, ShapeError, WeightsError, how_to_install
+from prototree.errors import ConfigError, ImageSizeError, ShapeError, WeightsError, how_to_install
 from prototree.network.looks import ONCE, Looks, stacked
-from prototree.network.preprocessing import Preprocessing
+from prototree.network.preprocessing import MAX_SIDE, Preprocessing
 from prototree.network.weights import load_weights, packaged_lite0
 
 import timm  # isort: skip
@@ -33,6 +34,11 @@ log = logging.getLogger(__name__)
 AUTO = "auto"
 _AUTO_NAME = "tf_efficientnet_lite0"
 _TRIAL_SIDE = 512  # a network that takes any size shows its structure on a picture of at most this side
+
+LARGER_IMAGES = "PROTOTREE_MAX_IMAGE_SIZE"
+"""The environment variable that allows larger images than `max_image_size` does by itself."""
+_MAX_ENLARGEMENT = 4  # of the side that a network was trained with: sixteen times the pixels, and at least the time
+_USUAL_SIDE = 224
 
 Finish = Callable[[Tensor, int, tuple[int, int]], Tensor]
 """The tail's last output as a map, given the number of prefix tokens and the map's size."""
@@ -226,6 +232,33 @@ class Backbone(nn.Module):
         return [], _as_it_is
 
 
+def max_image_size(name: str) -> int:
+    """Pixels of the largest side that a network is given, in training and from a saved tree.
+
+    It is four times the side that the network was trained with, or what the environment variable
+    `PROTOTREE_MAX_IMAGE_SIZE` allows, if that is more.
+
+    Examples:
+        >>> max_image_size("resnet18")  # whose weights were tested at 288 pixels
+        1152
+    """
+    config = timm.get_pretrained_cfg(name.removesuffix("_v1"))
+    trained: tuple[int, ...] = (*config.input_size[1:], *(config.test_input_size or ())[1:]) if config else ()
+    allowed = os.environ.get(LARGER_IMAGES) or "0"
+    if not (allowed.isdecimal() and len(allowed) < 6 and int(allowed) <= MAX_SIDE):
+        raise ConfigError(f"expected pixels from 0 to {MAX_SIDE} in {LARGER_IMAGES}, got {allowed[:60]!r}; unset it")
+    return max(_MAX_ENLARGEMENT * max(_USUAL_SIDE, *trained), int(allowed))
+
+
+def check_image_size(name: str, side: int) -> None:
+    """Refuses images so large that a network takes minutes for each, unless the user has allowed them."""
+    if side > (largest := max_image_size(name)):
+        raise ImageSizeError(
+            f"expected images of at most {largest} pixels for {name}, {_MAX_ENLARGEMENT} times what it was made for, "
+            f"got {side}; choose smaller ones, or, if you trust where this size comes from, set {LARGER_IMAGES}={side}"
+        )
+
+
 class FeatureExtractor(nn.Module):
     """f(x; ω) of the paper: the backbone, a 1×1 convolution without bias to depth D, and a sigmoid.
 
@@ -336,6 +369,7 @@ def _build(name: str, image_size: int, *, pretrained: bool = False) -> tuple[nn.
     base, first_stride = (name.removesuffix("_v1"), True) if name.endswith("_v1") else (name, False)
     if not timm.is_model(base):
         raise ConfigError(f"timm has no model {name!r}; {_similar_models(base)}")
+    check_image_size(name, image_size)
     config = timm.get_pretrained_cfg(base)
     options: dict[str, Any] = {"img_size": image_size} if _is_fixed(name) else {}
     net = timm.create_model(base, pretrained=pretrained, num_classes=0, **options)

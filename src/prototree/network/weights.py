@@ -6,12 +6,12 @@ and DenseNet; the iNaturalist ResNet50 of the paper (BBN); and the EfficientNet-
 """
 
 import importlib.util
-import pickle
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,16 @@ from prototree.files import check_regular
 State = dict[str, Tensor]
 
 MAX_BYTES = 8 * 2**30
+_MAX_WRAPPERS = 8  # mappings around a state_dict; one that contains itself has no end
+_MAX_NAME_LENGTH = 1000
+_DTYPES = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+}
 
 _CLASSIFIERS = ("fc.", "classifier.", "head.")
 _LITE0_STAGES = (1, 2, 2, 3, 3, 4, 1)  # blocks in each stage of EfficientNet-Lite0
+_LITE0_LAYER = re.compile(r"_blocks\.(\d{1,4})\.([^.]+)\.(.+)")
 _LITE0_NAMES = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
 _LITE0_BLOCK = {
     "_expand_conv": "conv_pw",
@@ -39,56 +46,114 @@ _LITE0_FIRST_BLOCK = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_con
 
 
 def load_weights(net: nn.Module, path: Path, needed: Iterable[str]) -> None:
-    """Copies the weights in `path` into `net`; `needed` are the names that the file must have."""
+    """Copies the weights in `path` into `net`; `needed` are the names that the file must have.
+
+    A file of the same network at another image size, or under its authors' names, is converted as timm does: position
+    embeddings are resampled, class and register tokens kept.
+    """
     state = {n: t for n, t in timm_names(read_state(path)).items() if not n.endswith("num_batches_tracked")}
     own = net.state_dict()
     needed = [name for name in needed if not name.endswith("num_batches_tracked")]
+    if misfit := _misfit(state, own, needed):
+        state = _converted(state, net)
+        if _misfit(state, own, needed):
+            raise WeightsError(f"{path} {misfit}; choose the backbone that the file was saved from")
+    net.load_state_dict({n: t for n, t in state.items() if n in own and t.shape == own[n].shape}, strict=False)
+
+
+def _misfit(state: State, own: Mapping[str, Tensor], needed: list[str]) -> str | None:
+    """What keeps these tensors from being those of a network, if anything."""
     missing = [name for name in needed if name not in state]
     unknown = [name for name in state if name not in own and not name.startswith(_CLASSIFIERS)]
     if missing or unknown:
-        raise WeightsError(
-            f"{path} holds the weights of another network: {_first('missing', missing)}, {_first('unknown', unknown)}; "
-            "choose the backbone that the file was saved from"
-        )
-    usable = {name: tensor for name, tensor in state.items() if name in own}
-    misfit = [name for name in needed if name in usable and usable[name].shape != own[name].shape]
-    if misfit:
-        name = misfit[0]
-        raise WeightsError(
-            f"{path} does not fit: {len(misfit)} tensors differ in shape, first {name}: expected "
-            f"{tuple(own[name].shape)}, got {tuple(usable[name].shape)}; choose the backbone the file was saved from"
-        )
-    net.load_state_dict({n: t for n, t in usable.items() if t.shape == own[n].shape}, strict=False)
+        return f"holds the weights of another network: {_first('missing', missing)}, {_first('unknown', unknown)}"
+    odd = [name for name in needed if _kind(state[name]) != _kind(own[name])]
+    if not odd:
+        return None
+    expected, found = _kind(own[odd[0]]), _kind(state[odd[0]])
+    return f"does not fit: {len(odd)} tensors differ in shape or type, first {odd[0]}: expected {expected}, got {found}"
+
+
+def _kind(tensor: Tensor) -> str:
+    whole = "" if tensor.is_floating_point() else " of whole numbers"
+    return f"{tuple(tensor.shape)}{whole}"
+
+
+def _converted(state: State, net: nn.Module) -> State:
+    """The tensors as timm itself would convert them for this network; as they are if it cannot."""
+    convert = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)
+    patches, own = (tensors.get("patch_embed.proj.weight") for tensors in (state, net.state_dict()))
+    if convert is None or (patches is not None and own is not None and patches.shape != own.shape):
+        return state  # timm would resample patches too, but of another size they are another network's
+    try:
+        return dict(convert(dict(state), net))
+    except Exception:  # whatever it raises, the file is none that it knows, and what does not fit is said already
+        return state
 
 
 def read_state(path: Path) -> State:
-    """The tensors in a weight file, under the names they have there."""
+    """The tensors in a weight file, under the names they have there, all of them plain and finite."""
     if not path.is_file():
         raise WeightsError(f"expected a weight file at {path}, found none; check the path")
     try:
         check_regular(path.stat(), MAX_BYTES)
-        if path.suffix == ".safetensors":
-            return dict(safetensors.torch.load_file(path))
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (safetensors.SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
+        content = _read(path)
+    except Exception as error:  # torch's reader raises whatever a damaged or hostile file makes it stumble over
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(
             f"{path} cannot be read as weights ({reason}); expected a complete .safetensors or .pth file of tensors; "
             "download it again"
         ) from error
-    while isinstance(content, Mapping):
-        inner = next((content[key] for key in ("state_dict", "model") if key in content), None)
-        if inner is None:
-            break
-        content = inner
-    if not isinstance(content, Mapping):
-        raise WeightsError(f"{path} holds a {type(content).__name__}; expected a mapping of names to tensors")
+    content = _unwrapped(content, path)
     tensors = {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
-    if odd := [name for name in tensors if not isinstance(name, str)]:
-        raise WeightsError(
-            f"{path} calls a tensor {odd[0]!r}, a {type(odd[0]).__name__}; expected names, as state_dict() has"
-        )
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not name.isprintable() or len(name) > _MAX_NAME_LENGTH:
+            shown = ascii(name)[:60] if isinstance(name, str | int) else "something else"
+            raise WeightsError(
+                f"{path} calls a tensor {shown}, a {type(name).__name__}; expected names, as state_dict() has"
+            )
+        if fault := _fault(name, tensor):
+            raise WeightsError(f"{path}: {name} {fault}; download the file again, or choose another")
     return tensors
+
+
+def _read(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        return safetensors.torch.load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _unwrapped(content: Any, path: Path) -> Mapping[Any, Any]:
+    """The innermost of the mappings that a training script has put around a `state_dict`."""
+    for _ in range(_MAX_WRAPPERS):
+        if not isinstance(content, Mapping):
+            raise WeightsError(f"{path} holds a {type(content).__name__}; expected a mapping of names to tensors")
+        inner = next((content[key] for key in ("state_dict", "model") if isinstance(content.get(key), Mapping)), None)
+        if inner is None:
+            return content
+        content = inner
+    raise WeightsError(
+        f"{path} holds mappings within mappings, at more than {_MAX_WRAPPERS} levels; expected those of state_dict()"
+    )
+
+
+def _fault(name: str, tensor: Tensor) -> str | None:
+    """What is wrong with a tensor, whatever network it may belong to."""
+    if tensor.is_quantized or tensor.is_nested:
+        return f"is {'quantised' if tensor.is_quantized else 'nested'}; expected a plain tensor"
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return f"is {tensor.layout} on {tensor.device}; expected a dense tensor with its numbers"
+    if tensor.dtype not in _DTYPES:
+        return f"is of {tensor.dtype}; expected real numbers in 16, 32 or 64 bits, or whole numbers"
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        return f"claims {tensor.numel()} numbers, more than the file holds"
+    if not tensor.is_floating_point():
+        return None
+    if not torch.isfinite(tensor.float()).all():  # as it will be used: large double numbers are not finite then
+        return "holds numbers that are not finite"
+    if name.endswith("running_var") and (tensor < 0).any():
+        return "holds negative variances"
+    return None
 
 
 def timm_names(state: State) -> State:
@@ -123,7 +188,10 @@ def _lite0_name(name: str) -> str:
     if not name.startswith("_blocks."):
         first, _, rest = name.partition(".")
         return f"{_LITE0_NAMES.get(first, first)}.{rest}"
-    _, number, layer, rest = name.split(".", 3)
+    parts = _LITE0_LAYER.fullmatch(name)
+    if parts is None:
+        return name
+    number, layer, rest = parts.groups()
     block, stage = int(number), 0
     names = _LITE0_BLOCK if block else _LITE0_FIRST_BLOCK
     while stage < len(_LITE0_STAGES) - 1 and block >= _LITE0_STAGES[stage]:

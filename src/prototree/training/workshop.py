@@ -11,7 +11,7 @@ from prototree.data.augment import augmentation
 from prototree.data.loading import ViewDataset, derived_seed
 from prototree.data.samples import ImageData, Sample
 from prototree.data.views import View
-from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.backbone import Backbone, FeatureExtractor, check_image_size
 from prototree.network.engine import engine_for
 from prototree.network.preprocessing import Preprocessing
 from prototree.progress import Observer
@@ -48,6 +48,7 @@ class Workshop:
             settings.backbone, weights, image_size=settings.image_size, level=settings.level, split=split
         )
         resize = settings.resize or settings.image_size
+        check_image_size(backbone.name, resize)
         backbone.preprocessing = replace(backbone.preprocessing, resize=resize)
         return backbone
 

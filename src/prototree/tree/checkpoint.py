@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from prototree.errors import CheckpointError, ProtoTreeError
+from prototree.errors import CheckpointError, ImageSizeError, ProtoTreeError
 from prototree.files import (
     expect_version,
     make_folder,
@@ -29,7 +29,7 @@ from prototree.files import (
     write_file,
     write_json,
 )
-from prototree.network.backbone import Backbone, FeatureExtractor
+from prototree.network.backbone import Backbone, FeatureExtractor, check_image_size
 from prototree.network.looks import ONCE
 from prototree.network.preprocessing import Preprocessing
 from prototree.tree import archive, hub
@@ -119,6 +119,8 @@ def rebuild(header: dict[str, Any], tensors: Tensors, name: str) -> ProtoTree:
         check_values(tensors)
         tree = _build(header)
         tree.load_state_dict(tensors)
+    except ImageSizeError as error:
+        raise CheckpointError(f"{name} cannot be opened: {error}") from error
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError, ProtoTreeError) as error:
         reason = " ".join(str(error).split())[:300]
         kind = "" if isinstance(error, ProtoTreeError) else f"{type(error).__name__}: "
@@ -249,6 +251,7 @@ def _build(header: dict[str, Any], backbone_of: Callable[[str, int, int], Backbo
     check_height(topology)
     preprocessing = Preprocessing.from_json(header["preprocessing"])
     backbone = backbone_of(header["backbone"]["name"], preprocessing.size, header["backbone"]["level"])
+    check_image_size(backbone.name, preprocessing.resize)
     height, width = header["prototypes"]["size"]
     features = FeatureExtractor(backbone, header["prototypes"]["depth"], header["backbone"]["head_width"])
     question = Question(**header["question"])

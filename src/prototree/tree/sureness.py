@@ -22,6 +22,7 @@ from prototree.tree.routing import Path
 ACCEPTED = 0.95  # share of photos of the own classes that get an answer
 MOST_DOUBT = 0.5  # an answer that is more likely right than wrong is always given, unless the photo is strange
 MAX_LEAD = 50.0  # of a tree that knows no other class, or is sure beyond all digits
+MAX_SLOPE, MAX_OFFSET = 1e10, 1e12  # far beyond a step; what is added stays finite in single precision
 _RIDGE = 1e-3
 _STEPS = 50
 
@@ -37,7 +38,8 @@ class Sureness:
     farthest: float = 1e6  # that a photo may be from a question's patch, where 1 is usual
 
     def of(self, lead: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        return torch.sigmoid(self.slope * lead + self.offset)
+        slope, offset = _within(self.slope, MAX_SLOPE), _within(self.offset, MAX_OFFSET)
+        return torch.sigmoid(slope * lead + offset)
 
     def knows(self, sureness: Float[Tensor, " B"], strangeness: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
         """Whether to give an answer at all."""
@@ -96,5 +98,9 @@ def _logistic(leads: Float[Tensor, " M"], is_right: Bool[Tensor, " M"]) -> tuple
         p = torch.sigmoid(rows @ weights)
         hessian = (rows * (p * (1 - p))[:, None]).T @ rows + _RIDGE * torch.eye(2, dtype=torch.float64)
         weights = weights - torch.linalg.solve(hessian, rows.T @ (p - target) + _RIDGE * weights)
-    slope = float(weights[0] / spread)
-    return slope, float(weights[1] - weights[0] * centre / spread)
+    slope = _within(float(weights[0] / spread), MAX_SLOPE)
+    return slope, _within(float(weights[1] - weights[0] * centre / spread), MAX_OFFSET)
+
+
+def _within(value: float, limit: float) -> float:
+    return min(max(value, -limit), limit)

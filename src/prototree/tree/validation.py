@@ -19,6 +19,7 @@ from prototree.network.preprocessing import MAX_SIDE
 from prototree.tree.fields import Check, Name, integer, list_of, number, one_of, perhaps, record, text, truth, wrong
 from prototree.tree.model import ProtoTree
 from prototree.tree.questions import REACH_RANGE, SHARPNESS_RANGE
+from prototree.tree.sureness import MAX_OFFSET, MAX_SLOPE
 from prototree.tree.topology import MAX_HEIGHT, Topology
 
 MAX_CLASSES = 2**20
@@ -139,8 +140,8 @@ _FIELDS: dict[str, Check] = {
     "question": record({"kind": one_of(*SHARPNESS_RANGE), "sharpness": number()}),
     "sureness": record(
         {
-            "slope": number(),
-            "offset": number(),
+            "slope": number(-MAX_SLOPE, MAX_SLOPE),
+            "offset": number(-MAX_OFFSET, MAX_OFFSET),
             "n_photos": integer(0, 2**40),
             "least": number(0.0, 1.0),
             "farthest": number(0.0),
