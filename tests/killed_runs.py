@@ -104,7 +104,7 @@ def _timeless(path: Path) -> bytes:
         rows = list(csv.DictReader(io.StringIO(text.decode())))
         return json.dumps([{k: v for k, v in row.items() if k not in TIMES} for row in rows]).encode()
     if path.name == "metrics.json":
-        return json.dumps({k: v for k, v in json.loads(text).items() if k != "seconds"}).encode()
+        return json.dumps({k: v for k, v in json.loads(text).items() if k not in ("seconds", "sha256")}).encode()
     if path.name == "state.json":
         header = {key: value for key, value in json.loads(text).items() if key != "sha256"}  # which times go into
         header.get("totals", {}).pop("seconds", None)

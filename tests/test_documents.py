@@ -67,13 +67,20 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def start_and_stop(app: Any) -> None:
+    from starlette.testclient import TestClient
+
+    with TestClient(app):
+        pass
+
+
 @pytest.fixture
 def workspace(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy to work in, a server that ends at once, and a model hub of our own."""
     folder = tmp_path / "here"
     shutil.copytree(template, folder)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("prototree.web.server.serve", lambda app, listening: None)
+    monkeypatch.setattr("prototree.web.server.serve", lambda app, listening: start_and_stop(app))
     for name, value in (("CACHE", str(tmp_path / "hub")), ("OFFLINE", False), ("DISABLE_XET", True)):
         monkeypatch.setattr(f"huggingface_hub.constants.HF_HUB_{name}", value)
     with serving() as hub:

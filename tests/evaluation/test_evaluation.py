@@ -66,7 +66,7 @@ def test_every_metric_by_a_slow_loop(tree: ProtoTree, data: list[tuple[torch.Ten
     ]
     assert found.top5 == share(top5)
     confusion = [[0] * K for _ in range(K)]
-    for label, prediction in zip(labels, said["soft"], strict=True):
+    for label, prediction in zip(labels, said["greedy"], strict=True):
         confusion[label][prediction] += 1
     assert found.confusion == [(k, j, n) for k, row in enumerate(confusion) for j, n in enumerate(row) if n]
     assert found.class_accuracy == [row[k] / sum(row) if sum(row) else None for k, row in enumerate(confusion)]

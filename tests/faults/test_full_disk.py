@@ -13,8 +13,8 @@ from rich.console import Console
 
 from prototree.errors import ProtoTreeError
 from prototree.explain.whole_tree import explain_tree
-from prototree.mend.edits import Note
-from prototree.mend.session import open_session
+from prototree.mend.edits import Note, read_history
+from prototree.mend.session import HISTORY, open_session
 from prototree.pipeline.fit import fit, redo
 from prototree.progress import Display
 from prototree.report import write_report
@@ -127,13 +127,13 @@ def test_mending_on_a_full_disk_loses_no_edit(
     run, work = tiny_run(tmp_path), tmp_path / "work"
     session = open_session(run, work=work)
     session.apply(Note(0, "first"))
-    assert open_session(run, work=work).state.notes == {0: "first"}
+    origin = session.moment.history.origin
     files = content_of(work)
 
     def check() -> None:
         assert session.state.notes == {0: "first"}
         if content_of(work) != files:
-            assert open_session(run, work=work).state.notes == {0: "first"}
+            assert read_history(work / HISTORY, origin).done == (Note(0, "first"),)
         assert not list(tmp_path.glob("run-mended*")), "half a run"
 
     failures = every_failure(tmp_path, lambda: session.apply(Note(0, "second")) and None, check, FULL, step)

@@ -59,8 +59,9 @@ class Service:
         return self.session.revision
 
     def close(self) -> None:
-        """Ends what goes on in the background."""
+        """Ends what goes on in the background, and lets others edit the run."""
         self.learner.close()
+        self.session.close()
 
     def run(self) -> shapes.RunShape:
         session = self.session
