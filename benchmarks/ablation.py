@@ -1,11 +1,12 @@
-"""What each ingredient of the recipe `warm` gives, on a validation share of the training photos.
+"""What each ingredient of the recipe `distill` gives, on a validation share of the training photos.
 
 python benchmarks/ablation.py DATA --out FOLDER [--rows "the recipe,one look"] [--seeds 0,1,2] [--fold 0] [--cut 50x30]
 
 Every fifth training photo of each class is held out (`--fold` says which); the test photos are not touched. With
 `--cut` it is a part of the data as in cuts.py, judged by its own test photos: for data whose figures are reported
-nowhere else. Each row changes settings of the preset `auto`; no second tree is trained to learn how sure answers are,
-so questions stay as sharp as they learned to be. Runs that are finished are not done again; the frozen network runs
+nowhere else. Each row changes settings of the preset `default`; no second tree is trained to calibrate the
+confidence, so questions stay as sharp as they learned to be. Runs that are finished are not done again; the frozen
+network runs
 once for all rows that see the same views.
 """
 
@@ -20,36 +21,36 @@ from cuts import cut
 from prototree.data import ImageData, Sample, open_data
 from prototree.pipeline.fit import fit
 from prototree.run import Run
-from prototree.training.recipes.warm import Warm
+from prototree.training.recipes.distill import Distill
 
 FOLDS = 5
 ROWS: dict[str, dict[str, Any]] = {
     "the recipe": {},
-    "one look": {"closer_look": 0.0},
-    "no single patches": {"patch_weight": 0.0},
-    "half as long": {"tree_views": Warm.tree_views // 2},
-    "twice as long": {"tree_views": Warm.tree_views * 2},
-    "head's time halved": {"head_views": Warm.head_views // 2},
+    "one look": {"center_crop": 0.0},
+    "no single patches": {"single_patch_loss_weight": 0.0},
+    "half as long": {"tree_views": Distill.tree_views // 2},
+    "twice as long": {"tree_views": Distill.tree_views * 2},
+    "head's time halved": {"head_views": Distill.head_views // 2},
     "rate 2e-3": {"rate": 2e-3},
     "rate 1e-2": {"rate": 1e-2},
     "batches of 64": {"batch_size": 64},
     "temperature 1": {"temperature": 1.0},
     "temperature 5": {"temperature": 5.0},
-    "labels instead of the teacher": {"teacher_weight": 0.0},
+    "labels instead of the teacher": {"distill_weight": 0.0},
     "one patch a question": {"question": "presence"},
     "one patch a question, no margin": {"question": "presence", "margin": 0.0},
     "sharpness 3": {"sharpness": 3.0},
     "sharpness 10": {"sharpness": 10.0},
-    "the tree's answer never softened": {"temper_from": 1.0, "temper_to": 1.0},
-    "softened from the start": {"temper_from": 0.0, "temper_to": 0.01},
-    "all patches": {"patch_share": 1.0, "head_patch_share": 1.0},
-    "half of the patches for the head, too": {"head_patch_share": 0.5},
-    "one patch a question, flat hierarchy": {"question": "presence", "mean_path": 1e9},
-    "no calibration of the scale: 2.6": {"median_distance": 2.6},
+    "the tree's answer never softened": {"student_temperature_start": 1.0, "student_temperature_end": 1.0},
+    "softened from the start": {"student_temperature_start": 0.0, "student_temperature_end": 0.01},
+    "all patches": {"patch_fraction": 1.0, "head_patch_fraction": 1.0},
+    "half of the patches for the head, too": {"head_patch_fraction": 0.5},
+    "one patch a question, flat hierarchy": {"question": "presence", "max_mean_depth": 1e9},
+    "no calibration of the scale: 2.6": {"init_median_distance": 2.6},
     "head without cutmix": {"cutmix": 0.0},
     "head without dropout": {"channel_dropout": 0.0, "pooled_dropout": 0.0},
     "no weight decay": {"weight_decay": 0.0},
-    "depth 128": {"depth": 128},
+    "depth 128": {"prototype_dim": 128},
     "plain views only": {"views": 2},
     "four views": {"views": 4},
     "224 pixels": {"image_size": 224},

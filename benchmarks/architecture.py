@@ -20,25 +20,25 @@ from PIL import Image
 from torch import Tensor
 
 import prototree
+from prototree.core.model import TreeOutput
+from prototree.core.patches import NearestPatches
+from prototree.data.dataset import Sample
 from prototree.data.images import Photo
 from prototree.data.loading import Entry
-from prototree.data.samples import Sample
 from prototree.explain.records import DecisionExplanation
 from prototree.explain.votes import explain_decision, open_voters
 from prototree.pipeline.fit import fit
 from prototree.report import write_decision
-from prototree.training.maps import Inputs
-from prototree.tree.model import Routed
-from prototree.tree.patches import NearestPatches
+from prototree.training.feature_cache import Inputs
 
 SOURCE = Path(prototree.__file__).parent
 TINY = {
     "backbone": "resnet18",
     "weights": "none",
     "image_size": 32,
-    "level": -3,
-    "depth": 8,
-    "head_width": 8,
+    "feature_level": -3,
+    "prototype_dim": 8,
+    "head_hidden_dim": 8,
     "batch_size": 8,
     "epochs": 1,
     "workers": 0,
@@ -57,12 +57,12 @@ def main() -> None:
     print(f"lines that stand twice (runs of {TWICE} or more): {twice()} of {sum(lengths.values())}")
     with tempfile.TemporaryDirectory() as folder:
         photos, out = write_photos(Path(folder) / "photos"), Path(folder)
-        for recipe in ("warm", "paper"):
+        for recipe in ("distill", "paper"):
             calls = traced(lambda recipe=recipe: fit(photos, out / recipe, settings=TINY | {"recipe": recipe}))  # type: ignore[misc]
             way = modules(calls, within="Stages.train")
             print(f"modules on the way through train, recipe {recipe}: {len(way)}: {', '.join(way)}")
             print(f"calls from the pipeline into the recipe {recipe} and back: {', '.join(seam(calls))}")
-        voters = open_voters([out / "warm"])
+        voters = open_voters([out / "distill"])
         photo = next(photos.rglob("*.png"))
         calls = traced(lambda: write_decision(explain_decision(voters, photo), out / "explained", "greedy"))
         way = modules(calls)
@@ -102,7 +102,7 @@ IMAGE_FORMS = (
     Photo,
     Entry,
     Inputs,
-    Routed,
+    TreeOutput,
     NearestPatches,
     DecisionExplanation,
 )

@@ -18,14 +18,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import prototree.network.torchvision_guard  # noqa: F401 # isort: skip
+import prototree.backbones.torchvision_guard  # noqa: F401 # isort: skip
 from torchvision.transforms import v2
 
+from prototree.backbones.preprocessing import Preprocessing
 from prototree.data import Sample, open_data
-from prototree.data.augment import augmentation
 from prototree.data.loading import ViewDataset
+from prototree.data.transforms import augmentation
 from prototree.data.views import evaluation_views
-from prototree.network.preprocessing import Preprocessing
 
 N_PHOTOS = 200
 N_ROUNDS = 9

@@ -19,6 +19,9 @@ from pathlib import Path
 
 import torch
 
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.core.model import ProtoTree
+from prototree.core.topology import Topology
 from prototree.data import ImageData, open_data
 from prototree.data.birds.dataset import write_birds
 from prototree.data.loading import ViewDataset
@@ -26,11 +29,8 @@ from prototree.data.views import projection_views
 from prototree.explain.decisions import explain_image
 from prototree.explain.prototype_pictures import PrototypePictures
 from prototree.explain.prototypes import explain_prototypes
-from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.projection import SourcePhotos, project
-from prototree.tree.model import ProtoTree
-from prototree.tree.topology import Topology
 
 PROTOTYPES_PER_PHOTO = 200 / 1500
 

@@ -21,22 +21,22 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from prototree.data.augment import to_input
-from prototree.exchange.onnx_export import OUTPUTS, export_onnx
-from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.network.folding import folded
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.backbones.bn_fusion import folded
+from prototree.core.model import ProtoTree
+from prototree.core.nodes import Question
+from prototree.core.topology import Topology
+from prototree.data.transforms import to_input
+from prototree.integrations.onnx_export import OUTPUTS, export_onnx
 from prototree.run import Run
-from prototree.tree.model import ProtoTree
-from prototree.tree.questions import Question
-from prototree.tree.topology import Topology
 
 BATCHES = (1, 16)
 
 
 def some_tree() -> ProtoTree:
     torch.manual_seed(0)
-    features = FeatureExtractor(Backbone(), 256, head_width=512)
-    return ProtoTree(Topology.full(6), features, 50, question=Question("choice", 6.0)).eval()
+    features = FeatureExtractor(Backbone(), 256, head_hidden_dim=512)
+    return ProtoTree(Topology.full(6), features, 50, question=Question("pairwise", 6.0)).eval()
 
 
 def seconds(rounds: int, *works: Callable[[], object]) -> list[float]:

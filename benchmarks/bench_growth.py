@@ -22,32 +22,32 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.backbones.geometry import Box
 from prototree.config import preset
-from prototree.data.hiding import HiddenView
+from prototree.core.leaves import class_log_probs
+from prototree.core.model import ProtoTree
+from prototree.core.nodes import Question
+from prototree.data.dataset import Sample
 from prototree.data.loading import Entry
-from prototree.data.samples import Sample
+from prototree.data.occlusion import HiddenView
 from prototree.data.views import FULL, View
 from prototree.evaluation.metrics import evaluate
 from prototree.explain.records import TreeExplanation
-from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.network.geometry import Box
-from prototree.report.words import Reading
+from prototree.report.text import Reading
 from prototree.training.anchored import AnchoredObjective, HeadObjective
 from prototree.training.batches import CachedBatches, maps_of
-from prototree.training.engine import Loop, Objective, Options
-from prototree.training.growth import grow, sample_maps, standardise
-from prototree.training.hiding import Twins
-from prototree.training.holding_out import held_photos, without
+from prototree.training.calibrate import held_photos, without
+from prototree.training.feature_cache import Inputs, MapCache
+from prototree.training.grow import grow, sample_maps, standardise
 from prototree.training.leaf_training import refit_leaves
-from prototree.training.maps import Inputs, MapCache
+from prototree.training.loop import Loop, Objective, Options
+from prototree.training.memory_budget import Room
 from prototree.training.objectives import Cosine, SoftTargets
+from prototree.training.occlusion_loss import OccludedPairs
 from prototree.training.projection import project
-from prototree.training.recipes.warm import Warm, temperature_for
-from prototree.training.room import Room
+from prototree.training.recipes.distill import Distill, temperature_for
 from prototree.training.target_rows import target_rows
-from prototree.tree.leaves import class_log_probs
-from prototree.tree.model import ProtoTree
-from prototree.tree.questions import Question
 
 SHAPE, BANK, VIEWS_A_PHOTO, SOURCES_A_PHOTO, EPOCHS = (320, 9, 9), 64, 6, 2, 6
 VIEWS = [FULL, *(View(f"other {number}") for number in range(1, VIEWS_A_PHOTO))]
@@ -137,8 +137,8 @@ def train_steps(clock: Clock, name: str, objective: Objective, batches: FewBatch
 def measure(n_classes: int, n_views: int, n_batches: int, folder: Path) -> Clock:
     """One pair of classes and views, from the list of photos to the rules of the report."""
     torch.manual_seed(0)
-    clock, config, FewBatches.most = Clock(), preset("auto"), n_batches
-    assert isinstance(config.recipe, Warm)
+    clock, config, FewBatches.most = Clock(), preset("default"), n_batches
+    assert isinstance(config.recipe, Distill)
     recipe = replace(config.recipe, temperature=temperature_for(n_classes))
     with clock.piece("list of views"):
         every = MadeUpMaps((), tuple(entries_of(n_classes, n_views)), frozenset())
@@ -149,7 +149,7 @@ def measure(n_classes: int, n_views: int, n_batches: int, folder: Path) -> Clock
     batches = FewBatches(every, config.batch_size, shuffle=True)
     sources = FewBatches(plain, config.batch_size, shuffle=False)
     backbone = Backbone("auto", None, image_size=config.image_size, split=False)
-    features = FeatureExtractor(backbone, config.depth, config.head_width)
+    features = FeatureExtractor(backbone, config.prototype_dim, config.head_hidden_dim)
     with clock.piece("maps to start from"):
         maps, labels = sample_maps(sources, recipe.room)
         standardise(features, maps)
@@ -157,12 +157,14 @@ def measure(n_classes: int, n_views: int, n_batches: int, folder: Path) -> Clock
     train_steps(clock, "head, training step", head, batches)
     targets = targets_of(clock, head, batches, n_classes, folder, recipe.room)
     with clock.piece("growing the tree"):
-        start = grow(features, maps, labels, "choice", recipe.mean_path, recipe.median_distance, 0, recipe.room)
+        start = grow(
+            features, maps, labels, "pairwise", recipe.max_mean_depth, recipe.init_median_distance, 0, recipe.room
+        )
     del maps, labels, head
     with clock.piece("making the tree"):
-        question = Question("choice", recipe.sharpness)
+        question = Question("pairwise", recipe.sharpness)
         tree = ProtoTree(start.topology, features, n_classes, question=question)
-        twins = Twins.of(plain, with_places_hidden(plain), tree.preprocessing)
+        twins = OccludedPairs.of(plain, with_places_hidden(plain), tree.preprocessing)
         objective = AnchoredObjective(tree, batches, recipe, EPOCHS, targets, start, sources, twins)
     train_steps(clock, "tree, training step", objective, batches)
     train_steps(clock, "tree, training step with places hidden", objective, batches, EPOCHS - 1)
@@ -210,7 +212,7 @@ def explained(tree: ProtoTree) -> TreeExplanation:
     """The tree's page without its pictures."""
     sides = [tuple(side.tolist()) for side in (tree.topology.left, tree.topology.right)]
     probs: np.ndarray = class_log_probs(tree.leaf_logits.detach()).exp().numpy()
-    return TreeExplanation("tree", tree.class_names, sides[0], sides[1], (), probs, {}, "choice")
+    return TreeExplanation("tree", tree.class_names, sides[0], sides[1], (), probs, {}, "pairwise")
 
 
 def main() -> None:

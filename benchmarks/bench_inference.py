@@ -30,16 +30,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from prototree.data.augment import augmentation
+from prototree.backbones import inference
+from prototree.backbones.backbone import Backbone
+from prototree.backbones.bn_fusion import folded
+from prototree.backbones.inference import ONNXRUNTIME, TORCH, frozen
+from prototree.backbones.thread_map import side_by_side
+from prototree.data.dataset import Sample
 from prototree.data.loading import ViewDataset
-from prototree.data.samples import Sample
+from prototree.data.transforms import augmentation
 from prototree.data.views import source_views, varied_views
-from prototree.network import engine
-from prototree.network.backbone import Backbone
-from prototree.network.engine import ONNXRUNTIME, TORCH, frozen
-from prototree.network.folding import folded
-from prototree.network.side_by_side import side_by_side
-from prototree.training.filling import from_photos
+from prototree.training.extract import from_photos
 
 NETWORKS = (("auto", 288), ("resnet50", 224))
 BATCHES = (1, 4, 32)
@@ -106,7 +106,7 @@ def _int8(backbone: Backbone, folder: Path) -> dict[str, tuple[Run, int]]:
 
     path = folder / "int8.onnx"
     kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "per_channel": True}
-    quantize_static(engine._file(backbone), path, Reader(), quant_format=QuantFormat.QDQ, **kinds)
+    quantize_static(inference._file(backbone), path, Reader(), quant_format=QuantFormat.QDQ, **kinds)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -130,7 +130,7 @@ def _openvino(backbone: Backbone) -> dict[str, tuple[Run, int]]:
     import openvino
 
     core = openvino.Core()
-    model = core.compile_model(core.read_model(engine._file(backbone)), "CPU", {"PERFORMANCE_HINT": "LATENCY"})
+    model = core.compile_model(core.read_model(inference._file(backbone)), "CPU", {"PERFORMANCE_HINT": "LATENCY"})
     return {f"OpenVINO, batch {batch}": (lambda images: model(images.numpy()), batch) for batch in (1, 4)}
 
 
@@ -178,8 +178,8 @@ def with_decoding(backbone: Backbone, name: str) -> tuple[float, float, int]:
 def two_processes(seconds: float) -> list[float]:
     """Views a second of one process with two threads, and of two processes with one thread each, together."""
     script = (
-        "import sys, time, torch; from prototree.network.backbone import Backbone; "
-        "from prototree.network.engine import frozen; "
+        "import sys, time, torch; from prototree.backbones.backbone import Backbone; "
+        "from prototree.backbones.inference import frozen; "
         "run = frozen(Backbone('auto', None, image_size=288, split=False)); "
         "images = torch.rand(8, 3, 288, 288); run(images); start, n = time.perf_counter(), 0\n"
         f"while time.perf_counter() - start < {3 * seconds}: run(images); n += 8\n"

@@ -22,13 +22,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.backbones.bn_fusion import folded
+from prototree.core.checkpoint import load
+from prototree.core.model import ProtoTree
+from prototree.core.topology import Topology
 from prototree.data.listing import listed_photos
 from prototree.explain.predictions import predict_each
-from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.network.folding import folded
-from prototree.tree.checkpoint import load
-from prototree.tree.model import ProtoTree
-from prototree.tree.topology import Topology
 
 N_PHOTOS, N_ROUNDS, BATCH = 96, 4, 32
 
@@ -68,7 +68,7 @@ def floor(tree: ProtoTree, paths: list[Path]) -> None:
 
 
 def ours(tree: ProtoTree, paths: list[Path]) -> None:
-    """Answers, sureness, paths and the likeliest classes."""
+    """Answers, confidence, paths and the likeliest classes."""
     assert all(one.answer is not None for one in predict_each(tree, paths, batch_size=BATCH, threads=1))
 
 

@@ -15,14 +15,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.core.model import ProtoTree
+from prototree.core.pruning import prune
+from prototree.core.topology import Topology
+from prototree.evaluation.errors import ErrorCollector
 from prototree.evaluation.metrics import evaluate_all
-from prototree.evaluation.mistakes import MistakeFinder
-from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.training.maps import MapBatch
+from prototree.training.feature_cache import MapBatch
 from prototree.training.projection import project
-from prototree.tree.model import ProtoTree
-from prototree.tree.pruning import prune
-from prototree.tree.topology import Topology
 
 BATCH, DEPTH, CLASSES = 32, 256, 200
 
@@ -77,7 +77,7 @@ def bench_height(features: FeatureExtractor, height: int, n_images: int, table: 
     pruned = prune(tree)
     projecting = ratio(maps, lambda: project(tree, maps, compare=True))
     trees = {"trained": tree, "pruned": pruned.tree, "projected": pruned.tree}
-    finder = MistakeFinder(pruned.tree)
+    finder = ErrorCollector(pruned.tree)
     evaluating = ratio(maps, lambda: evaluate_all(trees, finder.watch(maps)))
     one = torch.rand(1, DEPTH, 7, 7)
     with torch.no_grad():

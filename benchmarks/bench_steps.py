@@ -20,18 +20,18 @@ import numpy as np
 import torch
 
 from bench_growth import MadeUpMaps, entries_of
+from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.config import preset
+from prototree.core.model import ProtoTree
+from prototree.core.nodes import Question
 from prototree.data.loading import Entry
-from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.training.anchored import FEWEST_OF_HEAD, FEWEST_OF_TREE, AnchoredObjective, HeadObjective
 from prototree.training.batches import CachedBatches
-from prototree.training.engine import Loop, Objective, Options
-from prototree.training.growth import grow, sample_maps, standardise
-from prototree.training.maps import MapCache
+from prototree.training.feature_cache import MapCache
+from prototree.training.grow import grow, sample_maps, standardise
+from prototree.training.loop import Loop, Objective, Options
 from prototree.training.objectives import Cosine, SoftTargets
-from prototree.training.recipes.warm import Warm
-from prototree.tree.model import ProtoTree
-from prototree.tree.questions import Question
+from prototree.training.recipes.distill import Distill
 
 N_CLASSES, N_VIEWS, ROUNDS, CHANNELS, SIDE = 50, 1200, 5, 320, 9
 
@@ -93,31 +93,36 @@ def main() -> None:
     n_steps = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    config = preset("auto")
+    config = preset("default")
     recipe = config.recipe
-    assert isinstance(recipe, Warm)
+    assert isinstance(recipe, Distill)
     maps = kept_maps()
     batches = CachedBatches(maps, config.batch_size, shuffle=True)
     some, labels = sample_maps(CachedBatches(maps, config.batch_size, shuffle=False))
-    heads = [FeatureExtractor(Backbone("auto", None, split=False), config.depth, config.head_width) for _ in range(2)]
+    heads = [
+        FeatureExtractor(Backbone("auto", None, split=False), config.prototype_dim, config.head_hidden_dim)
+        for _ in range(2)
+    ]
     for features in heads:
         standardise(features, some)
     head = HeadObjective(heads[0], N_CLASSES, recipe, Cosine(6, batches.n_batches))
-    start = grow(heads[1], some, labels, "choice", recipe.mean_path, recipe.median_distance, 0)
-    tree = ProtoTree(start.topology, heads[1], N_CLASSES, question=Question("choice", recipe.sharpness))
+    start = grow(heads[1], some, labels, "pairwise", recipe.max_mean_depth, recipe.init_median_distance, 0)
+    tree = ProtoTree(start.topology, heads[1], N_CLASSES, question=Question("pairwise", recipe.sharpness))
     targets = SoftTargets(torch.full((len(maps.entries), N_CLASSES), 1 / N_CLASSES), 1.0)
     anchored = AnchoredObjective(tree, batches, recipe, 6, targets, start, batches)
     n_patches = SIDE * SIDE
-    rows_of_head = config.batch_size * max(FEWEST_OF_HEAD, math.ceil(recipe.head_patch_share * n_patches))
-    rows_of_tree = config.batch_size * max(FEWEST_OF_TREE, math.ceil(recipe.patch_share * n_patches))
-    wide = [(CHANNELS, config.head_width, False), (config.head_width, config.depth, True)]
+    rows_of_head = config.batch_size * max(FEWEST_OF_HEAD, math.ceil(recipe.head_patch_fraction * n_patches))
+    rows_of_tree = config.batch_size * max(FEWEST_OF_TREE, math.ceil(recipe.patch_fraction * n_patches))
+    wide = [(CHANNELS, config.head_hidden_dim, False), (config.head_hidden_dim, config.prototype_dim, True)]
     step_of_tree = stepping(anchored, batches)
     n_followed = followed(anchored, batches)
-    of_tree = products(rows_of_tree + n_followed, n_followed, [*wide, (config.depth, tree.n_prototypes, True)])
+    of_tree = products(rows_of_tree + n_followed, n_followed, [*wide, (config.prototype_dim, tree.n_prototypes, True)])
     found = measure(
         {
             "head": stepping(head, batches),
-            "head, its products": products(rows_of_head, rows_of_head, [*wide, (config.depth, N_CLASSES, True)]),
+            "head, its products": products(
+                rows_of_head, rows_of_head, [*wide, (config.prototype_dim, N_CLASSES, True)]
+            ),
             "tree": step_of_tree,
             "tree, its products": of_tree,
         },

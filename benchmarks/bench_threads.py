@@ -28,8 +28,8 @@ def measure(seconds: float) -> None:
     """In a process of its own: images a second."""
     import torch
 
-    from prototree.network.backbone import Backbone
-    from prototree.network.folding import folded
+    from prototree.backbones.backbone import Backbone
+    from prototree.backbones.bn_fusion import folded
 
     net = folded(Backbone("auto", None, image_size=SIZE, split=False))
     images = torch.rand(BATCH, 3, SIZE, SIZE).contiguous(memory_format=torch.channels_last)

@@ -20,18 +20,18 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.core.model import ProtoTree
+from prototree.core.topology import Topology
 from prototree.data import open_data
-from prototree.data.augment import augmentation
 from prototree.data.birds.dataset import write_birds
 from prototree.data.loading import Entry, ViewDataset
+from prototree.data.transforms import augmentation
 from prototree.data.views import training_views
-from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.training.batches import CachedBatches, PhotoBatches
-from prototree.training.engine import Loop, Options
-from prototree.training.maps import Inputs, cache_borders
+from prototree.training.feature_cache import Inputs, cache_borders
+from prototree.training.loop import Loop, Options
 from prototree.training.objectives import Schedule, TreeObjective
-from prototree.tree.model import ProtoTree
-from prototree.tree.topology import Topology
 
 BATCH, CLASSES, STEPS = 16, 200, 9
 N_PHOTOS = 200

@@ -1,4 +1,4 @@
-"""Cost of the tree beside its floor, the bare backbone: `make bench`. Ratios of one run; seconds do not travel.
+"""Cost of the tree beside its floor, the bare backbone: `make workbench`. Ratios of one run; seconds do not travel.
 
 D = 256, 7×7 maps, K = 200, batch 64, float32, as in the paper.
 """
@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.tree import leaves
-from prototree.tree.model import ProtoTree, Routed
-from prototree.tree.patches import NEAR, NearestPatches
-from prototree.tree.topology import Topology
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.core import leaves
+from prototree.core.model import ProtoTree, TreeOutput
+from prototree.core.patches import NEAR, NearestPatches
+from prototree.core.topology import Topology
 
 BATCH, DEPTH, MAP, CLASSES = 64, 256, 7, 200
 BACKBONE_BATCH = 16  # timed on fewer images and scaled
@@ -35,11 +35,11 @@ def seconds(*actions: Callable[[], object], repeats: int = 9) -> list[float]:
     return [statistics.median(taken) for taken in times]
 
 
-def loss(tree: ProtoTree, routed: Routed, labels: Tensor) -> Tensor:
+def loss(tree: ProtoTree, routed: TreeOutput, labels: Tensor) -> Tensor:
     return -tree.log_likelihood(routed, labels).mean()
 
 
-def plain_route(tree: ProtoTree, feature_map: Tensor) -> Routed:
+def plain_route(tree: ProtoTree, feature_map: Tensor) -> TreeOutput:
     """The matrix-product form without exactness, through autograd: what the exact form is compared with."""
     patches, prototypes = feature_map.flatten(2).transpose(1, 2).flatten(0, 1), tree.prototypes.flatten(1)
     squared = torch.addmm(patches.square().sum(1, keepdim=True), patches, prototypes.T, alpha=-2)
@@ -74,7 +74,7 @@ def bench_height(features: FeatureExtractor, height: int, floor: float, table: T
     counts_of = tree.leaf_logits.detach()
 
     @torch.no_grad()
-    def update(routed: Routed) -> Tensor:
+    def update(routed: TreeOutput) -> Tensor:
         counts = leaves.leaf_counts(routed.log_path_probs, leaves.class_log_probs(counts_of), labels)
         return leaves.leaf_update(counts_of, counts_of, counts, 94)
 

@@ -154,8 +154,8 @@ def _batches(maps: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def ours(start: Numbers) -> Numbers:
+    from prototree.core.pruning import prune
     from prototree.training.projection import project
-    from prototree.tree.pruning import prune
 
     tree, maps, labels = _our_tree(start), start["maps"], start["labels"]
     routed = tree.route(tree.features.from_map(maps))
@@ -184,11 +184,13 @@ def ours(start: Numbers) -> Numbers:
 
 
 def _our_tree(start: Numbers) -> Any:
-    from prototree.network.backbone import Backbone, FeatureExtractor
-    from prototree.tree.model import ProtoTree
-    from prototree.tree.topology import Topology
+    from prototree.backbones.backbone import Backbone, FeatureExtractor
+    from prototree.core.model import ProtoTree
+    from prototree.core.topology import Topology
 
-    backbone = Backbone("resnet18", None, image_size=32, level=-4)  # its maps are given, it only has as many channels
+    backbone = Backbone(
+        "resnet18", None, image_size=32, feature_level=-4
+    )  # its maps are given, it only has as many channels
     tree = ProtoTree(Topology.full(HEIGHT), FeatureExtractor(backbone, DEPTH), CLASSES).double()
     with torch.no_grad():
         tree.features.head.weight.copy_(start["head"])  # type: ignore[operator]
@@ -198,8 +200,8 @@ def _our_tree(start: Numbers) -> Any:
 
 
 def _our_training(start: Numbers) -> Numbers:
-    from prototree.training.engine import Loop, Options
-    from prototree.training.maps import Inputs
+    from prototree.training.feature_cache import Inputs
+    from prototree.training.loop import Loop, Options
     from prototree.training.objectives import Schedule, TreeObjective
 
     class Ready:
@@ -217,7 +219,7 @@ def _our_training(start: Numbers) -> Numbers:
             return features.from_map(values)  # type: ignore[no-any-return]
 
     tree, batches = _our_tree(start), Ready()
-    objective = TreeObjective(tree, batches, Schedule(EPOCHS, lr_prototypes=RATE, lr_tail=RATE))
+    objective = TreeObjective(tree, batches, Schedule(EPOCHS, lr_prototypes=RATE, lr_last_block=RATE))
     Loop(objective, batches, EPOCHS, Options(epsilon=EPSILON)).run()
     return {
         "trained_prototypes": tree.prototypes,

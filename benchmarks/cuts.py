@@ -17,7 +17,7 @@ from prototree.data import ImageData, Sample, open_data
 from prototree.pipeline.fit import fit
 from prototree.run import Run
 
-COLUMNS = ("cut", "training", "test", "classifier", "soft", "greedy", "fidelity", "questions", "error of the sureness")
+COLUMNS = ("cut", "training", "test", "classifier", "soft", "greedy", "fidelity", "questions", "calibration error")
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def table_row(name: str, data: ImageData, run: Run) -> str:
     end = run.metrics["stages"]["projected"]
     shares = (run.metrics["classifier"], end["accuracy"]["soft"], end["accuracy"]["greedy"], end["fidelity"]["greedy"])
     figures = " | ".join(f"{100 * share:.1f}" for share in shares)
-    length, error = end["path_length"]["greedy"]["mean"], end["sureness_error"]
+    length, error = end["path_length"]["greedy"]["mean"], end["confidence_ece"]
     wrong = "not learned" if error is None else f"{error:.3f}"
     return f"| {name} | {len(data.train)} | {len(data.test)} | {figures} | {length:.1f} | {wrong} |"
 

@@ -26,21 +26,22 @@ import torch
 from PIL import Image
 
 import prototree
-from prototree.mend.relearning import relearn
-from prototree.mend.session import open_session
-from prototree.pipeline.sharing import pack
+from prototree.core.model import ProtoTree
+from prototree.editing.finetuning import finetune
+from prototree.editing.session import open_session
+from prototree.pipeline.share import pack
 from prototree.run import Run
-from prototree.tree.model import ProtoTree
 
 COLOURS = ((200, 40, 40), (40, 180, 60), (50, 60, 200))
-NETWORK = {"backbone": "test_efficientnet", "weights": "none", "image_size": 32, "level": -3, "workers": 0}
+NETWORK = {"backbone": "test_efficientnet", "weights": "none", "image_size": 32, "feature_level": -3, "workers": 0}
 PAPER = {
-    **NETWORK, "recipe": "paper", "depth": 8, "height": 3, "batch_size": 8, "epochs": 3, "freeze_epochs": 1,
-    "cache_views": 0, "train_tail": True, "head_width": 0, "lr_trunk": 1e-3, "augment": "light", "threshold": 0.34,
+    **NETWORK, "recipe": "paper", "prototype_dim": 8, "height": 3, "batch_size": 8, "epochs": 3, "freeze_epochs": 1,
+    "cache_views": 0, "train_last_block": True, "head_hidden_dim": 0, "lr_backbone": 1e-3, "augment": "light",
+    "threshold": 0.34,
 }  # fmt: skip
 DEFAULT = {
-    **NETWORK, "depth": 16, "head_width": 16, "batch_size": 8, "views": 3, "pretrain_epochs": 4, "head_epochs": 20,
-    "epochs": 15, "hold_out": 3,
+    **NETWORK, "prototype_dim": 16, "head_hidden_dim": 16, "batch_size": 8, "views": 3, "pretrain_epochs": 4,
+    "head_epochs": 20, "epochs": 15, "hold_out": 3,
 }  # fmt: skip
 
 
@@ -73,10 +74,10 @@ def tiny_runs(folder: Path) -> dict[str, Any]:
             run = prototree.fit(data, folder / f"{name}-{seed}", settings={**settings, "seed": seed})
             numbers[f"{name}-{seed}"] = numbers_of(run, data)
     session = open_session(folder / "default-0")
-    session.apply(session.bench.candidates(session.state, 0)[3].cell.replaces(0))
+    session.apply(session.workbench.candidates(session.state, 0)[3].cell.replaces(0))
     edited = session.save(folder / "edited")
     numbers["edited"] = numbers_of(edited, data)
-    numbers["fine-tuned"] = numbers_of(relearn(edited.folder, folder / "fine-tuned"), data)
+    numbers["fine-tuned"] = numbers_of(finetune(edited.folder, folder / "fine-tuned"), data)
     numbers["packed"] = numbers_of(Run.open(pack(folder / "default-1", folder / "x.prototree")), data)
     return numbers
 
@@ -100,7 +101,12 @@ def numbers_of(run: Run, data: Path) -> dict[str, Any]:
     """Digests of the tree's tensors, the values of its metrics, and what it says of every test image."""
     said = prototree.predict(run, sorted((data / "test").rglob("*.png")))
     answers = [
-        [one.answer.label, one.answer.sureness, one.answer.probability, [[t.node, t.p_right] for t in one.answer.path]]
+        [
+            one.answer.label,
+            one.answer.confidence,
+            one.answer.probability,
+            [[t.node, t.p_right] for t in one.answer.path],
+        ]
         for one in said
         if one.answer is not None
     ]

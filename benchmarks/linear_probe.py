@@ -1,4 +1,4 @@
-"""The yardstick on frozen features: a linear classifier on average-pooled maps of the same backbone.
+"""The baseline on frozen features: a linear classifier on average-pooled maps of the same backbone.
 
 python benchmarks/linear_probe.py DATA [--weights FILE] [--image-size 224]
 """
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from prototree.backbones.backbone import Backbone
+from prototree.backbones.bn_fusion import folded
 from prototree.data import ImageData, open_data
 from prototree.data.loading import ViewDataset, Views, make_loader
 from prototree.data.views import evaluation_views, training_views
-from prototree.network.backbone import Backbone
-from prototree.network.folding import folded
 
 EPOCHS, BATCH, RATE, DECAY = 60, 64, 1e-2, 1e-4
 

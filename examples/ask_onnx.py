@@ -22,12 +22,12 @@ for path in sys.argv[2:]:
     photo = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
     found = dict(zip(names, session.run(names, {"photos": np.asarray(photo)[None]}), strict=True))
     rule = about["rules"][found["leaf"][0]]
-    print(f"{path}: {rule['class']} ({found['sureness'][0]:.0%} sure)")
+    print(f"{path}: {rule['class']} ({found['confidence'][0]:.0%} sure)")
     n_nodes = found["right"].shape[1]
     for turn in rule["conditions"]:
         node, right = turn["node"], turn["goes_right"]
         probability = found["right"][0, node] if right else 1 - found["right"][0, node]
-        if about["question"] == "choice":
+        if about["question"] == "pairwise":
             rather, than = (node, node + n_nodes) if right else (node + n_nodes, node)
             print(f"  more like {patch_of(rather)} than {patch_of(than)} ({probability:.0%})")
         else:

@@ -16,8 +16,8 @@ run = prototree.fit(table, sys.argv[2], settings=SETTINGS)
 
 answers = [one.answer for one in prototree.predict(run, table["path"].tolist())]
 table["answer"] = [answer.label if answer is not None else "" for answer in answers]
-table["sureness"] = [answer.sureness if answer is not None else 0.0 for answer in answers]
+table["confidence"] = [answer.confidence if answer is not None else 0.0 for answer in answers]
 wrong = table[table["answer"] != table["label"]]
-print(table.groupby("label")["sureness"].mean().round(2).to_string())
+print(table.groupby("label")["confidence"].mean().round(2).to_string())
 print(f"{len(wrong)} of {len(table)} photos are answered wrongly")
 print(wrong[["path", "label", "answer"]].to_string(index=False))

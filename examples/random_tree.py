@@ -5,7 +5,9 @@ import torch
 from prototree import Backbone, FeatureExtractor, ProtoTree, Topology
 
 torch.manual_seed(0)
-tree = ProtoTree(Topology.full(height=3), FeatureExtractor(Backbone("resnet18", None), depth=64), ["cat", "dog", "owl"])
+tree = ProtoTree(
+    Topology.full(height=3), FeatureExtractor(Backbone("resnet18", None), prototype_dim=64), ["cat", "dog", "owl"]
+)
 decisions = tree.eval().predict(torch.rand(2, 3, 224, 224))
 for image, leaf in enumerate(decisions.greedy.leaf.tolist()):
     print(f"image {image}: leaf {leaf}")

@@ -11,7 +11,7 @@ tree = run.tree()
 photo = prototree.open_data(sys.argv[1]).test[0].path
 answer = prototree.ask(tree, photo)
 for turn in answer.path:
-    nearer = turn.node if turn.rather is None else turn.rather  # a choice names the nearer of its two patches
+    nearer = turn.node if turn.rather is None else turn.rather  # a pairwise node names the nearer of its two patches
     if source := tree.sources[nearer]:
         word = "like" if turn.present or turn.rather is not None else "unlike"
         print(f"{word} the patch {source.patch} of {source.image} ({turn.p_right:.0%} right)")

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from browser_pages import browser, open_page
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.core.model import ProtoTree
+from prototree.core.topology import Topology
 from prototree.data import ImageData, open_data
 from prototree.evaluation import plots
-from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.pipeline import results
-from prototree.tree.model import ProtoTree
-from prototree.tree.topology import Topology
 
 __all__ = ["browser", "open_page"]  # fixtures
 
@@ -31,9 +31,10 @@ settings.load_profile("patient")
 # Begun first, the longest of them before the others, so that in the end no process waits for a long file of another.
 LONG_FILES = (
     "test_kills", "test_documents", "test_every_setting", "test_distributed", "test_run", "test_report_browser",
-    "test_web_browser", "test_warm", "test_several", "test_reproduction", "test_relearning", "test_full_disk",
-    "test_web", "test_web_learning", "test_examples", "test_hostile_requests", "test_mending", "test_sklearn_estimator",
-    "test_sharing", "test_report_pages", "test_explain", "test_cli", "test_onnx_export", "test_hub", "test_checkpoint",
+    "test_app_browser", "test_distill", "test_sweep", "test_reproduction", "test_finetuning", "test_full_disk",
+    "test_app", "test_app_finetuning", "test_examples", "test_hostile_requests", "test_session",
+    "test_sklearn_estimator",
+    "test_fraction", "test_report_pages", "test_explain", "test_cli", "test_onnx_export", "test_hub", "test_checkpoint",
 )  # fmt: skip
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -120,7 +121,7 @@ def random_maps(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> t
 @pytest.fixture(scope="session")
 def tiny_backbone() -> Backbone:
     torch.manual_seed(0)
-    return Backbone("resnet18", None, image_size=64, level=-2)
+    return Backbone("resnet18", None, image_size=64, feature_level=-2)
 
 
 @pytest.fixture

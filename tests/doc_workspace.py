@@ -19,12 +19,12 @@ import numpy as np
 from PIL import Image
 
 from prototree.cli import app
-from prototree.mend.session import open_session
-from tiny_training import TINY, TINY_WARM
+from prototree.editing.session import open_session
+from tiny_training import TINY, TINY_DISTILL
 
 ROOT = Path(__file__).parents[1]
 COLOURS = {"bluebird": (50, 60, 200), "cardinal": (200, 40, 40), "greenfinch": (40, 180, 60)}
-QUICK = {**TINY_WARM, "head_epochs": 3, "epochs": 3, "pretrain_epochs": 1, "views": 2, "hold_out": 0}
+QUICK = {**TINY_DISTILL, "head_epochs": 3, "epochs": 3, "pretrain_epochs": 1, "views": 2, "hold_out": 0}
 _NOT_RUN = "<!-- not run:"
 _KEPT: dict[tuple[str, ...], Path] = {}
 _KEPT_IN = Path(tempfile.mkdtemp(prefix="prototree-documents-"))
@@ -50,7 +50,7 @@ def write_photos(root: Path) -> None:
         photo(root / "holiday" / f"{name}.png", colour)
     photo(root / "holiday" / "nothing.png", None)
     photo(root / "bird.jpg", COLOURS["bluebird"])
-    photo(root / "strangers" / "noise.png", None)
+    photo(root / "ood" / "noise.png", None)
     rows = [
         f"{path.relative_to(root)},{path.parent.name},{path.parent.parent.name}"
         for path in sorted((root / "photos").rglob("*.png"))
@@ -120,8 +120,8 @@ def _run_prototree(words: list[str], given: str) -> None:
         words = [*words, *_quick_settings(words)]
     elif words[:2] == ["data", "birds"]:
         words = [*words, "--species", "3", "--train", "8", "--test", "4"]
-    elif words[0] == "relearn" and not Path(words[1]).exists():  # what the page has people save in the browser
-        open_session(words[1].removesuffix("-mended-1")).save()
+    elif words[0] == "finetune" and not Path(words[1]).exists():  # what the page has people save in the browser
+        open_session(words[1].removesuffix("-edited-1")).save()
     before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(given.encode()))
     try:
         code = app(words, standalone_mode=False)
@@ -143,7 +143,7 @@ def _run_once(words: list[str], place: Path) -> None:
 
 def _quick_settings(words: list[str]) -> list[str]:
     """Settings that are appended; those that the document itself gives win."""
-    is_paper = words[0] == "reproduce" or "cub" in words
+    is_paper = words[0] == "reproduce" or "paper-cub" in words
     chosen = dict(TINY, threshold=0.34, epochs=2) if is_paper else dict(QUICK)
     chosen.pop("recipe", None)
     if words[0] == "reproduce":

@@ -89,7 +89,7 @@ def _copy(job: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    import prototree.mend.relearning
+    import prototree.editing.finetuning
     import prototree.pipeline.fit
     import prototree.pipeline.reproduce  # noqa: F401
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from prototree.tree.topology import Topology
+from prototree.core.topology import Topology
 
 Right = Callable[[Tensor, Tensor, int], Tensor]
 """The probability of one map to go right at a node."""

@@ -7,6 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from prototree.backbones.geometry import Box
+from prototree.core.strategies import Strategy
+from prototree.core.topology import Topology
 from prototree.explain.records import (
     SPREAD_LIMITS,
     SPREAD_LINES,
@@ -31,10 +34,7 @@ from prototree.explain.records import (
     TreeExplanation,
     VoteExplanation,
 )
-from prototree.network.geometry import Box
-from prototree.report.words import Reading
-from prototree.tree.strategies import Strategy
-from prototree.tree.topology import Topology
+from prototree.report.text import Reading
 
 AWKWARD_NAMES = (
     '<script>alert("x")</script>',
@@ -115,7 +115,7 @@ def tree(
             note='long "beak" <b>' if number == 1 else "",
             spread=spread(seed + number % topology.n_nodes, question),
         )
-        for number in range(topology.n_nodes * (2 if question == "choice" else 1))
+        for number in range(topology.n_nodes * (2 if question == "pairwise" else 1))
     )
     return TreeExplanation(
         title="A tree <of> birds & more",
@@ -150,7 +150,7 @@ def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
     """One photo's ways to two leaves of a tree."""
     rules, n_classes = Reading(explained).rules, len(explained.class_names)
     strategies: tuple[Strategy, ...] = ("greedy", "max_path")
-    is_choice = explained.question == "choice"
+    is_choice = explained.question == "pairwise"
     photo = match(1000 + seed, n_classes)
 
     def seen(number: int, near: bool) -> SeenPatch:

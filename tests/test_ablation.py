@@ -10,7 +10,7 @@ import pytest
 from prototree.config import preset
 from prototree.data import open_data
 from prototree.data.birds.dataset import write_birds
-from prototree.training.recipes.warm import Warm
+from prototree.training.recipes.distill import Distill
 from prototree.training.shared_maps import maps_used
 from tiny_training import write_squares
 
@@ -19,9 +19,9 @@ QUICK = {
     "backbone": "resnet18",
     "weights": "none",
     "image_size": 32,
-    "level": -3,
-    "depth": 8,
-    "head_width": 8,
+    "feature_level": -3,
+    "prototype_dim": 8,
+    "head_hidden_dim": 8,
     "batch_size": 8,
     "views": 3,
     "head_epochs": 1,
@@ -50,7 +50,7 @@ def ablation() -> ModuleType:
 def test_every_row_changes_something_that_exists(ablation: ModuleType) -> None:
     for name, changes in ablation.ROWS.items():
         for key, value in changes.items():
-            config = preset("auto")
+            config = preset("default")
             assert config.changed({key: value}) != config, name
 
 
@@ -72,7 +72,7 @@ def test_rows_share_the_cache_and_finished_runs_stay(
     monkeypatch.setattr(ablation, "ROWS", {"the recipe": QUICK, "no margin": {**QUICK, "margin": 0.0}})
     data = ablation.held_out(open_data(write_squares(tmp_path / "data", train=5)), 0)
     runs = [ablation.one_run(data, tmp_path / "out", name, 0, 0) for name in ablation.ROWS]
-    assert [run.config.recipe.margin for run in runs] == [Warm.margin, 0.0]
+    assert [run.config.recipe.margin for run in runs] == [Distill.margin, 0.0]
     used = [set(maps_used(run.folder)) for run in runs]
     assert used[0] == used[1] == {path.name for path in (tmp_path / "out" / "prototree-maps").glob("*.f16")}
     row = ablation.table_row("no margin", runs)

@@ -40,7 +40,7 @@ def test_help_names_every_command_and_needs_no_torch() -> None:
     assert done.returncode == 0
     assert all(
         name in done.stdout
-        for name in ("train", "prune", "project", "evaluate", "report", "explain", "data", "predict", "pack", "tidy")
+        for name in ("train", "prune", "project", "evaluate", "report", "explain", "data", "predict", "pack", "clean")
     )
     code = "import sys, prototree.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -49,7 +49,7 @@ def test_help_names_every_command_and_needs_no_torch() -> None:
 def test_help_of_train_is_short_and_the_whole_of_it_lists_every_setting() -> None:
     short, whole = prototree("train", "--help").stdout, prototree("train", "--help-all").stdout
     assert "--seed: the same seed gives the same run" in short
-    assert "--lr-trunk" not in short
+    assert "--lr-backbone" not in short
     for kind in (Common, *RECIPES.values()):
         for one in kind.described():
             assert f"{one.option} ({one.values}" in whole
@@ -59,11 +59,11 @@ def test_help_of_train_is_short_and_the_whole_of_it_lists_every_setting() -> Non
 def test_help_tells_the_defaults_that_a_run_has() -> None:
     """Those of the preset that is taken, and of each other one that differs."""
     whole, page = whole_help(), settings_page()
-    assert "--image-size (a whole number from 16 to 4096; default 288; 224 with cars and cub and" in whole
+    assert "--image-size (a whole number from 16 to 4096; default 288; 128 with demo; 224 with paper-cars" in whole
     assert "--batch-size: " not in short_help()
-    assert "default 288; 224 with cars" in short_help()
-    assert "*Default:* `512`; `0` with cars and cub and" in page
-    used = preset("auto")
+    assert "default 288; 128 with demo; 224 with paper-cars" in short_help()
+    assert "*Default:* `512`; `256` with demo; `0` with paper-cars and paper-cub" in page
+    used = preset("default")
     for kind, settings in ((Common, used), (type(used.recipe), used.recipe)):
         for one in kind.described():
             value = getattr(settings, one.key)
@@ -132,10 +132,10 @@ def test_check_names_a_bad_photo_once_even_where_no_tree_can_be_trained(do: Comm
 @pytest.mark.parametrize("columns", [40, 80])
 def test_tables_are_never_cut_off(do: Commands, tmp_path: Path, columns: int) -> None:
     name = "a_folder_with_a_long_name/" * 6 + "photo.jpg"
-    image = {"image": name, "label": 0, "answer": 1, "node": 3, "went_right": True, "p_right": 0.5, "margin": 0.1}
-    write_json(tmp_path / "mistakes.json", {"strategy": "max_path", "nodes": [], "images": [image]})
+    image = {"image": name, "label": 0, "answer": 1, "node": 3, "goes_right": True, "p_right": 0.5, "margin": 0.1}
+    write_json(tmp_path / "errors.json", {"strategy": "max_path", "nodes": [], "images": [image]})
     write_json(tmp_path / "metrics.json", {"classes": ["Black-footed Albatross", "Laysan Albatross"]})
-    done = do.run("mistakes", tmp_path, columns=columns)
+    done = do.run("errors", tmp_path, columns=columns)
     assert any(name in line and "Laysan Albatross" in line for line in done.out.splitlines()), done.out
 
 
@@ -168,7 +168,10 @@ def test_version() -> None:
         (["train", "nowhere", "--out", "x", "--hieght", "3"], "error: unknown key 'hieght'; did you mean 'height'?"),
         (["train", "nowhere", "--out", "x", "--height"], "error: expected a value after --height"),
         (["train", "nowhere", "--out", "x", "height"], "error: expected a setting such as --seed 8, got 'height'"),
-        (["train", "nowhere", "--out", "x", "--preset", "cup"], "error: no preset 'cup'; expected auto, cars, cub"),
+        (
+            ["train", "nowhere", "--out", "x", "--preset", "cup"],
+            "error: no preset 'cup'; expected default, demo, paper-cars",
+        ),
         (["train", "nowhere", "--out", "x", "--stages", "dance"], "error: unknown stage 'dance'"),
         (["evaluate", "nowhere"], "error: expected a run in nowhere, but there is no config.toml"),
         (["data", "check", "nowhere"], "error: nowhere does not exist"),

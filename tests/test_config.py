@@ -11,8 +11,8 @@ from prototree.config import Config, preset, preset_names, read_config
 from prototree.errors import ConfigError
 from prototree.settings import Common
 from prototree.training.recipes import RECIPES
+from prototree.training.recipes.distill import Distill
 from prototree.training.recipes.paper import Paper, default_height
-from prototree.training.recipes.warm import Warm
 
 
 def recipe_of(config: Config) -> Paper:
@@ -21,23 +21,28 @@ def recipe_of(config: Config) -> Paper:
 
 
 def test_presets_hold_the_papers_tables() -> None:
-    cub, cars = preset("cub"), preset("cars")
-    assert {"auto", "cars", "cub", "demo"} <= set(preset_names())
+    cub, cars = preset("paper-cub"), preset("paper-cars")
+    assert {"default", "demo", "paper-cars", "paper-cub"} <= set(preset_names())
     own = recipe_of(cub)
-    assert (own.height, cub.depth, own.epochs, own.lr_trunk, cub.threshold) == (9, 256, 100, 1e-5, 0.01)
+    assert (own.height, cub.prototype_dim, own.epochs, own.lr_backbone, cub.threshold) == (9, 256, 100, 1e-5, 0.01)
     assert own.milestones == (60, 70, 80, 90, 100)
     own = recipe_of(cars)
-    assert (own.height, cars.depth, own.epochs, own.lr_trunk, cars.threshold) == (11, 128, 500, 2e-4, 0.01)
+    assert (own.height, cars.prototype_dim, own.epochs, own.lr_backbone, cars.threshold) == (11, 128, 500, 2e-4, 0.01)
     assert own.milestones == (250, 350, 400, 425, 450, 475, 500)
     for config in (cub, cars):
         own = recipe_of(config)
         assert (config.batch_size, config.image_size, own.freeze_epochs, own.gamma) == (64, 224, 30, 0.5)
-        assert (own.lr_prototypes, own.lr_tail, own.weight_decay) == (1e-3, 1e-3, 0)
-        assert (config.backbone, config.head_width, own.leaves, own.train_tail) == ("resnet50", 0, "interleaved", True)
+        assert (own.lr_prototypes, own.lr_last_block, own.weight_decay) == (1e-3, 1e-3, 0)
+        assert (config.backbone, config.head_hidden_dim, own.leaves, own.train_last_block) == (
+            "resnet50",
+            0,
+            "interleaved",
+            True,
+        )
     assert (cub.augment, cars.augment, cars.resize) == ("cub", "cars", 256)
 
 
-@pytest.mark.parametrize("name", ["auto", "demo", "cub", "cars"])
+@pytest.mark.parametrize("name", ["default", "demo", "paper-cub", "paper-cars"])
 def test_settings_go_to_toml_and_back(tmp_path: Path, name: str) -> None:
     config = preset(name).changed({"weights": 'a "b" \\ ü\n', "seed": 7, "weight_decay": 0.5})
     (tmp_path / "config.toml").write_text(config.to_toml())
@@ -45,11 +50,11 @@ def test_settings_go_to_toml_and_back(tmp_path: Path, name: str) -> None:
 
 
 def test_a_configuration_explains_itself() -> None:
-    text = preset("auto").to_toml()
-    for one in (*Common.described(), *Warm.described()):
+    text = preset("default").to_toml()
+    for one in (*Common.described(), *Distill.described()):
         assert f"{one.key} = " in text
         assert one.about.meaning in text
-    assert "[warm]" in text
+    assert "[distill]" in text
     assert "[paper]" not in text
 
 
@@ -59,9 +64,9 @@ def test_a_file_can_be_a_preset(tmp_path: Path) -> None:
 
 
 def test_text_is_read_as_what_the_setting_needs() -> None:
-    values = {"height": "8", "lr_tail": "1e-2", "milestones": "3,5 8", "compile": "yes", "seed": "4"}
+    values = {"height": "8", "lr_last_block": "1e-2", "milestones": "3,5 8", "compile": "yes", "seed": "4"}
     config = Config().changed(values)
-    assert config == Config(seed=4, recipe=Paper(height=8, lr_tail=0.01, milestones=(3, 5, 8), compile=True))
+    assert config == Config(seed=4, recipe=Paper(height=8, lr_last_block=0.01, milestones=(3, 5, 8), compile=True))
 
 
 @pytest.mark.parametrize(
@@ -72,15 +77,15 @@ def test_text_is_read_as_what_the_setting_needs() -> None:
         ({"height": "tall"}, "expected a whole number for height, got 'tall'"),
         ({"height": 2.5}, "expected a whole number for height, got 2.5"),
         ({"height": 21}, "expected height from 0 to 20, got 21"),
-        ({"lr_tail": "nan"}, "expected lr_tail from 0 to 100, got nan"),
+        ({"lr_last_block": "nan"}, "expected lr_last_block from 0 to 100, got nan"),
         ({"leaves": "magic"}, "expected one of 'interleaved', 'two_pass', 'gradient' for leaves, got 'magic'"),
         ({"compile": "perhaps"}, "expected true or false for compile, got 'perhaps'"),
         ({"milestones": "a"}, "expected whole numbers for milestones, got 'a'"),
         ({"milestones": [5, 3]}, "milestones in rising order"),
         ({"epochs": 0}, "expected epochs from 1 to"),
-        ({"recipe": "warm"}, "expected head_width of at least 1, got 0"),
-        ({"recipe": "cold"}, "expected one of 'paper', 'warm' for recipe, got 'cold'"),
-        ({"test_share": 1}, "expected test_share from 0.01 to 0.99, got 1"),
+        ({"recipe": "distill"}, "expected head_hidden_dim of at least 1, got 0"),
+        ({"recipe": "cold"}, "expected one of 'paper', 'distill' for recipe, got 'cold'"),
+        ({"test_fraction": 1}, "expected test_fraction from 0.01 to 0.99, got 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(values: dict[str, object], message: str) -> None:
@@ -89,72 +94,49 @@ def test_what_does_not_fit_is_refused(values: dict[str, object], message: str) -
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(("recipe", "meant"), [("warm", "rate"), ("paper", "lr_prototypes")])
+@pytest.mark.parametrize(("recipe", "meant"), [("distill", "rate"), ("paper", "lr_prototypes")])
 @pytest.mark.parametrize("key", ["learning_rate", "lr"])
 def test_the_learning_rate_that_people_mean_is_named(key: str, recipe: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
-        preset("auto").changed({"recipe": recipe, key: 0.1})
+        preset("default").changed({"recipe": recipe, key: 0.1})
 
 
 # In the default recipe these were once taken and ignored without a word.
 @pytest.mark.parametrize("name", ["height", "leaves", "teacher", "compile", "milestones", "gamma", "lr_prototypes"])
 def test_a_setting_that_the_recipe_does_not_use_is_refused_with_the_one_that_does(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{name}' is a setting of the recipe 'paper', which the recipe 'warm'"):
-        preset("auto").changed({name: Paper().values()[name]})
+    with pytest.raises(ConfigError, match=f"'{name}' is a setting of the recipe 'paper', which the recipe 'distill'"):
+        preset("default").changed({name: Paper().values()[name]})
     with pytest.raises(ConfigError, match="'paper' is a setting of the recipe 'paper'"):
-        preset("auto").changed({"paper": {name: Paper().values()[name]}})
+        preset("default").changed({"paper": {name: Paper().values()[name]}})
 
 
 def test_a_setting_of_another_recipe_goes_with_that_recipe() -> None:
-    config = preset("auto").changed({"recipe": "paper", "height": 5})
+    config = preset("default").changed({"recipe": "paper", "height": 5})
     assert recipe_of(config) == Paper(height=5)
     assert config.image_size == 288
 
 
 def test_presets_and_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no preset 'cup'; expected auto, cars, cub"):
+    with pytest.raises(ConfigError, match="no preset 'cup'; expected default, demo, paper-cars"):
         preset("cup")
     (tmp_path / "bad.toml").write_text("height = [")
     with pytest.raises(ConfigError, match=r"bad\.toml cannot be read as TOML"):
         preset(str(tmp_path / "bad.toml"))
     (tmp_path / "later.toml").write_text("version = 99\n")
-    with pytest.raises(ConfigError, match="has version 99, this program reads up to 2; update prototree"):
+    with pytest.raises(ConfigError, match="has version 99, this program reads up to 3; update prototree"):
         preset(str(tmp_path / "later.toml"))
 
 
-def test_a_configuration_of_the_first_version_is_read(tmp_path: Path) -> None:
-    older = """
-        backbone = "auto"
-        image_size = 288
-        train_tail = false
-        head_width = 512
-        height = 7
-        epochs = 3
-        freeze_epochs = 1000000
-        lr_prototypes = 0.001
-        lr_tail = 0.004
-        lr_trunk = 0.0002
-        milestones = []
-        leaves = "interleaved"
-        recipe = "warm"
-        start = ""
-        teacher = ""
-        cache_views = 4
-        seed = 2
-        compile = false
-    """
-    (tmp_path / "config.toml").write_text(older)
-    expected = Config(image_size=288, head_width=512, seed=2, recipe=Warm(views=4, rate=0.004, epochs=3))
-    assert read_config(tmp_path / "config.toml") == expected
-    older = 'recipe = "paper"\nheight = 7\nlr_tail = 0.004\nhead_width = 0\nhead_epochs = 0\n'
-    (tmp_path / "config.toml").write_text(older)
-    assert read_config(tmp_path / "config.toml") == Config(recipe=Paper(height=7, lr_tail=0.004))
+def test_a_configuration_of_an_earlier_version_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('version = 2\nrecipe = "warm"\n')
+    with pytest.raises(ConfigError, match="earlier version"):
+        read_config(tmp_path / "config.toml")
 
 
 def test_only_what_changes_the_result_decides_whether_a_run_can_be_continued() -> None:
-    config = preset("auto")
-    assert config.changed({"workers": 7, "save_minutes": 1, "strict": True}).identity() == config.identity()
-    for name, value in {"seed": 5, "margin": 0.2, "patch_share": 0.6, "tree_views": 5, "image_size": 64}.items():
+    config = preset("default")
+    assert config.changed({"workers": 7, "checkpoint_minutes": 1, "strict": True}).identity() == config.identity()
+    for name, value in {"seed": 5, "margin": 0.2, "patch_fraction": 0.6, "tree_views": 5, "image_size": 64}.items():
         assert config.changed({name: value}).identity() != config.identity(), name
 
 

@@ -40,7 +40,7 @@ RUN = [
     *sorted((DOCS / "how-to").glob("*.md")),
     DOCS / "concepts" / "recipes.md",
     DOCS / "explanations.md",
-    DOCS / "mending.md",
+    DOCS / "editing.md",
 ]
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
@@ -80,7 +80,7 @@ def workspace(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     folder = tmp_path / "here"
     shutil.copytree(template, folder)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("prototree.web.server.serve", lambda app, listening: start_and_stop(app))
+    monkeypatch.setattr("prototree.app.server.serve", lambda app, listening: start_and_stop(app))
     for name, value in (("CACHE", str(tmp_path / "hub")), ("OFFLINE", False), ("DISABLE_XET", True)):
         monkeypatch.setattr(f"huggingface_hub.constants.HF_HUB_{name}", value)
     with serving() as hub:
@@ -136,7 +136,7 @@ def test_files_that_pages_name_exist() -> None:
     for page in PAGES:
         for name in re.findall(r"`((?:src|tests|examples|benchmarks)/[\w/]+\.\w+)", page.read_text()):
             assert (ROOT / name).exists(), f"{page.name} names {name}"
-        for name in re.findall(r"`((?:tree|training|data|explain|mend|network|pipeline)/\w+\.py)`", page.read_text()):
+        for name in re.findall(r"`((?:tree|training|data|explain|edit|network|pipeline)/\w+\.py)`", page.read_text()):
             assert (ROOT / "src" / "prototree" / name).exists(), f"{page.name} names {name}"
 
 
@@ -148,12 +148,12 @@ def test_every_public_name_has_an_example_and_is_in_the_reference() -> None:
 
 
 VERSIONS = {
-    "`tree.json`": "tree.checkpoint.VERSION",
+    "`tree.json`": "core.checkpoint.VERSION",
     "`config.toml`": "config.VERSION",
     "`metrics.json`": "run.METRICS_VERSION",
-    "`history.json`": "mend.edits._VERSION",
+    "`history.json`": "editing.edits._VERSION",
     "`prototypes/prototypes.json`": "explain.prototype_pictures._VERSION",
-    "descriptions of feature maps": "training.filling.VERSION",
+    "descriptions of feature maps": "training.extract.VERSION",
 }
 
 
@@ -185,7 +185,7 @@ def test_words_that_stop_readers_are_gone(riddle: str) -> None:
 def explained_names() -> dict[str, object]:
     """What the examples in docstrings take as given: a random tree of three classes, and a batch of maps."""
     torch.manual_seed(0)
-    features = prototree.FeatureExtractor(prototree.Backbone("resnet18", None, image_size=64), depth=16)
+    features = prototree.FeatureExtractor(prototree.Backbone("resnet18", None, image_size=64), prototype_dim=16)
     tree = prototree.ProtoTree(prototree.Topology.full(height=2), features, ["cat", "dog", "owl"]).eval()
     tree.leaf_logits.data = torch.tensor([[9.0, 0, 0], [0, 9, 0], [0, 0, 9], [0, 0, 0]])
     paths = sorted(str(path) for path in Path("photos/train").rglob("*.png"))
@@ -194,7 +194,7 @@ def explained_names() -> dict[str, object]:
     return names | batch | {"tree": tree, "torch": torch, "np": np, "prototree": prototree, "paths": paths}
 
 
-HEAVY = {"Session", "open_session", "fit", "ProtoTreeClassifier", "redo", "write_report"}
+HEAVY = {"EditSession", "open_session", "fit", "ProtoTreeClassifier", "rerun", "write_report"}
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
 READER = [  # words that a reader types, the page that answers, and among how many of the first results it must be
     ("own photos", "how-to/train.html", 6),
     ("wrong answer", "how-to/explain.html", 6),
-    ("mend", "how-to/mend.html", 6),
+    ("edit", "how-to/edit.html", 6),
     ("predict folder csv", "how-to/predict.html", 1),
     ("export onnx", "how-to/onnx.html", 1),
     ("sharpness", "settings.html", 1),

@@ -15,8 +15,8 @@ SOURCE = Path(prototree.__file__).parent
 # From the ground up, a floor each: a room may import only from its own floor and from those below.
 FLOORS = [
     {"_version", "errors", "files", "progress", "settings", "threads"},
-    {"network"},
-    {"tree"},
+    {"backbones"},
+    {"core"},
     {"data"},
     {"training"},
     {"evaluation"},
@@ -25,9 +25,9 @@ FLOORS = [
     {"explain"},
     {"pipeline"},
     {"report"},
-    {"exchange"},
-    {"mend"},
-    {"web"},
+    {"integrations"},
+    {"editing"},
+    {"app"},
     {"cli", "__main__"},
 ]
 
@@ -64,11 +64,11 @@ def test_folders_say_what_they_are_for() -> None:
 
 
 PUBLIC = """
-__version__ Answer Backbone Config DecisionExplanation Decisions Ensemble FeatureExtractor ImageData Metrics
-Path Prediction Preprocessing ProtoTree ProtoTreeClassifier ProtoTreeError PrototypeSource Routed Run Session Topology
-TreeExplanation ask combine cross_validate evaluate evaluate_parts explain_image explain_tree export_onnx fit fit_seeds
-import_reference load meet_strangers open_data open_session pack predict predict_each preset project prune push redo
-relearn reproduce save show tidy write_decision write_report
+Answer Backbone Config DecisionExplanation EditSession Ensemble FeatureExtractor ImageData Metrics Path Prediction
+Preprocessing ProtoTree ProtoTreeClassifier ProtoTreeError PrototypeSource Run Topology TreeExplanation TreeOutput
+TreePrediction __version__ ask clean cross_validate evaluate evaluate_ensemble evaluate_ood evaluate_parts
+explain_image explain_tree export_onnx finetune fit fit_seeds import_reference load open_data open_session pack
+predict predict_each preset project prune push reproduce rerun save show write_decision write_report
 """
 
 
@@ -98,7 +98,7 @@ def test_torchvision_operators_are_declared_only_where_its_import_fails(tmp_path
     (tmp_path / "torchvision" / "__init__.py").write_text(body)
     result = run(
         """
-        import prototree.network.torchvision_guard as guard, torch, torchvision
+        import prototree.backbones.torchvision_guard as guard, torch, torchvision
         print(guard._declared, hasattr(torch.ops.torchvision, "nms"))
         """,
         tmp_path,
@@ -109,7 +109,7 @@ def test_torchvision_operators_are_declared_only_where_its_import_fails(tmp_path
 
 def test_another_failure_of_torchvision_is_not_hidden(tmp_path: Path) -> None:
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('broken in another way')")
-    result = run("import prototree.network.torchvision_guard", tmp_path)
+    result = run("import prototree.backbones.torchvision_guard", tmp_path)
     assert "broken in another way" in result.stderr
 
 
@@ -119,7 +119,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 def test_transforms_and_models_import_here() -> None:
     result = run(
-        "import prototree.network.torchvision_guard, timm; from torchvision.transforms import v2; print(v2.Resize(8))"
+        "import prototree.backbones.torchvision_guard, timm; from torchvision.transforms import v2; print(v2.Resize(8))"
     )
     assert result.returncode == 0, result.stderr
 
@@ -135,7 +135,7 @@ def test_public_names_stay_what_they_are_when_rooms_are_imported() -> None:
     assert result.stdout.strip() == "True", result.stderr
 
 
-@pytest.mark.parametrize("first", ["", "import prototree.explain.records, prototree.report.words"])
+@pytest.mark.parametrize("first", ["", "import prototree.explain.records, prototree.report.text"])
 def test_packages_with_the_name_of_a_verb_can_be_called(first: str) -> None:
     """And stay packages, whichever was asked for first."""
     result = run(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from prototree.pipeline.sharing import pack
-from tiny_mending import tiny_run
+from prototree.pipeline.share import pack
+from tiny_editing import tiny_run
 
 ROOT = Path(__file__).parents[1]
 

@@ -20,7 +20,7 @@ def after(code: str, **chosen: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_waiting_threads_sleep_and_torch_hears_of_it() -> None:
-    done = after("import prototree.network.backbone" + SAY, OMP_DISPLAY_ENV="true")
+    done = after("import prototree.backbones.backbone" + SAY, OMP_DISPLAY_ENV="true")
     assert done.stdout.strip() == "passive"
     if "OMP_WAIT_POLICY" not in done.stderr:
         pytest.skip("this torch's OpenMP does not say what it has read")

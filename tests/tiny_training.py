@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from prototree.backbones.backbone import FeatureExtractor
+from prototree.backbones.geometry import Box
 from prototree.data import open_data
 from prototree.data.loading import BatchOrder, Entry, Shard, ViewDataset
 from prototree.data.views import View
-from prototree.network.backbone import FeatureExtractor
-from prototree.network.geometry import Box
 from prototree.run import Run
-from prototree.training.maps import Inputs
+from prototree.training.feature_cache import Inputs
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 180, 60), "blue": (50, 60, 200)}
 
@@ -24,32 +24,32 @@ NETWORK = "test_efficientnet"
 # A schedule for which a whole run takes seconds.
 TINY = {
     "recipe": "paper",
-    "train_tail": True,
-    "head_width": 0,
+    "train_last_block": True,
+    "head_hidden_dim": 0,
     "cache_views": 0,
     "backbone": NETWORK,
     "weights": "none",
     "image_size": 32,
-    "level": -3,
-    "depth": 8,
+    "feature_level": -3,
+    "prototype_dim": 8,
     "height": 3,
     "batch_size": 8,
     "epochs": 3,
     "freeze_epochs": 1,
-    "lr_trunk": 1e-3,
+    "lr_backbone": 1e-3,
     "augment": "light",
     "workers": 0,
 }
 
 
-# The same for the recipe warm.
-TINY_WARM = {
+# The same for the recipe distill.
+TINY_DISTILL = {
     "backbone": NETWORK,
     "weights": "none",
     "image_size": 32,
-    "level": -3,
-    "depth": 16,
-    "head_width": 16,
+    "feature_level": -3,
+    "prototype_dim": 16,
+    "head_hidden_dim": 16,
     "batch_size": 8,
     "views": 3,
     "pretrain_epochs": 4,

@@ -16,91 +16,91 @@ choose_waiting()  # before anything imports torch
 keep_memory()
 
 if TYPE_CHECKING:
+    from prototree.backbones.backbone import Backbone, FeatureExtractor
+    from prototree.backbones.preprocessing import Preprocessing
     from prototree.config import Config, preset
+    from prototree.core.checkpoint import load, save
+    from prototree.core.ensemble import Ensemble
+    from prototree.core.model import ProtoTree, PrototypeSource, TreeOutput, TreePrediction
+    from prototree.core.pruning import prune
+    from prototree.core.routing import Path
+    from prototree.core.topology import Topology
     from prototree.data import ImageData, open_data
+    from prototree.editing.finetuning import finetune
+    from prototree.editing.session import EditSession, open_session
     from prototree.errors import ProtoTreeError
     from prototree.evaluation.metrics import Metrics
-    from prototree.exchange.hub_push import push
-    from prototree.exchange.onnx_export import export_onnx
-    from prototree.exchange.reference import import_reference
-    from prototree.exchange.sklearn_estimator import ProtoTreeClassifier
     from prototree.explain.answers import Answer, ask
     from prototree.explain.decisions import explain_image
     from prototree.explain.predictions import Prediction, predict, predict_each
     from prototree.explain.records import DecisionExplanation, TreeExplanation
-    from prototree.explain.whole_tree import explain_tree
-    from prototree.mend.relearning import relearn
-    from prototree.mend.session import Session, open_session
-    from prototree.network.backbone import Backbone, FeatureExtractor
-    from prototree.network.preprocessing import Preprocessing
-    from prototree.pipeline.fit import combine, evaluate, fit, redo
+    from prototree.explain.tree import explain_tree
+    from prototree.integrations.hub_push import push
+    from prototree.integrations.onnx_export import export_onnx
+    from prototree.integrations.reference import import_reference
+    from prototree.integrations.sklearn_estimator import ProtoTreeClassifier
+    from prototree.pipeline.fit import evaluate, evaluate_ensemble, fit, rerun
+    from prototree.pipeline.ood import evaluate_ood
     from prototree.pipeline.parts import evaluate_parts
     from prototree.pipeline.reproduce import reproduce
-    from prototree.pipeline.several import cross_validate, fit_seeds
-    from prototree.pipeline.sharing import pack, tidy
-    from prototree.pipeline.strangers import meet_strangers
+    from prototree.pipeline.share import clean, pack
+    from prototree.pipeline.sweep import cross_validate, fit_seeds
     from prototree.report.notebook import show
     from prototree.report.writing import write_decision, write_report
     from prototree.run import Run
     from prototree.training.projection import project
-    from prototree.tree.checkpoint import load, save
-    from prototree.tree.ensemble import Ensemble
-    from prototree.tree.model import Decisions, ProtoTree, PrototypeSource, Routed
-    from prototree.tree.pruning import prune
-    from prototree.tree.routing import Path
-    from prototree.tree.topology import Topology
 
 # Public name → the module it lives in. Loaded on first use: importing torch takes seconds, `prototree --help` none.
 _HOMES = {
     "Answer": "explain.answers",
-    "Backbone": "network.backbone",
+    "Backbone": "backbones.backbone",
     "Config": "config",
     "DecisionExplanation": "explain.records",
-    "Decisions": "tree.model",
-    "Ensemble": "tree.ensemble",
-    "FeatureExtractor": "network.backbone",
+    "EditSession": "editing.session",
+    "Ensemble": "core.ensemble",
+    "FeatureExtractor": "backbones.backbone",
     "ImageData": "data",
     "Metrics": "evaluation.metrics",
-    "Path": "tree.routing",
+    "Path": "core.routing",
     "Prediction": "explain.predictions",
-    "Preprocessing": "network.preprocessing",
-    "ProtoTree": "tree.model",
-    "ProtoTreeClassifier": "exchange.sklearn_estimator",
+    "Preprocessing": "backbones.preprocessing",
+    "ProtoTree": "core.model",
+    "ProtoTreeClassifier": "integrations.sklearn_estimator",
     "ProtoTreeError": "errors",
-    "PrototypeSource": "tree.model",
-    "Routed": "tree.model",
+    "PrototypeSource": "core.model",
     "Run": "run",
-    "Session": "mend.session",
-    "Topology": "tree.topology",
+    "Topology": "core.topology",
     "TreeExplanation": "explain.records",
+    "TreeOutput": "core.model",
+    "TreePrediction": "core.model",
     "ask": "explain.answers",
-    "combine": "pipeline.fit",
-    "cross_validate": "pipeline.several",
+    "evaluate_ensemble": "pipeline.fit",
+    "cross_validate": "pipeline.sweep",
     "evaluate": "pipeline.fit",
+    "evaluate_ood": "pipeline.ood",
     "evaluate_parts": "pipeline.parts",
     "explain_image": "explain.decisions",
-    "explain_tree": "explain.whole_tree",
-    "export_onnx": "exchange.onnx_export",
+    "explain_tree": "explain.tree",
+    "export_onnx": "integrations.onnx_export",
+    "finetune": "editing.finetuning",
     "fit": "pipeline.fit",
-    "fit_seeds": "pipeline.several",
-    "import_reference": "exchange.reference",
-    "load": "tree.checkpoint",
-    "meet_strangers": "pipeline.strangers",
+    "fit_seeds": "pipeline.sweep",
+    "import_reference": "integrations.reference",
+    "load": "core.checkpoint",
     "open_data": "data",
-    "open_session": "mend.session",
-    "pack": "pipeline.sharing",
+    "open_session": "editing.session",
+    "pack": "pipeline.share",
     "predict": "explain.predictions",
     "predict_each": "explain.predictions",
     "preset": "config",
     "project": "training.projection",
-    "prune": "tree.pruning",
-    "push": "exchange.hub_push",
-    "redo": "pipeline.fit",
-    "relearn": "mend.relearning",
+    "prune": "core.pruning",
+    "push": "integrations.hub_push",
+    "rerun": "pipeline.fit",
     "reproduce": "pipeline.reproduce",
-    "save": "tree.checkpoint",
+    "save": "core.checkpoint",
     "show": "report.notebook",
-    "tidy": "pipeline.sharing",
+    "clean": "pipeline.share",
     "write_decision": "report.writing",
     "write_report": "report.writing",
 }
@@ -112,7 +112,7 @@ __all__ = [
     "Backbone",
     "Config",
     "DecisionExplanation",
-    "Decisions",
+    "EditSession",
     "Ensemble",
     "FeatureExtractor",
     "ImageData",
@@ -124,25 +124,27 @@ __all__ = [
     "ProtoTreeClassifier",
     "ProtoTreeError",
     "PrototypeSource",
-    "Routed",
     "Run",
-    "Session",
     "Topology",
     "TreeExplanation",
+    "TreeOutput",
+    "TreePrediction",
     "__version__",
     "ask",
-    "combine",
+    "clean",
     "cross_validate",
     "evaluate",
+    "evaluate_ensemble",
+    "evaluate_ood",
     "evaluate_parts",
     "explain_image",
     "explain_tree",
     "export_onnx",
+    "finetune",
     "fit",
     "fit_seeds",
     "import_reference",
     "load",
-    "meet_strangers",
     "open_data",
     "open_session",
     "pack",
@@ -152,12 +154,10 @@ __all__ = [
     "project",
     "prune",
     "push",
-    "redo",
-    "relearn",
     "reproduce",
+    "rerun",
     "save",
     "show",
-    "tidy",
     "write_decision",
     "write_report",
 ]

@@ -18,10 +18,10 @@ from prototree.settings import Common, Settings, unknown_key
 from prototree.training.recipes import RECIPES, Recipe
 from prototree.training.recipes.paper import Paper
 
-AUTO_PRESET = "auto"
+DEFAULT_PRESET = "default"
 _LEARNING_RATE = ("learning_rate", "learningrate", "lr")  # as people call it elsewhere
 _RATES = ("rate", "lr_prototypes")  # what they mean, in a recipe that has it
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Config(Common):
     """All settings of a run. For some of them 0 means: derived from the data.
 
     Examples:
-        >>> preset("auto").changed({"seed": 1, "views": 4}).recipe.views
+        >>> preset("default").changed({"seed": 1, "views": 4}).recipe.views
         4
     """
 
@@ -68,7 +68,7 @@ def preset(name: str) -> Config:
     """A preset by name, or a TOML file by path.
 
     Examples:
-        >>> preset("cub").recipe.height
+        >>> preset("paper-cub").recipe.height
         9
     """
     if name in preset_names():
@@ -97,9 +97,13 @@ def _packaged(name: str) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> Config:
-    """The `config.toml` of a run, also of one that an earlier version wrote."""
+    """The `config.toml` of a run."""
     version, values = _values_in(path)
-    return Config().changed(_from_first_version(values) if version == 1 else values)
+    if version != VERSION:
+        raise ConfigError(
+            f"{path} was written by an earlier version of prototree, whose settings had other names; train it again"
+        )
+    return Config().changed(values)
 
 
 def _values_in(path: Path) -> tuple[int, dict[str, Any]]:
@@ -112,14 +116,6 @@ def _values_in(path: Path) -> tuple[int, dict[str, Any]]:
     if not isinstance(version, int) or version > VERSION:
         raise ConfigError(f"{path} has version {version!r}, this program reads up to {VERSION}; update prototree")
     return version, values
-
-
-def _from_first_version(values: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings stood flatly there, also those that the recipe ignored."""
-    recipe = _recipe_named(values.get("recipe", Paper.name))
-    renamed = {recipe.older_names.get(key, key): value for key, value in values.items()}
-    known = {*Common.names(), *recipe.names(), "recipe"}
-    return {key: value for key, value in renamed.items() if key in known}
 
 
 def _recipe_named(name: Any) -> type[Recipe]:

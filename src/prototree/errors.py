@@ -69,11 +69,11 @@ class TrainError(ProtoTreeError):
     """Training that cannot start or go on."""
 
 
-class MendError(ProtoTreeError):
+class EditError(ProtoTreeError):
     """An edit of a tree by hand that cannot be made."""
 
 
-class ConflictError(MendError):
+class ConflictError(EditError):
     """An edit of a state that somebody else has changed meanwhile."""
 
 

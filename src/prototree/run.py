@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from prototree.config import Config, read_config
+from prototree.core import archive, checkpoint
+from prototree.core.model import ProtoTree
 from prototree.data import ImageData, is_here, open_data
 from prototree.errors import CheckpointError, ConfigError, DataError
-from prototree.evaluation.stored import METRICS, METRICS_VERSION, read_metrics
+from prototree.evaluation.schema import METRICS, METRICS_VERSION, read_metrics
 from prototree.files import read_json, write_json
 from prototree.training import distributed
-from prototree.tree import archive, checkpoint
-from prototree.tree.model import ProtoTree
 
 log = logging.getLogger(__name__)
 
-__all__ = ["CONFIG", "METRICS", "METRICS_VERSION", "MISTAKES", "NOTES", "PICTURES", "RESULTS", "Run"]
+__all__ = ["CONFIG", "ERRORS", "METRICS", "METRICS_VERSION", "NOTES", "PICTURES", "RESULTS", "Run"]
 
-CONFIG, NOTES, MISTAKES, PICTURES = "config.toml", "notes.json", "mistakes.json", "prototypes"
+CONFIG, NOTES, ERRORS, PICTURES = "config.toml", "notes.json", "errors.json", "prototypes"
 RESULTS = "results.md"  # the last file that a run writes
 
 
@@ -153,7 +153,7 @@ class Run:
         config = self.config
         fold = config.fold if str(source) == self.metrics.get("source") else ""  # other data is not divided
         with distributed.one_after_the_other():  # the first may have to draw or to scan it
-            return open_data(source, test_share=config.test_share, strict=config.strict, fold=fold)
+            return open_data(source, test_fraction=config.test_fraction, strict=config.strict, fold=fold)
 
     def _with_own_classes(self, data: ImageData, source: str | Path) -> ImageData:
         if data.class_names != self.tree().class_names:

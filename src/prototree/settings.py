@@ -152,7 +152,7 @@ class Common(Settings):
         group=_NETWORK,
         often=True,
     )
-    level: int = setting(
+    feature_level: int = setting(
         -1,
         "which feature map: -1 is the last, -2 a finer one, and so on",
         touch="What matters in your photos is small: with -2 a patch has half the side.",
@@ -177,7 +177,7 @@ class Common(Settings):
         low=0,
         high=4096,
     )
-    depth: int = setting(
+    prototype_dim: int = setting(
         256,
         "numbers per cell of a prototype (D)",
         touch="Rarely; 128 was worse on birds.",
@@ -185,7 +185,7 @@ class Common(Settings):
         low=1,
         high=65536,
     )
-    head_width: int = setting(
+    head_hidden_dim: int = setting(
         0,
         "width of a hidden layer between the feature map and the prototypes; 0: none, as in the paper",
         touch="Smaller for a faster head, larger for many classes.",
@@ -199,7 +199,7 @@ class Common(Settings):
         touch="none if the label depends on colour or orientation.",
         group=_DATA,
     )
-    test_share: float = setting(
+    test_fraction: float = setting(
         0.2,
         "share of the photos kept for testing if the data has no split of its own",
         touch="You have few photos, or very many.",
@@ -255,7 +255,7 @@ class Common(Settings):
         low=0,
         high=0.999,
     )
-    constrain_classes: bool = setting(
+    project_within_class: bool = setting(
         True,
         "projection takes patches only from classes below the node (Eq. S1), not from any class (Eq. 6)",
         touch="You want to compare the two.",
@@ -290,7 +290,7 @@ class Common(Settings):
         group=_MACHINE,
         free=True,
     )
-    save_minutes: float = setting(
+    checkpoint_minutes: float = setting(
         10.0,
         "minutes between saved states, from which an interrupted run can continue",
         touch="The disk is slow: more. You want to lose less after a crash: fewer.",
@@ -302,8 +302,11 @@ class Common(Settings):
 
     def identity(self) -> dict[str, Any]:
         values = super().identity()
-        for key, usual in (("fold", ""), ("engine", "auto")):  # runs of earlier versions, continued, do not know them
-            if values[key] == usual:
+        for key, distance_p95 in (
+            ("fold", ""),
+            ("engine", "auto"),
+        ):  # runs of earlier versions, continued, do not know them
+            if values[key] == distance_p95:
                 del values[key]
         return values
 

@@ -23,7 +23,7 @@ from prototree.data.duplicates import (
     perceptual_hash,
     warn_of_copies,
 )
-from prototree.data.given import write_given
+from prototree.data.in_memory import write_given
 from prototree.pipeline.fit import fit, share_maps
 from prototree.progress import Observer
 from tiny_training import TINY, write_squares
@@ -218,7 +218,7 @@ def test_a_warning_before_several_runs(squares: Path, tmp_path: Path, caplog: py
     from prototree.config import preset
 
     shutil.copy(squares / "train/red/0.png", squares / "test/red/again.png")
-    share_maps(preset("auto").changed(TINY), squares, tmp_path, Observer())
+    share_maps(preset("default").changed(TINY), squares, tmp_path, Observer())
     assert "1 image is in training and test" in caplog.text
 
 

@@ -22,8 +22,8 @@ def test_natural_order() -> None:
 )
 def test_split_properties(counts: list[int], share: float, seed: int) -> None:
     labels = [str(label) for label, count in enumerate(counts) for _ in range(count)]
-    in_test = split_classes(labels, test_share=share, seed=seed)
-    assert in_test == split_classes(labels, test_share=share, seed=seed)
+    in_test = split_classes(labels, test_fraction=share, seed=seed)
+    assert in_test == split_classes(labels, test_fraction=share, seed=seed)
     for label, count in enumerate(counts):
         n_test = sum(test for test, name in zip(in_test, labels, strict=True) if name == str(label))
         if count == 1:
@@ -34,15 +34,15 @@ def test_split_properties(counts: list[int], share: float, seed: int) -> None:
 
 
 def test_split_of_a_class_does_not_depend_on_the_others() -> None:
-    alone = split_classes(["a"] * 20, test_share=0.3, seed=1)
-    assert split_classes(["a"] * 20 + ["b"] * 5, test_share=0.3, seed=1)[:20] == alone
-    assert split_classes(["a"] * 20, test_share=0.3, seed=2) != alone
+    alone = split_classes(["a"] * 20, test_fraction=0.3, seed=1)
+    assert split_classes(["a"] * 20 + ["b"] * 5, test_fraction=0.3, seed=1)[:20] == alone
+    assert split_classes(["a"] * 20, test_fraction=0.3, seed=2) != alone
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 20.0])
 def test_impossible_share(share: float) -> None:
     with pytest.raises(ConfigError, match="test share between 0 and 1"):
-        split_classes(["a"], test_share=share, seed=0)
+        split_classes(["a"], test_fraction=share, seed=0)
 
 
 def test_one_folder_of_classes(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from data_files import smooth_photo, write_classes
 from prototree.data import look_at_data, open_data
-from prototree.data.check import render, summarise
 from prototree.data.folder import read_folder
 from prototree.data.ignored import describe_others, describe_unread
+from prototree.data.summary import render, summarise
 from prototree.errors import DataError
 
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_files import smooth_photo, write_cub
+from prototree.backbones.geometry import Box
+from prototree.backbones.preprocessing import Preprocessing
 from prototree.data import ImageData, Sample, open_data
-from prototree.data.augment import augmentation, to_input
 from prototree.data.images import read_photo
 from prototree.data.loading import Batch, BatchOrder, Item, Loader, Shard, ViewDataset, derived_seed, make_loader
+from prototree.data.transforms import augmentation, to_input
 from prototree.data.views import FULL, View, evaluation_views, projection_views, training_views
 from prototree.errors import ConfigError, DataError
-from prototree.network.geometry import Box
-from prototree.network.preprocessing import Preprocessing
 
 SMALL = Preprocessing(size=24, resize=28)
 TWO_VIEWS = (FULL, View("left", Box(0.0, 0.0, 20.0, 30.0)))

@@ -10,7 +10,7 @@ from PIL import Image
 from data_files import write_classes
 from prototree.data import open_data
 from prototree.data.duplicates import exact_copies
-from prototree.data.given import write_given
+from prototree.data.in_memory import write_given
 from prototree.errors import DataError
 
 

@@ -19,7 +19,7 @@ def test_exported_names() -> None:
 
 
 def test_opening_data_does_not_import_torch() -> None:
-    code = "import sys, prototree.data, prototree.data.check; sys.exit('torch' in sys.modules)"
+    code = "import sys, prototree.data, prototree.data.summary; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -37,9 +37,9 @@ def test_finds_the_form(tmp_path: Path, as_type: type) -> None:
 
 def test_seed_and_share_reach_the_split(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 20, "b": 20})
-    data = open_data(tmp_path, test_share=0.5)
+    data = open_data(tmp_path, test_fraction=0.5)
     assert len(data.train) == len(data.test) == 20
-    assert open_data(tmp_path, test_share=0.5, seed=1) != data
+    assert open_data(tmp_path, test_fraction=0.5, seed=1) != data
 
 
 def test_missing_source(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_birds_are_drawn_on_first_use_unless_there_is_a_folder_of_that_name(
     monkeypatch.setattr(dataset, "write_birds", draw_few)
     data = open_data("birds")
     assert (data.kind, data.n_classes, len(data.train), len(data.test)) == ("cub", 12, 24, 12)
-    usual = {name: one.default for name, one in inspect.signature(write_birds).parameters.items()}
-    assert (usual["train_per_species"], usual["test_per_species"]) == (60, 20)
+    distance_p95 = {name: one.default for name, one in inspect.signature(write_birds).parameters.items()}
+    assert (distance_p95["train_per_species"], distance_p95["test_per_species"]) == (60, 20)
     assert data.root.is_relative_to(own_cache)
     assert open_data("birds").root == data.root
     assert named == [{"workers": 1}], "drawn once, as many as usual"

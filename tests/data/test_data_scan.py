@@ -6,13 +6,13 @@ import pytest
 from PIL import Image
 
 from data_files import smooth_photo, write_classes
+from prototree.backbones.geometry import Box
+from prototree.data.dataset import ImageData, Sample
 from prototree.data.folder import read_folder
 from prototree.data.images import check_header
-from prototree.data.samples import ImageData, Sample
 from prototree.data.scan import scan_files
 from prototree.errors import DataError
 from prototree.files import cache_folder
-from prototree.network.geometry import Box
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_files import four_colours, smooth_photo
+from prototree.backbones.preprocessing import Preprocessing
 from prototree.data import Box, ImageData, Part, Sample
 from prototree.data.views import (
     FULL,
@@ -22,7 +23,6 @@ from prototree.data.views import (
     training_views,
     varied_views,
 )
-from prototree.network.preprocessing import Preprocessing
 
 SAMPLE = Sample(Path("a.jpg"), 0, Box(100.0, 50.0, 200.0, 150.0), size=(400, 300))
 

@@ -4,12 +4,12 @@ import dataclasses
 import pytest
 import torch
 
+from prototree.core.confidence import Calibration
+from prototree.core.ensemble import Ensemble
+from prototree.core.model import ProtoTree, TreePrediction
+from prototree.core.nodes import Question, QuestionKind
 from prototree.errors import ConfigError, DataError
-from prototree.evaluation.ensembles import evaluate_ensemble
-from prototree.tree.ensemble import Ensemble
-from prototree.tree.model import Decisions, ProtoTree
-from prototree.tree.questions import Question, QuestionKind
-from prototree.tree.sureness import Sureness
+from prototree.evaluation.ensembles import ensemble_metrics
 
 
 @pytest.fixture
@@ -32,7 +32,10 @@ def test_probabilities_are_averaged_not_their_logarithms(trees: list[ProtoTree],
 
 def test_a_greedy_path_counts_as_much_as_its_tree_is_sure_of_it(trees: list[ProtoTree]) -> None:
     images = torch.rand(4, 3, 64, 64)
-    trees[1].sureness, trees[2].sureness = Sureness(0.0, 2.0), Sureness(0.0, -2.0)  # always 88 %, always 12 %
+    trees[1].calibration, trees[2].calibration = (
+        Calibration(0.0, 2.0),
+        Calibration(0.0, -2.0),
+    )  # always 88 %, always 12 %
     found = Ensemble(trees[1:]).class_probs(images, "greedy")
     sure, unsure = (tree.predict(images).class_probs("greedy") for tree in trees[1:])
     weight = torch.sigmoid(torch.tensor(2.0))
@@ -40,7 +43,7 @@ def test_a_greedy_path_counts_as_much_as_its_tree_is_sure_of_it(trees: list[Prot
 
 
 @pytest.mark.parametrize(
-    ("kind", "own", "in_vote"), [("choice", 8.0, 4.0), ("presence", 6.0, 3.0), ("presence", 1.5, 1.0)]
+    ("kind", "own", "in_vote"), [("pairwise", 8.0, 4.0), ("presence", 6.0, 3.0), ("presence", 1.5, 1.0)]
 )
 def test_in_a_vote_questions_are_half_as_sharp_but_alone_they_are_not(
     tiny_tree: ProtoTree, kind: QuestionKind, own: float, in_vote: float
@@ -81,12 +84,12 @@ def test_trees_that_do_not_fit_together_are_refused(trees: list[ProtoTree]) -> N
 
 def test_every_number_of_an_ensemble_by_a_slow_loop(trees: list[ProtoTree]) -> None:
     images, labels = torch.rand(9, 3, 64, 64, generator=torch.Generator().manual_seed(3)), torch.arange(9) % 5
-    found = evaluate_ensemble(Ensemble(trees), zip(images.split(4), labels.split(4), strict=True))
+    found = ensemble_metrics(Ensemble(trees), zip(images.split(4), labels.split(4), strict=True))
     each = [tree.predict(images) for tree in trees]
     assert found.n_images == 9
 
-    def weight(one: Decisions, strategy: str, i: int) -> float:
-        return float(one.sureness[i]) if strategy == "greedy" else 1.0
+    def weight(one: TreePrediction, strategy: str, i: int) -> float:
+        return float(one.confidence[i]) if strategy == "greedy" else 1.0
 
     for strategy in ("soft", "max_path", "greedy"):
         alone = [one.accuracy[strategy] for one in found.alone]
@@ -130,4 +133,4 @@ def test_the_same_backbone_runs_once_and_another_is_noticed(
 
 def test_an_ensemble_needs_photos(trees: list[ProtoTree]) -> None:
     with pytest.raises(DataError, match="at least one image"):
-        evaluate_ensemble(Ensemble(trees), [])
+        ensemble_metrics(Ensemble(trees), [])

@@ -9,15 +9,15 @@ import torch
 
 import oracle
 from conftest import random_maps
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.core.model import ProtoTree
+from prototree.core.pruning import prune
+from prototree.core.topology import Topology
 from prototree.errors import DataError
 from prototree.evaluation import plots
 from prototree.evaluation.metrics import Judged, evaluate, evaluate_all, measure
 from prototree.evaluation.tables import class_table, confusion_pairs
 from prototree.files import MAX_JSON_BYTES, read_json, write_json
-from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.tree.model import ProtoTree
-from prototree.tree.pruning import prune
-from prototree.tree.topology import Topology
 
 N, K = 40, 7
 
@@ -78,9 +78,9 @@ def test_every_metric_by_a_slow_loop(tree: ProtoTree, data: list[tuple[torch.Ten
             accuracy = statistics.fmean(float(said["soft"][i] == labels[i]) for i in inside)
             confidence = statistics.fmean(y_hat[i].max().item() for i in inside)
             error += len(inside) / N * abs(accuracy - confidence)
-    assert found.calibration_error == pytest.approx(error, abs=1e-6)
-    assert found.leaf_maxima == pytest.approx([row.max().item() for row in sigma])
-    assert sum(found.leaf_histogram) == found.n_leaves == topology.n_leaves
+    assert found.ece == pytest.approx(error, abs=1e-6)
+    assert found.leaf_max_probs == pytest.approx([row.max().item() for row in sigma])
+    assert sum(found.leaf_max_hist) == found.n_leaves == topology.n_leaves
     assert (found.n_images, found.n_prototypes) == (N, topology.n_nodes)
     assert json.loads(json.dumps(found.to_json()))["accuracy"] == found.accuracy
 
@@ -107,7 +107,7 @@ def test_a_single_leaf_can_be_evaluated(tree: ProtoTree, data: list[tuple[torch.
 
 def test_ten_thousand_classes_are_measured_written_and_read_again(tmp_path: Path) -> None:
     k, m = 10_000, 30_000
-    features = FeatureExtractor(Backbone("resnet18", None, image_size=32, level=-3), 4)
+    features = FeatureExtractor(Backbone("resnet18", None, image_size=32, feature_level=-3), 4)
     label, said = (torch.randint(k, (m,), generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     said[: m // 2] = label[: m // 2]
     whole, share = torch.zeros(m, dtype=torch.long), torch.zeros(m)

@@ -53,7 +53,7 @@ def figures() -> PartFigures:
         return PrototypeParts(
             number,
             purity={"peak": {"test": PartShare("beak", purity, 10)}},
-            same_part={"peak": {"test": PartShare("beak", same, 30)}},
+            consistency={"peak": {"test": PartShare("beak", same, 30)}},
             same_part_wide={"peak": {"test": PartShare("beak", 0.9, 30)}},
             stability=same,
             hiding={
@@ -78,8 +78,8 @@ def test_the_figures_of_a_tree_are_those_of_its_prototypes() -> None:
     hiding = found.hiding("peak")
     assert hiding is not None
     assert hiding.n_photos == 4
-    assert hiding.turned_away == pytest.approx((1.0 + 3 * 0.2) / 4), "every photo counts the same"
-    assert (hiding.n_within, hiding.lost) == (2, 0.2), "only photos that had something within reach count"
+    assert hiding.flip_rate == pytest.approx((1.0 + 3 * 0.2) / 4), "every photo counts the same"
+    assert (hiding.n_in_radius, hiding.lost) == (2, 0.2), "only photos that had something within reach count"
     assert found.hiding("attribution") is None
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from prototree.evaluation.tables import (
     Table,
+    baseline_text,
     blame_table,
     class_table,
     mistake_table,
     percent,
     stage_table,
-    yardstick_words,
 )
 
 AWKWARD = 'Say "hi", | <b>'
@@ -74,30 +74,30 @@ def test_names_mean_nothing_in_markdown() -> None:
 
 def test_mistakes_with_the_closest_first() -> None:
     images = [
-        {"image": "a.jpg", "label": 0, "answer": 1, "node": 3, "went_right": True, "p_right": 0.7, "margin": 2.0},
+        {"image": "a.jpg", "label": 0, "answer": 1, "node": 3, "goes_right": True, "p_right": 0.7, "margin": 2.0},
         {
             "image": "b.jpg",
             "label": 1,
             "answer": 0,
             "node": None,
-            "went_right": False,
+            "goes_right": False,
             "p_right": None,
             "margin": None,
         },
-        {"image": "c.jpg", "label": 1, "answer": 0, "node": 0, "went_right": False, "p_right": 0.4, "margin": 0.1},
+        {"image": "c.jpg", "label": 1, "answer": 0, "node": 0, "goes_right": False, "p_right": 0.4, "margin": 0.1},
     ]
     table = mistake_table({"strategy": "max_path", "images": images}, ["crow", "wren"])
     assert [row[0] for row in table.rows] == ["c.jpg", "a.jpg", "b.jpg"]
     assert table.rows[0] == ("c.jpg", "wren", "crow", "0, left", "0.400", "0.10")
     assert table.rows[2][3:] == ("no leaf has its class", "–", "–")
-    node = {"node": 3, "n_mistakes": 5, "n_went_right": 2, "mean_distance_to_half": 0.125}
+    node = {"node": 3, "n_errors": 5, "n_goes_right": 2, "mean_abs_margin": 0.125}
     assert blame_table({"nodes": [node]}).rows == (("3", "5", "2", "3", "0.12"),)
 
 
 def test_wrong_turns_are_named_after_what_nodes_ask() -> None:
-    asked = {kind: blame_table({"nodes": [], "question": kind}).header[2:4] for kind in ("presence", "choice")}
+    asked = {kind: blame_table({"nodes": [], "question": kind}).header[2:4] for kind in ("presence", "pairwise")}
     assert asked["presence"] == ("found what is not there", "missed what is there")
-    assert asked["choice"] == ("wrongly nearer to the right patch", "wrongly nearer to the left patch")
+    assert asked["pairwise"] == ("wrongly nearer to the right patch", "wrongly nearer to the left patch")
     assert blame_table({"nodes": []}).header[2:4] == ("went right", "went left")  # of older runs, which do not say
 
 
@@ -120,13 +120,13 @@ def test_stages_that_agree_share_a_row() -> None:
 
 def test_what_a_tree_costs_is_said_where_there_was_a_classifier() -> None:
     stages = {"projected": stage_figures(0.842, 0.826), "projected_any_class": stage_figures(0.1, 0.1)}
-    words = yardstick_words({"classifier": 0.866, "stages": stages})
+    words = baseline_text({"classifier": 0.866, "stages": stages})
     assert words.startswith("The classifier without a tree has 86.6 %; reading it as a tree costs 2.4 points")
     assert "following a single path 4.0." in words
-    assert yardstick_words({"classifier": None, "stages": stages}) == ""
-    assert yardstick_words({"stages": stages}) == ""
+    assert baseline_text({"classifier": None, "stages": stages}) == ""
+    assert baseline_text({"stages": stages}) == ""
 
 
 def test_a_tree_that_is_better_than_the_classifier_costs_nothing() -> None:
-    words = yardstick_words({"classifier": 0.2, "stages": {"projected": stage_figures(0.842, 0.826)}})
+    words = baseline_text({"classifier": 0.2, "stages": {"projected": stage_figures(0.842, 0.826)}})
     assert words == "The classifier without a tree has 20.0 %; the tree has 84.2 %, and on a single path 82.6 %."

@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 import prototree
 from prototree.cli import app
+from prototree.core import checkpoint
 from prototree.errors import ConfigError, DataError
 from prototree.run import Run
-from prototree.tree import checkpoint
-from tiny_mending import tiny_run
+from tiny_editing import tiny_run
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_a_photo_is_answered_whatever_form_it_has(run: Run) -> None:
     answer = answers[0]
     assert answer.label in tree.class_names
     assert 0 < answer.probability <= 1
-    assert 0 < answer.sureness < 1
+    assert 0 < answer.confidence < 1
     assert answer.path[0].node == 0
     last = answer.path[-1]
     child = (tree.topology.right if last.present else tree.topology.left)[last.node]
@@ -58,7 +58,7 @@ def test_a_run_a_path_and_a_tree_are_explained_alike(run: Run, tmp_path: Path) -
     checkpoint.save(run.tree(), tmp_path / "tree")
     given = (run, run.folder, str(run.folder), run.tree(), tmp_path / "tree")
     found = [prototree.explain_image(one, photo) for one in given]
-    assert len({(one.soft, one.sureness) for one in found}) == 1
+    assert len({(one.soft, one.confidence) for one in found}) == 1
     assert prototree.explain(run.folder, photo).soft == found[0].soft  # type: ignore[operator]
     with pytest.raises(ConfigError, match="got int"):
         prototree.explain_image(3, photo)  # type: ignore[arg-type]
@@ -71,11 +71,11 @@ def test_a_run_is_reported_by_a_call(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at_least", "said"), [(70.0, "0.7"), (100.0, "did you mean 1?"), (1.5, "0.015"), (-1.0, "0 to 1")]
+    ("min_confidence", "said"), [(70.0, "0.7"), (100.0, "did you mean 1?"), (1.5, "0.015"), (-1.0, "0 to 1")]
 )
-def test_a_percentage_is_no_share(run: Run, at_least: float, said: str) -> None:
+def test_a_percentage_is_no_share(run: Run, min_confidence: float, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        prototree.ask(run, "nowhere.jpg", at_least=at_least)
-    done = CliRunner().invoke(app, ["predict", str(run.folder), "nowhere.jpg", f"--at-least={at_least}"])
+        prototree.ask(run, "nowhere.jpg", min_confidence=min_confidence)
+    done = CliRunner().invoke(app, ["predict", str(run.folder), "nowhere.jpg", f"--min-confidence={min_confidence}"])
     assert isinstance(done.exception, ConfigError)
     assert said in str(done.exception)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from prototree.backbones.preprocessing import Preprocessing
+from prototree.core.nodes import PAPER
 from prototree.data import Box
 from prototree.explain.attribution import (
     Probes,
@@ -18,9 +20,7 @@ from prototree.explain.attribution import (
     random_boxes,
     similarities,
 )
-from prototree.explain.places import smallest_box
-from prototree.network.preprocessing import Preprocessing
-from prototree.tree.questions import PAPER
+from prototree.explain.localization import smallest_box
 
 INPUT = Preprocessing(size=32, resize=32)
 

@@ -10,25 +10,25 @@ import torch
 from PIL import Image
 
 from conftest import random_maps
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.core.model import ProtoTree
+from prototree.core.topology import Topology
 from prototree.data import Box, ImageData, open_data
-from prototree.data.augment import to_input
 from prototree.data.images import read_image
 from prototree.data.loading import ViewDataset
+from prototree.data.transforms import to_input
 from prototree.data.views import FULL, View
 from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.explain.decisions import explain_image
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.prototypes import explain_prototypes, fast_features, view_of
 from prototree.explain.records import DecisionExplanation, VoteExplanation
+from prototree.explain.tree import explain_tree, pictures_of
 from prototree.explain.votes import explain_decision, explain_vote, local_paths, open_voters
-from prototree.explain.whole_tree import explain_tree, pictures_of
-from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.pipeline.fit import fit
 from prototree.run import PICTURES, Run
 from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.projection import SourcePhotos, project
-from prototree.tree.model import ProtoTree
-from prototree.tree.topology import Topology
 from tiny_training import TINY, write_squares
 
 HARD = ("max_path", "greedy")

@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 import torch
 
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.core.confidence import Calibration
+from prototree.core.model import ProtoTree
+from prototree.core.nodes import LN2, Question
+from prototree.core.patches import NearestPatches
+from prototree.core.topology import Topology
 from prototree.data import ImageData, open_data
-from prototree.data.augment import to_input
 from prototree.data.images import read_image
 from prototree.data.loading import ViewDataset
+from prototree.data.transforms import to_input
 from prototree.data.views import FULL
 from prototree.explain.answers import ask
 from prototree.explain.decisions import explain_image
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.prototypes import explain_prototypes
-from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.projection import SourcePhotos, project
-from prototree.tree.model import ProtoTree
-from prototree.tree.patches import NearestPatches
-from prototree.tree.questions import LN2, Question
-from prototree.tree.sureness import Sureness
-from prototree.tree.topology import Topology
 from tiny_training import write_squares
 
 N_NODES = 7
@@ -38,7 +38,7 @@ def tree(tiny_backbone: Backbone, data: ImageData) -> ProtoTree:
     """A projected tree of 7 nodes and 14 prototypes, of which one reaches nowhere."""
     torch.manual_seed(0)
     features = FeatureExtractor(tiny_backbone, 8)
-    tree = ProtoTree(Topology.full(3), features, data.class_names, question=Question("choice", 6.0)).eval()
+    tree = ProtoTree(Topology.full(3), features, data.class_names, question=Question("pairwise", 6.0)).eval()
     tree.leaf_logits.data = 5 * torch.rand(8, 3)
     batches = PhotoBatches(ViewDataset(data.train, lambda _: (FULL,), tree.preprocessing), 16, shuffle=False)
     tree = project(tree, maps_of(batches, tree.features), SourcePhotos(data.root, batches.entries)).tree.eval()
@@ -53,7 +53,7 @@ def test_a_decision_is_what_the_tree_decides(tree: ProtoTree, data: ImageData) -
         with torch.no_grad():
             routed = tree(to_input(read_image(sample.path), tree.preprocessing)[None])
         decisions = tree.decide(routed)
-        assert explained.question == "choice"
+        assert explained.question == "pairwise"
         assert list(explained.paths) == ["greedy", "max_path"]
         for strategy, path in explained.paths.items():
             expected = decisions.path(strategy)
@@ -129,22 +129,22 @@ def test_an_answer_says_rather_this_than_that(tree: ProtoTree, data: ImageData) 
 def test_what_is_unusually_far_or_unsure_is_not_known(tree: ProtoTree, data: ImageData) -> None:
     path = data.test[0].path
     assert explain_image(tree, path).doubt is None
-    tree.usual.fill_(1.0)
+    tree.distance_p95.fill_(1.0)
     with torch.no_grad():
         decisions = tree.predict(to_input(read_image(path), tree.preprocessing)[None])
-    tree.sureness = Sureness(least=0.5, farthest=float(decisions.strangeness) - 1e-3)
+    tree.calibration = Calibration(least=0.5, farthest=float(decisions.ood_score) - 1e-3)
     doubt = explain_image(tree, path).doubt
     assert doubt is not None
-    assert doubt.node == int(decisions.greedy.nodes[0, decisions.unusual[0].argmax()])
-    assert doubt.times_usual == pytest.approx(float(decisions.strangeness))
+    assert doubt.node == int(decisions.greedy.nodes[0, decisions.distance_ratio[0].argmax()])
+    assert doubt.times_usual == pytest.approx(float(decisions.ood_score))
     answer = ask(tree, path)
     assert not answer.known
     assert str(answer).startswith(f"I don't know (best guess {answer.label})")
-    assert answer.sureness is None
+    assert answer.confidence is None
     assert answer.reason == doubt.reason
     assert "%" not in str(answer)
-    tree.sureness = Sureness(slope=0.0, offset=-1.0, least=0.5)
+    tree.calibration = Calibration(slope=0.0, offset=-1.0, least=0.5)
     doubt = explain_image(tree, path).doubt
     assert doubt is not None
     assert doubt.node is None
-    assert explain_image(tree, path).sureness is None
+    assert explain_image(tree, path).confidence is None

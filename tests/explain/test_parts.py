@@ -9,6 +9,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.backbones.geometry import Box
+from prototree.core.model import ProtoTree
+from prototree.core.nodes import PAPER, Question
+from prototree.core.topology import Topology
 from prototree.data import ImageData, Part, Sample, open_data
 from prototree.data.birds.dataset import make_species, write_birds
 from prototree.data.birds.truth import part_pixels, read_species
@@ -20,13 +25,8 @@ from prototree.explain.altered_photos import Outcome, Pair, alter_pairs
 from prototree.explain.bird_differences import deciding_parts, on_differences, touches
 from prototree.explain.parts import measure_parts, nearest_photos, taken_sides
 from prototree.explain.prototypes import Progress
-from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.network.geometry import Box
 from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.projection import SourcePhotos, measure_again, project
-from prototree.tree.model import ProtoTree
-from prototree.tree.questions import PAPER, Question
-from prototree.tree.topology import Topology
 from tiny_training import write_squares
 
 CELL, GREY = 16, (120, 120, 120)
@@ -51,7 +51,7 @@ def photo(path: Path, cells: dict[tuple[int, int], tuple[int, int, int]]) -> Sam
 
 
 def colour_tree(backbone: Backbone, question: Question = PAPER) -> ProtoTree:
-    """One node: red to the right, blue (of a choice) to the left."""
+    """One node: red to the right, blue (of a pairwise node) to the left."""
     tree = ProtoTree(Topology.full(1), FeatureExtractor(backbone, 3), 2, question=question).eval()
     mean, std = (torch.tensor(values) for values in (tree.preprocessing.mean, tree.preprocessing.std))
     for number, colour in enumerate((RED, BLUE)[: question.patches_each]):
@@ -70,18 +70,18 @@ def test_hiding_the_only_red_cell_turns_the_photo_away(tiny_backbone: Backbone, 
     tree, sample = colour_tree(tiny_backbone), photo(tmp_path / "a.png", {(1, 2): RED})
     found = altered(tree, sample, Pair(0, 0, patch=6, peak=(1.0, 2.0)))
     cell = found.hiding["cell"]
-    assert (cell.n_photos, cell.turned_away) == (1, 1.0)
+    assert (cell.n_photos, cell.flip_rate) == (1, 1.0)
     assert cell.distance == pytest.approx(0.0, abs=1e-3)
     assert cell.distance_hidden > 1.0, "out of reach"
     assert found.stability == 1.0, "noise does not move a red cell"
-    assert found.hiding["attribution"].turned_away == 1.0
+    assert found.hiding["attribution"].flip_rate == 1.0
     assert set(found.hiding) == {"peak", "cell", "attribution"}
 
 
 def test_a_second_red_cell_keeps_the_photo_where_it_is(tiny_backbone: Backbone, tmp_path: Path) -> None:
     tree, sample = colour_tree(tiny_backbone), photo(tmp_path / "a.png", {(0, 0): RED, (3, 3): RED})
     found = altered(tree, sample, Pair(0, 0, patch=0, peak=(0.0, 0.0)), parts=False)
-    assert found.hiding["cell"].turned_away == 0.0
+    assert found.hiding["cell"].flip_rate == 0.0
     assert found.hiding["cell"].distance_hidden == pytest.approx(0.0, abs=1e-3)
     assert found.stability is None, "nothing is known of parts"
 
@@ -95,28 +95,28 @@ def test_a_choice_turns_when_the_taken_sides_patch_is_hidden(
     strong: tuple[int, int, int],
     weak: tuple[int, int, int],
 ) -> None:
-    tree = colour_tree(tiny_backbone, Question("choice", 6.0))
+    tree = colour_tree(tiny_backbone, Question("pairwise", 6.0))
     sample = photo(tmp_path / "a.png", {(1, 2): strong, (3, 0): weak})
     found = altered(tree, sample, Pair(0, prototype, patch, peak=(1.0, 2.0)))
-    assert found.hiding["cell"].turned_away == 1.0
-    assert found.hiding["cell"].random_turned_away < 1.0
+    assert found.hiding["cell"].flip_rate == 1.0
+    assert found.hiding["cell"].random_flip_rate < 1.0
 
 
 def test_a_photo_is_lost_where_a_choice_finds_nothing_within_reach(tiny_backbone: Backbone, tmp_path: Path) -> None:
     """Grey is a little nearer to red than to this blue, so the photo stays, but with nothing to show for it."""
-    tree = colour_tree(tiny_backbone, Question("choice", 6.0))
+    tree = colour_tree(tiny_backbone, Question("pairwise", 6.0))
     tree.prototypes.data[1] *= 3
     found = altered(tree, photo(tmp_path / "a.png", {(1, 2): RED}), Pair(0, 0, patch=6, peak=(1.0, 2.0)))
     hiding = found.hiding["cell"]
-    assert (hiding.turned_away, hiding.n_within, hiding.lost) == (0.0, 1, 1.0)
-    assert hiding.random_lost is not None
-    assert hiding.random_lost < 1.0
+    assert (hiding.flip_rate, hiding.n_in_radius, hiding.lost) == (0.0, 1, 1.0)
+    assert hiding.random_loss_rate is not None
+    assert hiding.random_loss_rate < 1.0
 
 
 def test_a_photo_with_nothing_within_reach_cannot_be_lost(tiny_backbone: Backbone, tmp_path: Path) -> None:
-    tree = colour_tree(tiny_backbone, Question("choice", 6.0))
+    tree = colour_tree(tiny_backbone, Question("pairwise", 6.0))
     found = altered(tree, photo(tmp_path / "a.png", {}), Pair(0, 0, patch=6, peak=(1.0, 2.0)))
-    assert (found.hiding["cell"].n_photos, found.hiding["cell"].n_within, found.hiding["cell"].lost) == (1, 0, None)
+    assert (found.hiding["cell"].n_photos, found.hiding["cell"].n_in_radius, found.hiding["cell"].lost) == (1, 0, None)
 
 
 def test_where_one_patch_is_asked_for_lost_and_turned_away_are_the_same(
@@ -124,11 +124,11 @@ def test_where_one_patch_is_asked_for_lost_and_turned_away_are_the_same(
 ) -> None:
     tree, sample = colour_tree(tiny_backbone), photo(tmp_path / "a.png", {(1, 2): RED})
     cell = altered(tree, sample, Pair(0, 0, patch=6, peak=(1.0, 2.0))).hiding["cell"]
-    assert (cell.lost, cell.random_lost) == (cell.turned_away, cell.random_turned_away)
+    assert (cell.lost, cell.random_loss_rate) == (cell.flip_rate, cell.random_flip_rate)
 
 
 def test_a_prototype_without_photos_has_no_figures(tiny_backbone: Backbone, tmp_path: Path) -> None:
-    tree = colour_tree(tiny_backbone, Question("choice", 6.0))
+    tree = colour_tree(tiny_backbone, Question("pairwise", 6.0))
     sample = photo(tmp_path / "a.png", {(1, 2): RED})
     dataset = ViewDataset([sample], evaluation_views, tree.preprocessing)
     pairs = [Pair(0, 0, 6, (1.0, 2.0))]
@@ -140,7 +140,7 @@ def test_which_prototypes_a_path_turns_to(tiny_backbone: Backbone) -> None:
     nodes, right = torch.tensor([[0, 2, -1], [0, 1, -1]]), torch.tensor([[True, False, False], [False, True, False]])
     for question, expected in (
         (PAPER, [[0], [1]]),  # a turn to the left is to no prototype
-        (Question("choice", 6.0), [[0, 3 + 2], [1, 3 + 0]]),
+        (Question("pairwise", 6.0), [[0, 3 + 2], [1, 3 + 0]]),
     ):
         tree = ProtoTree(Topology.full(2), FeatureExtractor(tiny_backbone, 3), 2, question=question)
         taken = taken_sides(tree, nodes, right)
@@ -166,7 +166,7 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> ImageData:
 
 def projected(backbone: Backbone, data: ImageData) -> ProtoTree:
     torch.manual_seed(0)
-    question = Question("choice", 6.0)
+    question = Question("pairwise", 6.0)
     tree = ProtoTree(Topology.full(2), FeatureExtractor(backbone, 8), data.class_names, question=question).eval()
     tree.leaf_logits.data = 5 * torch.eye(4, 3)
     batches = PhotoBatches(ViewDataset(data.train, evaluation_views, tree.preprocessing), 8, shuffle=False)

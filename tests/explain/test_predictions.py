@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 import prototree
 from prototree.cli import app
-from prototree.data.augment import to_input
+from prototree.core.nodes import Question
 from prototree.data.listing import Listed, listed_photos
+from prototree.data.transforms import to_input
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.tables import percent
 from prototree.explain.answers import UNKNOWN
@@ -24,13 +25,12 @@ from prototree.explain.predictions import Prediction, predict_each
 from prototree.files import write_json
 from prototree.report.predictions import prediction_file
 from prototree.run import Run
-from prototree.tree.questions import Question
-from tiny_mending import tiny_run
+from tiny_editing import tiny_run
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return tiny_run(tmp_path_factory.mktemp("predictions"), Question("choice", 4.0))
+    return tiny_run(tmp_path_factory.mktemp("predictions"), Question("pairwise", 4.0))
 
 
 def photos_of(run: Run) -> list[Path]:
@@ -48,7 +48,7 @@ def test_many_photos_are_answered_as_one_by_one(run: Run) -> None:
             single.label,
             [turn.node for turn in single.path],
         )
-        assert one.answer.sureness == pytest.approx(single.sureness, abs=1e-4)
+        assert one.answer.confidence == pytest.approx(single.confidence, abs=1e-4)
         assert dict(one.top)[single.label] == pytest.approx(single.probability, abs=1e-4)
         assert [p for _, p in one.top] == sorted((p for _, p in one.top), reverse=True)
 
@@ -87,19 +87,19 @@ def test_a_photo_in_a_format_that_is_not_read_is_a_row_with_the_reason(run: Run,
 
 def test_what_is_not_sure_enough_is_not_known(run: Run) -> None:
     tree, paths = run.tree(), photos_of(run)
-    sureness = sorted(one.answer.sureness for one in prototree.predict(tree, paths) if one.answer)
-    middle = sureness[len(sureness) // 2]
-    found = prototree.predict(tree, paths, at_least=middle)
+    confidence = sorted(one.answer.confidence for one in prototree.predict(tree, paths) if one.answer)
+    middle = confidence[len(confidence) // 2]
+    found = prototree.predict(tree, paths, min_confidence=middle)
     assert {one.said == UNKNOWN for one in found} == {True, False}
     for before, one in zip(prototree.predict(tree, paths), found, strict=True):
         assert before.answer is not None
         assert one.answer is not None
-        assert (one.said == UNKNOWN) == (before.answer.sureness < middle)
-        assert one.answer.sureness == (None if one.said == UNKNOWN else before.answer.sureness)
+        assert (one.said == UNKNOWN) == (before.answer.confidence < middle)
+        assert one.answer.confidence == (None if one.said == UNKNOWN else before.answer.confidence)
         assert bool(one.answer.reason) == (one.said == UNKNOWN)
     assert UNKNOWN in str(next(one.answer for one in found if one.said == UNKNOWN))
     with pytest.raises(ConfigError, match="from 0 to 1"):
-        prototree.ask(tree, paths[0], at_least=1.5)
+        prototree.ask(tree, paths[0], min_confidence=1.5)
 
 
 @pytest.mark.usefixtures("as_users_run_it")

@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from data_files import four_colours
+from prototree.core.model import ProtoTree, PrototypeSource
 from prototree.data import Box, ImageData, Sample, open_data
 from prototree.data.images import Photo
 from prototree.explain.prototype_pictures import PrototypePictures, cut_out, reduced, write_pictures
 from prototree.explain.records import Surroundings
-from prototree.tree.model import ProtoTree, PrototypeSource
 
 GREY = (160, 160, 160)
 

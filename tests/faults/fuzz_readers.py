@@ -17,14 +17,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 with atheris.instrument_imports(include=["prototree"]):
     from prototree import files
+    from prototree.backbones.backbone import Backbone, FeatureExtractor
+    from prototree.core import checkpoint
+    from prototree.core.model import ProtoTree, PrototypeSource
+    from prototree.core.topology import Topology
     from prototree.data.cars import read_cars
     from prototree.data.cub import read_cub
     from prototree.data.folder import read_manifest
     from prototree.errors import ProtoTreeError
-    from prototree.network.backbone import Backbone, FeatureExtractor
-    from prototree.tree import checkpoint
-    from prototree.tree.model import ProtoTree, PrototypeSource
-    from prototree.tree.topology import Topology
 
 Target = Callable[[bytes], object]
 CUB = {
@@ -41,7 +41,9 @@ SPLIT = b"\x1e"  # between the files of one input
 
 def tree_json(folder: Path) -> tuple[Target, list[bytes]]:
     """With a right checksum whatever was changed: what is tried is the description, not the seal."""
-    tree = ProtoTree(Topology.full(2), FeatureExtractor(Backbone("resnet18", None, image_size=32, level=-3), 4), 3)
+    tree = ProtoTree(
+        Topology.full(2), FeatureExtractor(Backbone("resnet18", None, image_size=32, feature_level=-3), 4), 3
+    )
     source = PrototypeSource("a/b.jpg", 1, "box", (1, 2), (0.5, 1.0, 30.25, 31.0), 1e-5, (0.0, 1.0, 50.5, 60.0), True)
     tree.sources = (source,) * 3
     checkpoint.save(tree, folder)

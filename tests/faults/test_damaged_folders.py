@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from prototree import files
+from prototree.core import checkpoint
+from prototree.core.model import ProtoTree, PrototypeSource
 from prototree.errors import CheckpointError
-from prototree.tree import checkpoint
-from prototree.tree.model import ProtoTree, PrototypeSource
 
 FEW, MANY = 150, 1500
 NAMES = ("tree.json", "weights.safetensors")
@@ -112,7 +112,7 @@ def folder(tiny_tree: ProtoTree, tmp_path: Path) -> Path:
 
 def is_same(one: ProtoTree, other: ProtoTree) -> bool:
     mine, theirs = one.state_dict(), other.state_dict()
-    what = ("class_names", "sources", "question", "sureness", "preprocessing")
+    what = ("class_names", "sources", "question", "confidence", "preprocessing")
     return (
         all(torch.equal(mine[name], theirs[name]) for name in mine)
         and one.topology.left.tolist() == other.topology.left.tolist()

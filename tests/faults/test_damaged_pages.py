@@ -13,15 +13,15 @@ import pytest
 from test_damaged_folders import DAMAGES, change_a_value, swap_with_another
 
 from prototree.errors import CheckpointError
-from prototree.evaluation.stored import read_mistakes
-from prototree.explain.kept_pages import KeptPages
-from prototree.explain.kept_spreads import keep_spreads, kept_spreads
+from prototree.evaluation.schema import read_errors
+from prototree.explain.assets import KeptPages
 from prototree.explain.prototype_pictures import PrototypePictures, SourcePictures
+from prototree.explain.stored_histograms import keep_spreads, kept_spreads
 from prototree.files import write_json
-from prototree.pipeline.fit import redo
-from prototree.pipeline.sharing import pack
+from prototree.pipeline.fit import rerun
+from prototree.pipeline.share import pack
 from prototree.run import Run
-from tiny_mending import tiny_run
+from tiny_editing import tiny_run
 
 LEFT_OUT = "left out"
 
@@ -32,11 +32,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
         made = tiny_run(tmp_path_factory.mktemp("made"))
-        redo(made.folder, "evaluate")
+        rerun(made.folder, "evaluate")
         write_json(made.folder / "notes.json", {"0": "red", "1": "a corner"})
         folder = tmp_path_factory.mktemp("run") / "run"
         shutil.copytree(Run.open(pack(made, folder.with_name("x.prototree"))).folder, folder)
-        shutil.copy(made.folder / "mistakes.json", folder)
+        shutil.copy(made.folder / "errors.json", folder)
         tree = made.tree()
         keep_spreads(tree, KeptPages(tree, folder / "pages").spreads().values(), folder / "pages")
         return Run(folder)
@@ -50,7 +50,7 @@ def facts(run: Run) -> dict[str, Any]:
     found: dict[str, Callable[[], Any]] = {
         "metrics": lambda: run.metrics,
         "notes": lambda: run.notes,
-        "mistakes": lambda: read_mistakes(run.folder / "mistakes.json", tree.n_classes),
+        "mistakes": lambda: read_errors(run.folder / "errors.json", tree.n_classes),
         "histograms": lambda: kept_spreads(tree, run.folder / "pages") or LEFT_OUT,
         "class photos": lambda: [[one.tolist() for one in photos] for photos in pages.class_photos()],
     }

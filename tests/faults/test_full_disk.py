@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from prototree.core import checkpoint
+from prototree.editing.edits import Note, read_history
+from prototree.editing.session import HISTORY, open_session
 from prototree.errors import ProtoTreeError
-from prototree.explain.whole_tree import explain_tree
-from prototree.mend.edits import Note, read_history
-from prototree.mend.session import HISTORY, open_session
-from prototree.pipeline.fit import fit, redo
+from prototree.explain.tree import explain_tree
+from prototree.pipeline.fit import fit, rerun
 from prototree.progress import Display
 from prototree.report import write_report
 from prototree.run import Run
-from prototree.tree import checkpoint
-from tiny_mending import content_of, same_tree, tiny_run
+from tiny_editing import content_of, same_tree, tiny_run
 from tiny_training import TINY, write_squares
 
-SETTINGS = {**TINY, "backbone": "test_efficientnet", "level": -2, "epochs": 1, "height": 2, "threshold": 0.3}
+SETTINGS = {**TINY, "backbone": "test_efficientnet", "feature_level": -2, "epochs": 1, "height": 2, "threshold": 0.3}
 FULL, READ_ONLY = (28, "No space left on device"), (30, "Read-only file system")
 
 
@@ -115,34 +115,34 @@ def test_a_stage_that_cannot_write_leaves_every_tree_as_it_was(
                 shutil.copytree(trained / name, run / name)
             assert same_tree(checkpoint.load(run / name), tree)
 
-    failures = every_failure(run, lambda: redo(run, stage) and None, check, error)
+    failures = every_failure(run, lambda: rerun(run, stage) and None, check, error)
     assert failures >= 3
     record_property("counted", f"{stage}: {failures} writes failed one by one ({error[1]}), no tree lost")
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_mending_on_a_full_disk_loses_no_edit(
+def test_editing_on_a_full_disk_loses_no_edit(
     tmp_path: Path, step: int, record_property: Callable[[str, object], None]
 ) -> None:
     run, work = tiny_run(tmp_path), tmp_path / "work"
     session = open_session(run, work=work)
     session.apply(Note(0, "first"))
-    origin = session.moment.history.origin
+    origin = session.snapshot.history.origin
     files = content_of(work)
 
     def check() -> None:
         assert session.state.notes == {0: "first"}
         if content_of(work) != files:
             assert read_history(work / HISTORY, origin).done == (Note(0, "first"),)
-        assert not list(tmp_path.glob("run-mended*")), "half a run"
+        assert not list(tmp_path.glob("run-edited*")), "half a run"
 
     failures = every_failure(tmp_path, lambda: session.apply(Note(0, "second")) and None, check, FULL, step)
     assert session.state.notes == {0: "second"}
     session.undo()
     files = content_of(work)
     failures += every_failure(tmp_path, lambda: session.save() and None, check, FULL, step)
-    assert len(list(tmp_path.glob("run-mended*"))) == 1
-    record_property("counted", f"mending: every {step}. of {failures} writes failed, no edit lost, no half run")
+    assert len(list(tmp_path.glob("run-edited*"))) == 1
+    record_property("counted", f"editing: every {step}. of {failures} writes failed, no edit lost, no half run")
 
 
 def test_a_report_and_the_display_on_a_full_disk(

@@ -15,21 +15,21 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra 'serve'")
 httpx = pytest.importorskip("httpx", reason="needs httpx")
 
+from app_server import Running, serving  # noqa: E402
+from prototree.app import server as app_server  # noqa: E402
+from prototree.editing.session import open_session  # noqa: E402
 from prototree.errors import ConfigError  # noqa: E402
-from prototree.mend.session import open_session  # noqa: E402
 from prototree.run import Run  # noqa: E402
-from prototree.web import server as web_server  # noqa: E402
-from tiny_mending import tiny_run  # noqa: E402
-from web_server import Running, serving  # noqa: E402
+from tiny_editing import tiny_run  # noqa: E402
 
 Count = Callable[[str, object], None]
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "\x01")
 PATHS = (
-    "/", "/try", "/mend", "/mend/0", "/mend/-1", "/mend/1e9", "/api/run", "/api/nodes",
+    "/", "/try", "/edit", "/edit/0", "/edit/-1", "/edit/1e9", "/api/run", "/api/nodes",
     "/api/nodes/0/candidates?count=61",
-    "/api/nodes/99999999999999999999", "/api/decisions", "/api/decisions/sample", "/api/mending/edits",
-    "/api/mending/undo", "/api/mending/redo", "/api/photos/training?start=-1", "/photos/training/0/picture",
+    "/api/nodes/99999999999999999999", "/api/decisions", "/api/decisions/sample", "/api/edits",
+    "/api/edits/undo", "/api/edits/redo", "/api/photos/training?start=-1", "/photos/training/0/picture",
     "/photos/test/0/thumb", "/photos/training/0/crop/full/0/0", "/results/%00/x", "/assets/../../../etc/passwd",
     "/%2e%2e/%2e%2e/etc/passwd", "//evil.example/", "/openapi.json", "/?token=x", "/" + "a" * 5000, "/\u00e4",
 )  # fmt: skip
@@ -119,8 +119,8 @@ def test_no_odd_request_is_a_fault_of_the_server(
 @pytest.mark.parametrize(
     ("method", "path", "limit"),
     [
-        ("POST", "/api/mending/undo", 1 << 20), ("POST", "/api/mending/edits", 1 << 20),
-        ("POST", "/api/decisions", 20 << 20), ("POST", "/api/mending/learning/open", 0), ("GET", "/", 0),
+        ("POST", "/api/edits/undo", 1 << 20), ("POST", "/api/edits", 1 << 20),
+        ("POST", "/api/decisions", 20 << 20), ("POST", "/api/finetune/open", 0), ("GET", "/", 0),
         ("GET", "/api/nodes", 0), ("POST", "/nowhere", 0),
     ],
 )  # fmt: skip
@@ -148,7 +148,7 @@ def test_promises_of_bodies_lock_nobody_out(server: Running, run: Run, record_pr
     with ExitStack() as open_ones:
         for number in range(60):
             connection = open_ones.enter_context(connected(server))
-            path = ("/api/decisions", "/api/mending/edits")[number % 2]
+            path = ("/api/decisions", "/api/edits")[number % 2]
             length = (20 << 20, 1 << 20)[number % 2]
             head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\nx"
             connection.sendall(head.encode())
@@ -168,7 +168,7 @@ def test_editors_at_once_lose_nothing(server: Running, record_property: Count) -
                 while True:
                     revision = client.get("/api/health").json()["revision"]
                     edit = {"edit": "note", "node": editor % 3, "text": f"editor {editor}, note {number}"}
-                    status = client.post("/api/mending/edits", json={"revision": revision, "edit": edit}).status_code
+                    status = client.post("/api/edits", json={"revision": revision, "edit": edit}).status_code
                     if status == 200:
                         break
                     assert status == 409
@@ -177,7 +177,7 @@ def test_editors_at_once_lose_nothing(server: Running, record_property: Count) -
 
     with ThreadPoolExecutor(8) as pool:
         conflicts = sum(pool.map(work, range(8)))
-    done = httpx.get(f"{server.address}api/mending", timeout=3600).json()["done"]
+    done = httpx.get(f"{server.address}api/edits", timeout=3600).json()["done"]
     wanted = [f"Prototype {e % 3} is called “editor {e}, note {n}”" for e in range(8) for n in range(6)]
     assert all(done.count(text) == 1 for text in wanted)
     record_property("counted", f"8 editors at once: 48 edits, {conflicts} conflicts told, none lost")
@@ -202,14 +202,14 @@ def test_other_computers_need_the_token(open_server: Running) -> None:
         for given in ("", "?token=", f"?token={token[:-1]}", f"?token={token}x"):
             assert httpx.get(base + path + given, timeout=3600).status_code == 401
     wrong = {"Authorization": f"Bearer {token[::-1]}"}
-    assert httpx.post(f"{base}/api/mending/undo", json={"revision": 0}, headers=wrong, timeout=3600).status_code == 401
+    assert httpx.post(f"{base}/api/edits/undo", json={"revision": 0}, headers=wrong, timeout=3600).status_code == 401
     right = {"Authorization": f"Bearer {token}"}
     assert httpx.get(f"{base}/api/health", headers=right, timeout=3600).status_code == 200
     with httpx.Client(base_url=base, timeout=3600, follow_redirects=True) as browser:
-        page = browser.get(f"/mend?token={token}")
-        assert (page.status_code, page.url.path, page.url.query) == (200, "/mend", b"")
+        page = browser.get(f"/edit?token={token}")
+        assert (page.status_code, page.url.path, page.url.query) == (200, "/edit", b"")
         assert browser.get("/api/run").status_code == 200
-        assert browser.post(f"/api/mending/undo?token={token}", json={"revision": 0}).status_code == 422  # by cookie
+        assert browser.post(f"/api/edits/undo?token={token}", json={"revision": 0}).status_code == 422  # by cookie
     assert "httponly" in page.history[0].headers["set-cookie"].lower()
 
 
@@ -224,7 +224,7 @@ def test_a_link_leads_nowhere_else(open_server: Running) -> None:
 
 
 def test_without_a_token_no_app_is_made_for_others(run: Run, tmp_path: Path) -> None:
-    assert web_server.token_for("127.0.0.1") is web_server.token_for("localhost") is web_server.token_for("::1") is None
-    assert web_server.token_for("0.0.0.0") != web_server.token_for("0.0.0.0")
+    assert app_server.token_for("127.0.0.1") is app_server.token_for("localhost") is app_server.token_for("::1") is None
+    assert app_server.token_for("0.0.0.0") != app_server.token_for("0.0.0.0")
     with pytest.raises(ConfigError, match="expected a token"):
-        web_server.open_app(open_session(run, work=tmp_path / "work"), "192.168.1.5")
+        app_server.open_app(open_session(run, work=tmp_path / "work"), "192.168.1.5")

@@ -13,15 +13,23 @@ from typing import Any
 import pytest
 
 from killed_runs import Commands, Ended, commands, content, differences, options
-from prototree.mend.relearning import learns_on
+from prototree.editing.finetuning import can_finetune
 from prototree.run import Run
-from tiny_training import TINY, TINY_WARM, write_squares
+from tiny_training import TINY, TINY_DISTILL, write_squares
 
-NETWORK = {"backbone": "test_efficientnet", "level": -2, "depth": 8, "batch_size": 16, "save_minutes": 0}
+NETWORK = {
+    "backbone": "test_efficientnet",
+    "feature_level": -2,
+    "prototype_dim": 8,
+    "batch_size": 16,
+    "checkpoint_minutes": 0,
+}
 # Every stage: tuning the network, two caches, the head, the tree, the second tree, and what follows.
-WARM = TINY_WARM | NETWORK | {"pretrain_epochs": 2, "head_epochs": 2, "epochs": 2, "hold_out": 2, "head_width": 8}
+DISTILL = (
+    TINY_DISTILL | NETWORK | {"pretrain_epochs": 2, "head_epochs": 2, "epochs": 2, "hold_out": 2, "head_hidden_dim": 8}
+)
 PAPER = TINY | NETWORK | {"pretrain_epochs": 1, "cache_views": 2, "freeze_epochs": 1, "epochs": 2, "height": 2}
-RECIPES: dict[str, dict[str, Any]] = {"warm": WARM, "paper": PAPER}
+RECIPES: dict[str, dict[str, Any]] = {"distill": DISTILL, "paper": PAPER}
 Count = Callable[[str, object], None]
 
 
@@ -55,19 +63,19 @@ class Ground:
     def disturbed_at(self, moments: list[tuple[int, int]], number: int, workers: int = 0) -> tuple[Path, list[Ended]]:
         """A run that gets the signal at each of these moments in turn, and is continued each time."""
         run, ends = self.new_run(), []
-        for moment in moments:
-            at = self._as_continued(run, moment)
+        for snapshot in moments:
+            at = self._as_continued(run, snapshot)
             ends.append(self.train(run, "--resume", at=at, number=number, workers=workers))
         ends.append(self.train(run, "--resume", workers=workers))
         assert ends[-1].code == 0, ends[-1].err
         return run, ends
 
-    def _as_continued(self, run: Path, moment: tuple[int, int]) -> tuple[int, int]:
+    def _as_continued(self, run: Path, snapshot: tuple[int, int]) -> tuple[int, int]:
         """The same moment where the second tree is known already: that is one stage instead of three."""
         stages = [line for line in self.undisturbed.out.splitlines() if line.startswith("• ")]
         second = next((n for n, line in enumerate(stages, 1) if "training a second tree" in line), len(stages))
         is_known = any((run.parent / "prototree-maps").glob("sure-*.json"))
-        return (moment[0] - 2, moment[1]) if is_known and moment[0] > second + 2 else moment
+        return (snapshot[0] - 2, snapshot[1]) if is_known and snapshot[0] > second + 2 else snapshot
 
 
 @pytest.fixture(scope="module", params=RECIPES)
@@ -145,23 +153,23 @@ def test_leftovers_of_killed_processes_are_removed(ground: Ground) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_relearning_ends_with_the_same_bits(ground: Ground, record_property: Count) -> None:
-    if not learns_on(Run(ground.free)):
+def test_a_killed_finetuning_ends_with_the_same_bits(ground: Ground, record_property: Count) -> None:
+    if not can_finetune(Run(ground.free)):
         pytest.skip("the published recipe moves its prototypes")
 
-    def relearn(run: Path, **when: Any) -> Ended:
-        return ground.do.run("relearn", ground.free, "--out", run, "--epochs", 2, **when)
+    def finetune(run: Path, **when: Any) -> Ended:
+        return ground.do.run("finetune", ground.free, "--out", run, "--epochs", 2, **when)
 
     free, run = ground.new_run(), ground.new_run()
-    undisturbed = relearn(free)
+    undisturbed = finetune(free)
     assert undisturbed.code == 0, undisturbed.err
     chance = random.Random(4)
     moments = [(number, chance.randrange(count)) for number, (_, count) in undisturbed.stages.items()]
-    kills = [relearn(run, at=moment).code for moment in moments]
+    kills = [finetune(run, at=snapshot).code for snapshot in moments]
     assert kills == [-signal.SIGKILL] * len(moments)
-    assert relearn(run).code == 0
+    assert finetune(run).code == 0
     assert differences(content(run), content(free)) == []
-    record_property("counted", f"relearn: {len(kills)} kills, one in each stage: no file differs")
+    record_property("counted", f"finetune: {len(kills)} kills, one in each stage: no file differs")
 
 
 @pytest.mark.slow

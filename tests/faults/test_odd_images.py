@@ -17,7 +17,7 @@ from prototree.data import open_data
 from prototree.data.images import read_photo
 from prototree.errors import DataError, ProtoTreeError
 from prototree.pipeline.fit import fit
-from tiny_training import TINY, TINY_WARM, write_squares
+from tiny_training import TINY, TINY_DISTILL, write_squares
 
 
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -156,7 +156,7 @@ def test_a_data_set_goes_on_without_them(tmp_path: Path, deep: bool) -> None:
     assert deep == (cut <= left_out), "only decoding finds what breaks off in the middle"
 
 
-@pytest.mark.parametrize("settings", [TINY, TINY_WARM], ids=["paper", "warm"])
+@pytest.mark.parametrize("settings", [TINY, TINY_DISTILL], ids=["paper", "distill"])
 def test_training_without_one_readable_photo_is_one_clear_error(tmp_path: Path, settings: dict[str, Any]) -> None:
     root = write_squares(tmp_path / "photos", train=2, test=1)
     for path in (root / "train").rglob("*.png"):

@@ -9,7 +9,7 @@ import pytest
 from data_files import write_classes
 from killed_runs import Commands, commands
 from prototree.run import Run
-from tiny_mending import tiny_run
+from tiny_editing import tiny_run
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         return tiny_run(tmp_path_factory.mktemp("places"))
 
 
-@pytest.mark.parametrize("command", ["train", "report", "explain", "sheet", "relearn"])
+@pytest.mark.parametrize("command", ["train", "report", "explain", "sheet", "finetune"])
 def test_an_out_that_is_no_folder_is_one_line(do: Commands, run: Run, tmp_path: Path, command: str) -> None:
     photos = write_classes(tmp_path / "photos", {"a": 3, "b": 3})
     (tmp_path / "file").write_text("not a folder")
@@ -35,7 +35,7 @@ def test_an_out_that_is_no_folder_is_one_line(do: Commands, run: Run, tmp_path: 
         "report": ["report", run.folder, "--out", out],
         "explain": ["explain", run.folder, photos / "a" / "0.jpg", "--out", out],
         "sheet": ["data", "check", photos, "--sheet", out / "sheet.png"],
-        "relearn": ["relearn", run.folder, "--out", out],
+        "finetune": ["finetune", run.folder, "--out", out],
     }
     done = do.run(*words[command])
     assert done.code == 1, done.err

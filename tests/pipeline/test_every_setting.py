@@ -13,24 +13,24 @@ from prototree.data import open_data
 from prototree.errors import DataError
 from prototree.pipeline.fit import fit
 from prototree.settings import Common
-from prototree.training import batches, engine, filling, maps
+from prototree.training import batches, extract, feature_cache, loop
+from prototree.training.recipes.distill import Distill
 from prototree.training.recipes.paper import Paper
-from prototree.training.recipes.warm import Warm
-from tiny_training import NETWORK, TINY, TINY_WARM, write_squares
+from tiny_training import NETWORK, TINY, TINY_DISTILL, write_squares
 
 QUICK = {"pretrain_epochs": 1, "epochs": 2}
 PAPER = TINY | QUICK | {"height": 2, "milestones": (1,)}
-WARM = TINY_WARM | QUICK | {"head_epochs": 2, "weights": "none"}
-PRESENCE = WARM | {"question": "presence"}
+DISTILL = TINY_DISTILL | QUICK | {"head_epochs": 2, "weights": "none"}
+PRESENCE = DISTILL | {"question": "presence"}
 
 # Another value for every setting whose effect is another tree.
 COMMON_CHANGES: dict[str, Any] = {
     "backbone": "test_resnet",
-    "level": -2,
+    "feature_level": -2,
     "image_size": 48,
     "resize": 40,
-    "depth": 12,
-    "head_width": 8,
+    "prototype_dim": 12,
+    "head_hidden_dim": 8,
     "augment": "none",
     "bootstrap": True,
     "fold": "1/3",
@@ -45,10 +45,10 @@ PAPER_CHANGES: dict[str, Any] = {
     "prototype_width": 2,
     "epochs": 3,
     "freeze_epochs": 0,
-    "train_tail": False,
+    "train_last_block": False,
     "lr_prototypes": 0.1,
-    "lr_tail": 0.1,
-    "lr_trunk": 0.1,
+    "lr_last_block": 0.1,
+    "lr_backbone": 0.1,
     "weight_decay": 0.5,
     "milestones": (),
     "gamma": 0.1,
@@ -58,26 +58,26 @@ PAPER_CHANGES: dict[str, Any] = {
 }
 WARM_CHANGES: dict[str, Any] = {
     "views": 4,
-    "closer_look": 0.5,
+    "center_crop": 0.5,
     "head_epochs": 3,
-    "head_rate": 0.1,
-    "head_decay": 0.9,
-    "patch_weight": 0.0,
+    "lr_head": 0.1,
+    "head_weight_decay": 0.9,
+    "single_patch_loss_weight": 0.0,
     "cutmix": 1.0,
     "channel_dropout": 0.5,
     "pooled_dropout": 0.5,
     "epochs": 3,
     "rate": 0.05,
     "weight_decay": 0.9,
-    "median_distance": 2.0,
+    "init_median_distance": 2.0,
     "question": "presence",
-    "first_sharpness": 1.5,
+    "sharpness_start": 1.5,
     "sharpness": 9.0,
     "sharp_at": 0.2,
-    "teacher_weight": 0.1,
+    "distill_weight": 0.1,
     "temperature": 9.0,
-    "temper_from": 0.1,
-    "temper_to": 0.6,
+    "student_temperature_start": 0.1,
+    "student_temperature_end": 0.6,
     "memory": 0.0,
     "hiding": 0.0,
     "pretrain_epochs": 2,
@@ -86,19 +86,20 @@ PRESENCE_CHANGES: dict[str, Any] = {"margin": 2.0, "near": 0.01, "far": 5.0}
 # What is shown another way below.
 ELSEWHERE = {
     Common: {
-        "weights", "test_share", "strict", "threshold", "constrain_classes", "workers", "engine", "channels_last",
-        "save_minutes",
+        "weights", "test_fraction", "strict", "threshold", "project_within_class", "workers", "engine", "channels_last",
+        "checkpoint_minutes",
     },
-    Paper: {"teacher", "teacher_weight", "temperature", "compile"},
-    Warm: {
-        "head_views", "tree_views", "patch_share", "head_patch_share", "mean_path", "continue_share", "pretrain_rate",
+    Paper: {"teacher", "distill_weight", "temperature", "compile"},
+    Distill: {
+        "head_views", "tree_views", "patch_fraction", "head_patch_fraction", "max_mean_depth", "continue_fraction",
+        "lr_pretrain",
         "hold_out", *PRESENCE_CHANGES,
     },
 }  # fmt: skip
 
 
 def test_no_setting_is_forgotten_here() -> None:
-    for kind, changes in ((Common, COMMON_CHANGES), (Paper, PAPER_CHANGES), (Warm, WARM_CHANGES)):
+    for kind, changes in ((Common, COMMON_CHANGES), (Paper, PAPER_CHANGES), (Distill, WARM_CHANGES)):
         assert set(kind.names()) == set(changes) | ELSEWHERE[kind]
         assert not set(changes) & ELSEWHERE[kind]
 
@@ -117,10 +118,10 @@ def tree_after(photos: Path, out: Path, settings: Mapping[str, Any]) -> str:
 @pytest.fixture(scope="module")
 def plain(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("plain")
-    found = {name: tree_after(photos, folder / name, own) for name, own in (("paper", PAPER), ("warm", WARM))}
+    found = {name: tree_after(photos, folder / name, own) for name, own in (("paper", PAPER), ("distill", DISTILL))}
     # Else every comparison below would succeed.
     assert tree_after(photos, folder / "again", PAPER) == found["paper"]
-    assert tree_after(photos, folder / "once more", WARM) == found["warm"]
+    assert tree_after(photos, folder / "once more", DISTILL) == found["distill"]
     return found
 
 
@@ -141,8 +142,8 @@ def test_settings_of_presence_change_the_tree(photos: Path, tmp_path: Path, name
 def test_holding_photos_out_teaches_how_sure_answers_are(tmp_path: Path) -> None:
     photos = write_squares(tmp_path / "squares", train=14, test=1)
     for every, fitted in ((2, 21), (0, 0)):
-        run = fit(photos, tmp_path / str(every), settings=WARM | {"hold_out": every}, stages=["train"])
-        assert run.tree().sureness.n_photos == fitted
+        run = fit(photos, tmp_path / str(every), settings=DISTILL | {"hold_out": every}, stages=["train"])
+        assert run.tree().calibration.n_photos == fitted
 
 
 @pytest.mark.parametrize("name", [*COMMON_CHANGES, *WARM_CHANGES])
@@ -150,21 +151,23 @@ def test_settings_of_the_recipe_warm_change_the_tree(
     photos: Path, plain: dict[str, str], tmp_path: Path, name: str
 ) -> None:
     changes = {**COMMON_CHANGES, **WARM_CHANGES}
-    assert tree_after(photos, tmp_path / "run", {**WARM, name: changes[name]}) != plain["warm"]
+    assert tree_after(photos, tmp_path / "run", {**DISTILL, name: changes[name]}) != plain["distill"]
 
 
 def test_settings_that_only_larger_data_or_other_networks_show(photos: Path) -> None:
     """Where the tiny run cannot show an effect, what the setting decides is asked for directly."""
-    assert Warm(tree_views=9_000)._tree_epochs(90, 1.0) == 100
-    assert Warm(tree_views=9_000, continue_share=0.5)._tree_epochs(90, 0.5) == 50
-    from prototree.training import alike, anchored
+    assert Distill(tree_views=9_000)._tree_epochs(90, 1.0) == 100
+    assert Distill(tree_views=9_000, continue_fraction=0.5)._tree_epochs(90, 0.5) == 50
+    from prototree.training import anchored, class_hierarchy
 
-    for share in (Warm(patch_share=0.7).patch_share, Warm(head_patch_share=0.7).head_patch_share):
+    for share in (Distill(patch_fraction=0.7).patch_fraction, Distill(head_patch_fraction=0.7).head_patch_fraction):
         assert anchored.random_patches(torch.zeros(1, 2, 10, 10), share, fewest=60).shape[1] == 70
         assert anchored.random_patches(torch.zeros(1, 2, 10, 10), share, fewest=80).shape[1] == 80
     means = torch.rand(60, 4, generator=torch.Generator().manual_seed(0)).double().numpy()
-    flat, nested = (alike.hierarchy(means, Warm(mean_path=path).mean_path) for path in (1e9, 7.0))
-    assert alike.mean_path(nested) < alike.mean_path(flat)
+    flat, nested = (
+        class_hierarchy.hierarchy(means, Distill(max_mean_depth=path).max_mean_depth) for path in (1e9, 7.0)
+    )
+    assert class_hierarchy.max_mean_depth(nested) < class_hierarchy.max_mean_depth(flat)
 
 
 def test_a_teacher_and_how_far_it_is_followed_change_the_tree(
@@ -174,7 +177,7 @@ def test_a_teacher_and_how_far_it_is_followed_change_the_tree(
     taught = PAPER | {"teacher": str(tmp_path / "teacher")}
     found = [
         tree_after(photos, tmp_path / str(number), taught | more)
-        for number, more in enumerate(({}, {"teacher_weight": 0.1}, {"temperature": 9.0}))
+        for number, more in enumerate(({}, {"distill_weight": 0.1}, {"temperature": 9.0}))
     ]
     assert len({plain["paper"], *found}) == 4
 
@@ -182,7 +185,7 @@ def test_a_teacher_and_how_far_it_is_followed_change_the_tree(
 def test_settings_after_training(photos: Path, tmp_path: Path) -> None:
     run = fit(photos, tmp_path / "run", settings=PAPER | {"threshold": 0.35})
     assert run.metrics["pruning"]["threshold"] == 0.35
-    free = fit(photos, tmp_path / "free", settings=PAPER | {"threshold": 0.35, "constrain_classes": False})
+    free = fit(photos, tmp_path / "free", settings=PAPER | {"threshold": 0.35, "project_within_class": False})
     assert (run.folder / "projected_any_class").exists()
     assert not (free.folder / "projected_any_class").exists()
 
@@ -193,21 +196,21 @@ def test_settings_of_the_data(tmp_path: Path) -> None:
         (folder / place.name).parent.mkdir(exist_ok=True)
         place.rename(folder / place.name)
     for share in (0.2, 0.5):
-        run = fit(folder, tmp_path / f"{share}", settings=PAPER | {"test_share": share}, stages=["train"])
-        assert len(open_data(folder, test_share=share).test) == round(30 * share)
-        assert run.config.test_share == share
+        run = fit(folder, tmp_path / f"{share}", settings=PAPER | {"test_fraction": share}, stages=["train"])
+        assert len(open_data(folder, test_fraction=share).test) == round(30 * share)
+        assert run.config.test_fraction == share
     next((folder / "red").iterdir()).write_bytes(b"no image")
     fit(folder, tmp_path / "lenient", settings=PAPER, stages=["train"])
     with pytest.raises(DataError):
         fit(folder, tmp_path / "strict", settings=PAPER | {"strict": True}, stages=["train"])
 
 
-@pytest.mark.parametrize("recipe", [PAPER, WARM])
+@pytest.mark.parametrize("recipe", [PAPER, DISTILL])
 def test_settings_of_the_machine(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Any]
 ) -> None:
     seen: dict[str, set[Any]] = {"workers": set(), "options": set()}
-    for room, name in ((batches, "make_loader"), (filling, "photo_loader")):
+    for room, name in ((batches, "make_loader"), (extract, "photo_loader")):
         real = getattr(room, name)
 
         def loader(*args: Any, real: Any = real, **options: Any) -> Any:
@@ -215,14 +218,14 @@ def test_settings_of_the_machine(
             return real(*args, **{**options, "workers": 0})
 
         monkeypatch.setattr(room, name, loader)
-    start = engine.Loop.__init__
+    start = loop.Loop.__init__
 
     def watch(self: Any, objective: Any, batches: Any, n_epochs: int, options: Any, observer: Any = None) -> None:
-        seen["options"].add((options.channels_last, options.save_minutes))
+        seen["options"].add((options.channels_last, options.checkpoint_minutes))
         start(self, objective, batches, n_epochs, options, observer)
 
-    monkeypatch.setattr(engine.Loop, "__init__", watch)
-    settings = recipe | {"workers": 3, "channels_last": False, "save_minutes": 7.0}
+    monkeypatch.setattr(loop.Loop, "__init__", watch)
+    settings = recipe | {"workers": 3, "channels_last": False, "checkpoint_minutes": 7.0}
     fit(photos, tmp_path / "run", settings=settings, stages=["train"])
     assert seen == {"workers": {3}, "options": {(False, 7.0)}}
 
@@ -233,15 +236,15 @@ def test_the_engine_runs_the_frozen_network_and_names_its_maps(
     from dataclasses import replace
 
     pytest.importorskip("onnxruntime", reason="needs the extra 'export'")
-    real, asked = maps.frozen, []
+    real, asked = feature_cache.frozen, []
 
     def pretend(backbone: Any, name: str, threads: int) -> Any:
         asked.append(name)
         return replace(real(backbone), engine=name)
 
-    monkeypatch.setattr(maps, "frozen", pretend)
+    monkeypatch.setattr(feature_cache, "frozen", pretend)
     for name in ("torch", "onnxruntime"):
-        fit(photos, tmp_path / name, settings=WARM | {"engine": name})
+        fit(photos, tmp_path / name, settings=DISTILL | {"engine": name})
     assert asked == ["torch"] * 3 + ["onnxruntime"] * 3  # training photos, the same with places hidden, test photos
     names = [path.stem.partition("-")[2] for path in (tmp_path / "prototree-maps").glob("*.f16")]
     assert names.count("onnxruntime") == names.count("")
@@ -251,21 +254,21 @@ def test_the_engine_runs_the_frozen_network_and_names_its_maps(
 def test_weights_and_what_tunes_them(photos: Path, tmp_path: Path, plain: dict[str, str]) -> None:
     from safetensors.torch import save_file
 
-    from prototree.network.backbone import Backbone
+    from prototree.backbones.backbone import Backbone
 
     torch.manual_seed(5)
     state = Backbone(NETWORK, None, image_size=32).net.state_dict()
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "w.safetensors")
-    given = WARM | {"weights": str(tmp_path / "w.safetensors")}
+    given = DISTILL | {"weights": str(tmp_path / "w.safetensors")}
     found = [
         tree_after(photos, tmp_path / str(number), given | more)
-        for number, more in enumerate(({}, {"pretrain_rate": 0.05}))
+        for number, more in enumerate(({}, {"lr_pretrain": 0.05}))
     ]
-    assert len({plain["warm"], *found}) == 3
+    assert len({plain["distill"], *found}) == 3
 
 
 def test_compiling_is_asked_for(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prototree.network.backbone import Backbone
+    from prototree.backbones.backbone import Backbone
 
     asked: list[str] = []
     monkeypatch.setattr(Backbone, "compile", lambda self: asked.append(self.name))
@@ -274,11 +277,11 @@ def test_compiling_is_asked_for(photos: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_epochs_of_the_head_follow_the_views_it_is_to_see() -> None:
-    from prototree.training.recipes.warm import _epochs_for
+    from prototree.training.recipes.distill import _epochs_for
 
-    assert _epochs_for(Warm(head_views=600).head_views, 60) == 10
+    assert _epochs_for(Distill(head_views=600).head_views, 60) == 10
 
 
 def test_presets_only_name_settings_that_exist() -> None:
-    for name in ("auto", "demo", "cub", "cars"):
+    for name in ("default", "demo", "paper-cub", "paper-cars"):
         assert isinstance(preset(name), Config)

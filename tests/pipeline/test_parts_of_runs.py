@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from prototree.cli import app
 from prototree.data.birds.dataset import write_birds
-from prototree.explain.whole_tree import explain_tree
+from prototree.explain.tree import explain_tree
 from prototree.files import read_json, write_json
 from prototree.pipeline.fit import fit
 from prototree.pipeline.results import write_results

@@ -67,7 +67,9 @@ def test_the_tables_say_what_the_runs_say(done: Reproduction) -> None:
     assert rows(done.folder, "tableS4")[0]["measured"].startswith(f"{statistics.fmean(free):.3f}")
     text = (done.folder / "tables.md").read_text()
     assert all(table.to_markdown() in text for table in done.tables)
-    assert all((done.folder / plot).read_bytes().startswith(b"\x89PNG") for plot in ("heights.png", "leaf_maxima.png"))
+    assert all(
+        (done.folder / plot).read_bytes().startswith(b"\x89PNG") for plot in ("heights.png", "leaf_max_probs.png")
+    )
 
 
 def test_what_is_done_is_not_done_again_and_what_is_missing_is(done: Reproduction, birds: Path) -> None:

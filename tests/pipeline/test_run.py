@@ -17,18 +17,18 @@ from PIL import Image
 from data_files import write_classes
 from killed_runs import commands, content
 from prototree.config import preset
+from prototree.core import checkpoint
 from prototree.data import open_data
 from prototree.errors import ConfigError, DataError, ImageSizeError, ProtoTreeError
 from prototree.evaluation.tables import percent
 from prototree.files import write_json
-from prototree.pipeline.fit import combine, derived, evaluate, fit, redo
+from prototree.pipeline.fit import derived, evaluate, evaluate_ensemble, fit, rerun
 from prototree.pipeline.folders import what_is_kept
 from prototree.pipeline.stages import STAGES, Stages
 from prototree.run import Run
 from prototree.training.locks import held
 from prototree.training.recipes.paper import Paper
 from prototree.training.shared_maps import maps_used
-from prototree.tree import checkpoint
 from tiny_training import NETWORK, TINY, write_squares
 
 OPTIONS = [word for key, value in TINY.items() for word in (f"--{key.replace('_', '-')}", str(value))]
@@ -68,7 +68,7 @@ def test_two_programs_never_work_in_one_folder(finished: Run, photos: Path) -> N
         for work in (
             lambda: fit(photos, finished.folder, settings=settings, resume=True),
             lambda: fit(photos, finished.folder, settings=settings, overwrite=True),
-            lambda: redo(finished.folder, "prune"),
+            lambda: rerun(finished.folder, "prune"),
         ):
             with pytest.raises(ConfigError, match="another prototree is at work in"):
                 work()
@@ -95,24 +95,24 @@ def test_the_same_settings_give_the_same_run(photos: Path, finished: Run, tmp_pa
 
 
 def test_stages_can_be_done_again_alone(finished: Run) -> None:
-    run = redo(finished.folder, "prune", settings={"threshold": 0.35})
+    run = rerun(finished.folder, "prune", settings={"threshold": 0.35})
     assert run.metrics["pruning"]["threshold"] == 0.35
-    redo(finished.folder, "project", settings={"constrain_classes": False})
-    redo(finished.folder, "evaluate")
+    rerun(finished.folder, "project", settings={"project_within_class": False})
+    rerun(finished.folder, "evaluate")
 
 
 @pytest.mark.usefixtures("with_plots")
 def test_results_are_written_for_people(finished: Run) -> None:
-    redo(finished.folder, "evaluate")
+    rerun(finished.folder, "evaluate")
     text = (finished.folder / "results.md").read_text()
     metrics = finished.metrics["stages"]["projected"]
     soft, max_path = (percent(metrics["accuracy"][strategy], 1) for strategy in ("soft", "max_path"))
     row = next(line for line in text.splitlines() if "projected" in line)
     assert f" | {soft} | {max_path} |" in row
     assert all(title in text for title in ("accuracy by class", "nodes with the most wrong turns", "wrong answers"))
-    wrong = json.loads((finished.folder / "mistakes.json").read_text())["images"]
+    wrong = json.loads((finished.folder / "errors.json").read_text())["images"]
     assert len(wrong) == round((1 - metrics["accuracy"]["max_path"]) * metrics["n_images"])
-    for plot in ("leaf_maxima_trained.png", "leaf_maxima_projected.png", "confusion.png"):
+    for plot in ("leaf_max_probs_trained.png", "leaf_max_probs_projected.png", "confusion.png"):
         with Image.open(finished.folder / "plots" / plot) as picture:
             assert len(picture.getcolors(2**24) or []) > 10, "the plot is blank"
 
@@ -122,11 +122,11 @@ def test_results_of_an_older_tree_do_not_outlive_it(photos: Path, tmp_path: Path
     assert {"projected", "projected_any_class"} <= set(run.metrics["stages"])
     other = checkpoint.read_state(run.folder / "projected_any_class", "state.json")[1]["prototypes"]
     assert other.shape == run.tree().prototypes.shape
-    redo(run.folder, "prune", settings={"threshold": 0.335})
+    rerun(run.folder, "prune", settings={"threshold": 0.335})
     assert not (run.folder / "projected").exists()
-    redo(run.folder, "project", settings={"constrain_classes": False})
+    rerun(run.folder, "project", settings={"project_within_class": False})
     assert not (run.folder / "projected_any_class").exists()
-    assert set(redo(run.folder, "evaluate").metrics["stages"]) == {"trained", "pruned", "projected"}
+    assert set(rerun(run.folder, "evaluate").metrics["stages"]) == {"trained", "pruned", "projected"}
 
 
 def test_a_run_a_path_and_a_tree_are_evaluated_alike(photos: Path, finished: Run, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_run_a_path_and_a_tree_are_evaluated_alike(photos: Path, finished: Run
 
 def test_an_ensemble_has_at_least_two_runs(finished: Run) -> None:
     with pytest.raises(ConfigError, match="at least two"):
-        combine([finished.folder])
+        evaluate_ensemble([finished.folder])
 
 
 def test_bagging_learns_from_a_sample_of_the_photos(photos: Path, finished: Run, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_bagging_learns_from_a_sample_of_the_photos(photos: Path, finished: Run,
     drawn = {str(sample.path) for sample in open_data(photos).bootstrap(5).train}
     used = {str(photos / source.image) for source in run.tree().sources if source}
     assert used <= drawn
-    votes = combine([finished.folder, run.folder])
+    votes = evaluate_ensemble([finished.folder, run.folder])
     assert votes.n_images == 9
     assert votes.all_trees.n_prototypes == sum(r.tree().topology.n_nodes for r in (finished, run))
 
@@ -215,13 +215,13 @@ def test_unknown_stages_and_other_data(finished: Run, tmp_path: Path) -> None:
     for split in ("train", "test"):
         (other / split / "red").rename(other / split / "crimson")
     with pytest.raises(DataError, match="expected the classes of the run"):
-        redo(finished.folder, "evaluate", data=other)
+        rerun(finished.folder, "evaluate", data=other)
 
 
 def test_killed_in_the_middle_and_continued_it_ends_with_the_same_weights(
     photos: Path, finished: Run, tmp_path: Path
 ) -> None:
-    words = ["train", photos, "--out", tmp_path / "run", *OPTIONS, "--threshold", "0.34", "--save-minutes", "0"]
+    words = ["train", photos, "--out", tmp_path / "run", *OPTIONS, "--threshold", "0.34", "--checkpoint-minutes", "0"]
     with commands(tmp_path / "commands") as do:
         killed = do.run(*words, at=(1, 56))  # of the 119 events of the training, when an epoch and a batch are saved
         assert killed.code == -signal.SIGKILL, killed.err
@@ -274,7 +274,7 @@ def test_a_cache_while_frozen_and_photos_after(photos: Path, tmp_path: Path) -> 
 
 
 def test_what_follows_from_the_data(photos: Path) -> None:
-    config = derived(preset("cub").changed({"height": 0, "threshold": 0}), open_data(photos))
+    config = derived(preset("paper-cub").changed({"height": 0, "threshold": 0}), open_data(photos))
     assert isinstance(config.recipe, Paper)
     assert (config.recipe.height, config.resize) == (3, config.image_size)
     assert config.threshold == pytest.approx(2 / 3)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from browser_pages import NARROW, WIDE, Open, serious_findings
+from prototree.core.topology import Topology
 from prototree.explain.records import DecisionExplanation, QuestionKind, TreeExplanation
 from prototree.report import decision_page, index_entry, index_page
-from prototree.tree.topology import Topology
 from sample_explanations import AWKWARD_NAMES, decision, random_topology, spine, tree, vote
 
-QUESTIONS: tuple[QuestionKind, ...] = ("presence", "choice")
+QUESTIONS: tuple[QuestionKind, ...] = ("presence", "pairwise")
 HEIGHT = "document.documentElement.scrollHeight"
 
 
@@ -23,11 +23,11 @@ def explained() -> TreeExplanation:
 
 @pytest.fixture(scope="module")
 def choosing() -> TreeExplanation:
-    return tree(random_topology(6, seed=2), names=AWKWARD_NAMES, question="choice")
+    return tree(random_topology(6, seed=2), names=AWKWARD_NAMES, question="pairwise")
 
 
 @cache
-def usual(question: QuestionKind) -> DecisionExplanation:
+def distance_p95(question: QuestionKind) -> DecisionExplanation:
     """A path of seven questions; where presence is asked, three of them find something."""
     shape = spine(7)
     if question == "presence":  # right at the second, the fifth and the last
@@ -36,13 +36,13 @@ def usual(question: QuestionKind) -> DecisionExplanation:
         shape = Topology.from_children(left, right)[0]
     explained = tree(shape, names=("Black-footed Albatross", "Indigo Bunting"), question=question)
     every = (decision(explained, seed) for seed in range(shape.n_leaves))
-    return replace(next(one for one in every if len(one.paths["greedy"].steps) == 7), sureness=0.82, sureness_photos=90)
+    return replace(next(one for one in every if len(one.paths["greedy"].steps) == 7), confidence=0.82, n_calibration=90)
 
 
 @cache
 def usual_page(question: QuestionKind) -> str:
     """Its page, which takes a while to write."""
-    return decision_page(usual(question))
+    return decision_page(distance_p95(question))
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -50,7 +50,7 @@ def usual_page(question: QuestionKind) -> str:
 def test_a_usual_path_is_no_taller_than_this(
     open_page: Open, question: QuestionKind, viewport: dict[str, int], tallest: int
 ) -> None:
-    assert len(usual(question).shown_paths[0].steps) == 7
+    assert len(distance_p95(question).shown_paths[0].steps) == 7
     page = open_page(usual_page(question), viewport)
     page.wait_for_load_state("networkidle")
     assert page.evaluate(HEIGHT) <= tallest
@@ -114,12 +114,12 @@ def test_a_step_of_a_choice_shows_the_chosen_patch_large_and_opens_both_sides(
 
 
 def test_the_photos_of_both_sides_are_shown_small_and_at_a_click_with_words(open_page: Open) -> None:
-    page = open_page(usual_page("choice"))
+    page = open_page(usual_page("pairwise"))
     first = page.locator(".choice").first
     assert first.locator(".spread-short .mark").is_visible()
     first.locator("summary").click()
     assert "On their side of the line" in first.locator(".spread-full p").text_content()
-    phone = open_page(usual_page("choice"), NARROW)
+    phone = open_page(usual_page("pairwise"), NARROW)
     assert phone.locator(".spread-short").first.is_hidden()
 
 
@@ -148,7 +148,7 @@ def test_nothing_keeps_anybody_out(open_page: Open, explained: TreeExplanation, 
     if kind == "list":
         source = index_page([index_entry(decision(explained, seed), f"{seed}/decision.html") for seed in range(2)])
     else:
-        source = usual_page("choice" if kind == "choice" else "presence")
+        source = usual_page("pairwise" if kind == "pairwise" else "presence")
     page = open_page(source)
     unfold(page)
     assert serious_findings(page) == []

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from browser_pages import NARROW, WIDE, Open, drawn, serious_findings
+from prototree.core.topology import Topology
 from prototree.explain.records import TreeExplanation
 from prototree.report import decision_page, tree_page
 from prototree.report.cards import LEAF_SIZE, NODE_SIZE, SPACING
 from prototree.report.layout import arrange
-from prototree.tree.topology import Topology
 from sample_explanations import AWKWARD_NAMES, decision, random_topology, spine, tree, vote
 
 
@@ -172,7 +172,7 @@ def test_from_afar_there_are_photos_and_from_near_there_are_cards(open_page: Ope
     assert leaf.locator(".share").text_content() == "9 of 10 right"
 
 
-@pytest.mark.parametrize("question", ["presence", "choice"])
+@pytest.mark.parametrize("question", ["presence", "pairwise"])
 @pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_nothing_keeps_anybody_out(open_page: Open, question: Any, viewport: dict[str, int]) -> None:
     """What axe-core calls serious or worse: names of controls, contrast, roles, order."""
@@ -303,7 +303,7 @@ def test_dark_follows_the_system_and_the_button(open_page: Open, explained: Tree
 
 @pytest.mark.parametrize("kind", ["tree", "decision", "vote", "choice tree", "choice decision"])
 def test_a_phone_needs_no_sideways_scrolling(open_page: Open, explained: TreeExplanation, kind: str) -> None:
-    choosing = tree(random_topology(5, seed=2), names=AWKWARD_NAMES, question="choice")
+    choosing = tree(random_topology(5, seed=2), names=AWKWARD_NAMES, question="pairwise")
     source = {
         "tree": lambda: tree_page(explained),
         "decision": lambda: decision_page(decision(explained)),
@@ -357,7 +357,7 @@ def test_print_is_on_white_paper_in_the_dark_too(open_page: Open, explained: Tre
 
 @pytest.fixture(scope="module")
 def choosing() -> TreeExplanation:
-    return tree(random_topology(6, seed=2), names=AWKWARD_NAMES, question="choice")
+    return tree(random_topology(6, seed=2), names=AWKWARD_NAMES, question="pairwise")
 
 
 def test_a_choice_shows_two_patches_on_its_card_and_two_prototypes_in_its_panel(

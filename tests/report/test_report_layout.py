@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import grow, tree_shapes
+from prototree.core.topology import Topology
 from prototree.report.cards import LEAF_SIZE, NODE_SIZE, SPACING
 from prototree.report.layout import CardPlace, Layout, Size, arrange, parts, reading_order
-from prototree.tree.topology import Topology
 from sample_explanations import random_topology, spine
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from prototree.core.topology import Topology
 from prototree.explain.records import UNKNOWN, Doubt, Method, PathExplanation, QuestionKind
 from prototree.report import (
     asset,
@@ -32,12 +33,11 @@ from prototree.report import (
     write_decision,
     write_report,
 )  # fmt: skip
-from prototree.report.encoding import HEAT_COLOURS, heat_values, heated, reduced
-from prototree.tree.topology import Topology
+from prototree.report.images import HEAT_COLOURS, heat_values, heated, reduced
 from sample_explanations import AWKWARD_NAMES, decision, match, picture, random_topology, tree, vote
 
 KINDS = ["tree", "decision", "vote", "choice tree", "choice decision"]
-QUESTIONS: tuple[QuestionKind, ...] = ("presence", "choice")
+QUESTIONS: tuple[QuestionKind, ...] = ("presence", "pairwise")
 
 
 class Page(HTMLParser):
@@ -67,7 +67,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
     explained = tree(random_topology(9), names=AWKWARD_NAMES)
-    choosing = tree(random_topology(9), names=AWKWARD_NAMES, question="choice")
+    choosing = tree(random_topology(9), names=AWKWARD_NAMES, question="pairwise")
     return {
         "tree": tree_page(explained),
         "decision": decision_page(decision(explained)),
@@ -174,9 +174,9 @@ def test_decision_json_tells_the_path() -> None:
 
 
 def test_decision_json_of_a_choice_tells_what_was_compared() -> None:
-    explained = tree(Topology.full(2), question="choice")
+    explained = tree(Topology.full(2), question="pairwise")
     told = json.loads(json.dumps(decision_json(decision(explained)), allow_nan=False))
-    assert told["question"] == "choice"
+    assert told["question"] == "pairwise"
     step = told["paths"]["greedy"]["steps"][0]
     assert (step["node"], step["goes_right"]) == (0, False)
     assert (step["left"]["prototype"], step["right"]["prototype"]) == (3, 0)
@@ -209,14 +209,14 @@ def test_another_way_to_the_same_answer_is_one_sentence() -> None:
     assert "Which path through the tree" not in page
 
 
-def test_sureness_is_said_once_and_promises_only_what_was_measured() -> None:
+def test_confidence_is_said_once_and_promises_only_what_was_measured() -> None:
     decided = decision(tree(Topology.full(2)))
-    sure = dataclasses.replace(decided, sureness=0.824, sureness_photos=100)
+    sure = dataclasses.replace(decided, confidence=0.824, n_calibration=100)
     page = decision_page(sure)
     assert page.count("82 %") == 1
     assert "right in about 82 of 100 such cases" in page
-    assert "right in more than 99 of 100" in decision_page(dataclasses.replace(sure, sureness=1.0))
-    unmeasured = decision_page(dataclasses.replace(sure, sureness_photos=0))
+    assert "right in more than 99 of 100" in decision_page(dataclasses.replace(sure, confidence=1.0))
+    unmeasured = decision_page(dataclasses.replace(sure, n_calibration=0))
     assert "of 100 such cases" not in unmeasured
     assert "not checked on held-out photos" in unmeasured
 
@@ -248,10 +248,10 @@ def test_a_body_names_its_pictures_for_whoever_keeps_them() -> None:
         seen[name] = picture.shape
         return f"/pictures/{name}"
 
-    body = decision_body(decision(tree(Topology.full(2))), url, node_url=lambda node: f"/mend/{node}")
+    body = decision_body(decision(tree(Topology.full(2))), url, node_url=lambda node: f"/edit/{node}")
     assert {"photo", "prototype-0", "piece-0"} <= seen.keys()
     assert 'href="/pictures/piece-0"' in body
-    assert 'href="/mend/1"' in body
+    assert 'href="/edit/1"' in body
     decision_body(vote(tree(Topology.full(2)), 2), url)
     assert {"1-piece-0", "2-piece-0"} <= seen.keys()
 
@@ -269,8 +269,8 @@ def test_pictures_of_larger_trees_are_smaller(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_list_of_many_begins_with_the_doubtful_ones() -> None:
     explained = tree(Topology.full(2), names=AWKWARD_NAMES)
-    sure = [dataclasses.replace(decision(explained, i), sureness=0.9 - 0.2 * i, image=f"{i}.jpg") for i in range(3)]
-    unknown = dataclasses.replace(sure[0], doubt=Doubt(), sureness=None, image="who.jpg")
+    sure = [dataclasses.replace(decision(explained, i), confidence=0.9 - 0.2 * i, image=f"{i}.jpg") for i in range(3)]
+    unknown = dataclasses.replace(sure[0], doubt=Doubt(), confidence=None, image="who.jpg")
     page = index_page([index_entry(one, f"{n}/decision.html") for n, one in enumerate([*sure, unknown])])
     order = [page.index(f"<bdi>{name}.jpg</bdi>") for name in ("who", "2", "1", "0")]
     assert order == sorted(order)
@@ -281,7 +281,7 @@ def test_the_list_of_many_begins_with_the_doubtful_ones() -> None:
     assert "<script" not in page
     voted = vote(explained)
     entry = index_entry(voted, "0/decision.html")
-    assert (entry.sureness, entry.is_known) == (max(voted.class_probs), True)
+    assert (entry.confidence, entry.is_known) == (max(voted.class_probs), True)
 
 
 def test_nothing_is_taken_against_the_odds_on_a_greedy_path() -> None:
@@ -296,9 +296,9 @@ def test_nothing_is_taken_against_the_odds_on_a_greedy_path() -> None:
 
 
 def test_data_of_a_choice_has_both_prototypes() -> None:
-    explained, seen = tree(random_topology(4), n_nearest=1, question="choice"), set()
+    explained, seen = tree(random_topology(4), n_nearest=1, question="pairwise"), set()
     data = tree_data(explained, lambda name, picture: seen.add(name) or name)  # type: ignore[func-returns-value]
-    assert data["question"] == "choice"
+    assert data["question"] == "pairwise"
     assert [(node["prototype"], node["other"]["prototype"]) for node in data["nodes"]] == [(n, n + 4) for n in range(4)]
     assert data["nodes"][2]["other"]["crop"] == "crop-6"
     assert len(seen) == 8 * 5 + 5 * 2
@@ -386,17 +386,17 @@ def test_a_tree_that_does_not_know_says_so_and_why() -> None:
     decided = decision(tree(Topology.full(2), names=AWKWARD_NAMES))
     assert UNKNOWN not in html.unescape(decision_page(decided))
     assert decision_json(decided)["is_known"]
-    far = dataclasses.replace(decided, doubt=Doubt(node=2, times_usual=1.84), sureness=None)
+    far = dataclasses.replace(decided, doubt=Doubt(node=2, times_usual=1.84), confidence=None)
     page, told = decision_page(far), decision_json(far)
     assert f'<h1 id="answer">{UNKNOWN}</h1>' in html.unescape(page)
     assert "At node 2" in page
     assert "1.8 times as far away as usual" in page
     assert f"The best guess is <bdi>{AWKWARD_NAMES[0]}</bdi>" in html.unescape(page)
     assert "such cases" not in page
-    assert told["sureness"] is None
+    assert told["confidence"] is None
     assert not told["is_known"]
     assert "At node 2" in told["doubt"]
-    unsure = dataclasses.replace(decided, doubt=Doubt(), sureness=None)
+    unsure = dataclasses.replace(decided, doubt=Doubt(), confidence=None)
     assert "No class is far enough ahead" in decision_page(unsure)
     assert "such cases" not in decision_page(unsure)
 

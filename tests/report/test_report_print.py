@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from prototree.core.topology import Topology
 from prototree.errors import MissingExtraError, ShapeError
 from prototree.report import decision_drawing, decision_png, lettering, printing, subtree_svg, tree_pdf, tree_svg
 from prototree.report.lettering import BASE, families_for, missing_words
 from prototree.report.marks import Anchor, Block, Drawing, Label, PhotoMark, text_width, wrapped
+from prototree.report.text import Reading, plain
 from prototree.report.tree_print import PAGE_HEIGHT, PAGE_WIDTH, pages
-from prototree.report.words import Reading, plain
-from prototree.tree.topology import Topology
 from sample_explanations import AWKWARD_NAMES, decision, random_topology, spine, tree
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -248,7 +248,7 @@ def test_pages_of_the_pdf_can_be_rendered(tmp_path: Path) -> None:
 
 
 def test_a_choice_is_drawn_with_both_patches(tmp_path: Path) -> None:
-    explained = tree(Topology.full(2), names=("Wren", "Owl", "Jay", "Kite"), question="choice")
+    explained = tree(Topology.full(2), names=("Wren", "Owl", "Jay", "Kite"), question="pairwise")
     svg = tree_svg(explained)
     assert len(list(ElementTree.fromstring(svg).iter(f"{SVG}image"))) == 6 + 6 + 3  # on cards, at lines, of classes
     words = texts(svg)
@@ -256,7 +256,7 @@ def test_a_choice_is_drawn_with_both_patches(tmp_path: Path) -> None:
     assert texts(subtree_svg(explained, 0, 1)).count("…") == 2
     tree_pdf(explained, tmp_path / "tree.pdf")
     assert (tmp_path / "tree.pdf").read_bytes().startswith(b"%PDF-")
-    drawn = pages(tree(random_topology(40), names=AWKWARD_NAMES, n_nearest=0, question="choice"))
+    drawn = pages(tree(random_topology(40), names=AWKWARD_NAMES, n_nearest=0, question="pairwise"))
     for page in drawn:
         for mark in page.marks:
             if hasattr(mark, "width"):
@@ -266,8 +266,8 @@ def test_a_choice_is_drawn_with_both_patches(tmp_path: Path) -> None:
 
 
 def test_a_step_of_a_choice_marks_the_nearer_patch() -> None:
-    drawing = decision_drawing(decision(tree(Topology.full(2), question="choice")), "greedy")
+    drawing = decision_drawing(decision(tree(Topology.full(2), question="pairwise")), "greedy")
     words = [mark.text for mark in drawing.marks if hasattr(mark, "text")]
     assert words.count("nearer: 0.40") == 2
     assert "1.10" in words
-    assert decision_png(decision(tree(Topology.full(2), question="choice")), "greedy").width > 100
+    assert decision_png(decision(tree(Topology.full(2), question="pairwise")), "greedy").width > 100

@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 
 from conftest import grow, tree_shapes
+from prototree.core.topology import Topology
 from prototree.explain.records import Flip, Hiding, Nearer, RunnerUp
 from prototree.report import rules_json, rules_text
-from prototree.report.words import Reading, headline, hiding_words, listed, plain, runner_up_words, step_words
-from prototree.tree.topology import Topology
+from prototree.report.text import Reading, headline, hiding_words, listed, plain, runner_up_words, step_words
 from sample_explanations import AWKWARD_NAMES, decision, random_topology, tree
 
 
@@ -85,7 +85,7 @@ def test_a_change_is_never_from_a_number_to_itself() -> None:
 
 
 def test_what_another_class_would_have_needed_is_said_by_question() -> None:
-    steps = decision(tree(Topology.full(2), question="choice")).paths["greedy"].steps
+    steps = decision(tree(Topology.full(2), question="pairwise")).paths["greedy"].steps
     last = steps[-1]
     other = next(side for side in last.sides if side is not last.chosen)
     flip = Flip(last.node, 0.2, 0.8, Nearer(other.prototype, last.chosen.prototype, 0.41))
@@ -104,7 +104,7 @@ def test_a_headline_counts_the_path_that_is_shown() -> None:
 
 
 def test_rules_of_a_choice_say_rather_this_than_that() -> None:
-    explained = tree(Topology.full(2), names=("Wren", "Owl", "Jay", "Kite"), question="choice")
+    explained = tree(Topology.full(2), names=("Wren", "Owl", "Jay", "Kite"), question="pairwise")
     text = rules_text(explained)
     assert 'more like 3 than 0, more like 4 than “long "beak" <b>” → Wren (90 %)' in text
     assert 'more like 3 than 0, more like “long "beak" <b>” than 4 → Owl (90 %)' in text
@@ -112,7 +112,7 @@ def test_rules_of_a_choice_say_rather_this_than_that() -> None:
     assert "prototype 5, left of node 2: images/" in text
     assert not {"has", "lacks", "present", "absent"} & set(text.split())
     told = rules_json(explained)
-    assert told["question"] == "choice"
+    assert told["question"] == "pairwise"
     assert told["rules"][1]["conditions"] == [
         {"node": 0, "goes_right": False, "rather": 3, "than": 0},
         {"node": 1, "goes_right": True, "rather": 1, "than": 4},
@@ -123,7 +123,7 @@ def test_rules_of_a_choice_say_rather_this_than_that() -> None:
 
 
 def test_a_step_in_words() -> None:
-    decided = decision(tree(Topology.full(2), question="choice"))
+    decided = decision(tree(Topology.full(2), question="pairwise"))
     first, second = decided.paths["max_path"].steps
     assert step_words(first) == "nearer to 3 (0.40) than to 0 (1.10)"
     assert step_words(second) == 'nearer to “long "beak" <b>” (0.40) than to 4 (1.14)'

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.backbones.preprocessing import Preprocessing
+from prototree.core.model import ProtoTree
+from prototree.core.topology import Topology
 from prototree.data import ImageData, open_data
-from prototree.data.augment import augmentation
 from prototree.data.loading import ViewDataset
+from prototree.data.transforms import augmentation
 from prototree.data.views import training_views
 from prototree.errors import TrainError
-from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.network.preprocessing import Preprocessing
-from prototree.training import filling as rooms
+from prototree.training import extract as rooms
 from prototree.training.batches import CachedBatches, PhasedBatches, PhotoBatches, maps_of
-from prototree.training.engine import Loop, Options
-from prototree.training.growth import sample_maps
-from prototree.training.maps import cache_borders, cache_size
+from prototree.training.feature_cache import cache_borders, cache_size
+from prototree.training.grow import sample_maps
+from prototree.training.loop import Loop, Options
 from prototree.training.objectives import Schedule, TreeObjective
-from prototree.tree.model import ProtoTree
-from prototree.tree.topology import Topology
 from tiny_training import write_squares
 
 
@@ -38,7 +38,7 @@ def squares(tmp_path_factory: pytest.TempPathFactory) -> ImageData:
 @pytest.fixture(scope="module")
 def backbone() -> Backbone:
     torch.manual_seed(0)
-    return Backbone("resnet18", None, image_size=32, level=-2)
+    return Backbone("resnet18", None, image_size=32, feature_level=-2)
 
 
 def dataset(data: ImageData, preprocessing: Preprocessing, augment: str = "light", seed: int = 0) -> ViewDataset:
@@ -101,7 +101,7 @@ def test_a_cache_is_used_again_and_another_one_made_for_anything_that_differs(
     cache_borders(backbone, photos, tmp_path, variants=2)
     assert len(filled) == 4
     torch.manual_seed(99)
-    other = Backbone("resnet18", None, image_size=32, level=-2)
+    other = Backbone("resnet18", None, image_size=32, feature_level=-2)
     cache_borders(other, photos, tmp_path)
     assert len(filled) == 5
     path = squares.train[0].path

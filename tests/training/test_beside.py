@@ -14,10 +14,10 @@ import torch
 from killed_runs import content, differences
 from prototree import fit
 from prototree.training.beside import beside, is_possible
-from tiny_training import TINY_WARM, write_squares
+from tiny_training import TINY_DISTILL, write_squares
 
 CPU = torch.device("cpu")
-FEW = TINY_WARM | {"pretrain_epochs": 0, "head_epochs": 3, "epochs": 2, "hold_out": 2}
+FEW = TINY_DISTILL | {"pretrain_epochs": 0, "head_epochs": 3, "epochs": 2, "hold_out": 2}
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="one after the other elsewhere")
 
 

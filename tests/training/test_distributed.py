@@ -57,29 +57,29 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         torch.testing.assert_close(weights_of_two[name], weights[name], atol=1e-5, rtol=1e-5, msg=name)
     assert not torch.equal(weights["features.backbone.net.bn1.running_mean"], torch.zeros(64)), "the trunk was trained"
     for metrics in (one["metrics"], two["metrics"]):  # sums of floats; everything else is exact
-        for name in ("calibration_error", "sureness_error", "mean_sureness"):
+        for name in ("ece", "confidence_ece", "mean_confidence"):
             metrics[name] = round(metrics[name], 5)
-        metrics["leaf_maxima"] = [round(value, 5) for value in metrics["leaf_maxima"]]
+        metrics["leaf_max_probs"] = [round(value, 5) for value in metrics["leaf_max_probs"]]
     assert two == one
     assert one["mistakes"], "nothing was compared"
 
 
-@pytest.mark.parametrize("question", ["choice", "presence"])
+@pytest.mark.parametrize("question", ["pairwise", "presence"])
 def test_two_processes_are_one_with_the_default_recipe(tmp_path: Path, question: str) -> None:
     photos = write_squares(tmp_path / "photos", train=14)
     broken = photos / "train" / "red" / "3.png"
     broken.write_bytes(broken.read_bytes()[:2000])  # its head is whole, so that it is found out while training
-    processes = (1, 2, 3) if question == "choice" else (1, 2)
-    (one, weights), *others = with_processes(processes, "two_processes_warm.py", photos, tmp_path, question)
+    processes = (1, 2, 3) if question == "pairwise" else (1, 2)
+    (one, weights), *others = with_processes(processes, "two_processes_distill.py", photos, tmp_path, question)
     assert one.pop("processes") == 1
     assert one["unreadable"] == 3
-    assert one["sureness"][2] >= 20, "the second tree was trained too"
+    assert one["confidence"][2] >= 20, "the second tree was trained too"
     caches = [{f.name: f.read_bytes() for f in shared_folder(tmp_path / str(n) / "run").iterdir()} for n in processes]
     assert len(caches[0]) == 10, "sources and hidden places at two looks, and varied views, each with its description"
     for n_processes, (several, weights_of_several), cache in zip(processes[1:], others, caches[1:], strict=True):
         assert several.pop("processes") == n_processes
-        assert several.pop("sureness") == pytest.approx(one["sureness"], rel=1e-5, abs=1e-5)
-        assert several == {key: value for key, value in one.items() if key != "sureness"}
+        assert several.pop("confidence") == pytest.approx(one["confidence"], rel=1e-5, abs=1e-5)
+        assert several == {key: value for key, value in one.items() if key != "confidence"}
         assert cache == caches[0], "bit for bit"
         for name in weights:
             torch.testing.assert_close(weights_of_several[name], weights[name], atol=1e-5, rtol=1e-5, msg=name)

@@ -8,18 +8,18 @@ import pytest
 import torch
 from PIL import Image
 
+from prototree.backbones.backbone import Backbone
+from prototree.core.model import ProtoTree
 from prototree.data import ImageData, loading, open_data
-from prototree.data.augment import augmentation
+from prototree.data.dataset import Sample
 from prototree.data.images import read_photo, reduction
 from prototree.data.loading import Shard, ViewDataset, photo_loader
-from prototree.data.remembered import photo_digests
-from prototree.data.samples import Sample
+from prototree.data.stat_cache import photo_digests
+from prototree.data.transforms import augmentation
 from prototree.data.views import View, evaluation_views, source_views, squared, varied_views
-from prototree.network.backbone import Backbone
-from prototree.training import filling
+from prototree.training import extract
 from prototree.training.batches import CachedBatches, looking, maps_of
-from prototree.training.maps import cache_all_borders, cache_borders, cache_features, kept_borders
-from prototree.tree.model import ProtoTree
+from prototree.training.feature_cache import cache_all_borders, cache_borders, cache_features, kept_borders
 from tiny_training import write_squares
 
 
@@ -126,7 +126,7 @@ def test_a_kill_leaves_neither_file(
         raise KeyboardInterrupt
 
     photo_digests(sample.path for sample in squares.train)  # are written elsewhere
-    monkeypatch.setattr(filling.os, "fsync", killed)
+    monkeypatch.setattr(extract.os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
         cache_all_borders(backbone, sets(squares, backbone), tmp_path / "maps")
     assert list((tmp_path / "maps").iterdir()) == []
@@ -152,7 +152,7 @@ def test_what_a_run_kept_is_looked_at_again_without_the_network(
     torch.testing.assert_close(feature_map, fresh[0][0], rtol=2e-3, atol=2e-3)  # rounded to 16 bits
     assert (labels.tolist(), places.tolist()) == (fresh[0][1].tolist(), fresh[0][2].tolist())
     kept = kept_borders(backbone, some, run, [whole])
-    stored = cache_features(tiny_tree, some, tmp_path / "mend", kept=kept)
+    stored = cache_features(tiny_tree, some, tmp_path / "edit", kept=kept)
     assert torch.equal(stored.maps(range(len(some))), feature_map)
 
 

@@ -7,16 +7,16 @@ import torch
 
 import oracle
 from conftest import random_maps
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.backbones.geometry import Box
+from prototree.core.model import ProtoTree
+from prototree.core.patches import nearest_patches
+from prototree.core.topology import Topology
+from prototree.data.dataset import Sample
 from prototree.data.loading import Entry
-from prototree.data.samples import Sample
 from prototree.data.views import View
 from prototree.errors import DataError
-from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.network.geometry import Box
 from prototree.training.projection import SourcePhotos, project, prototype_classes
-from prototree.tree.model import ProtoTree
-from prototree.tree.patches import nearest_patches
-from prototree.tree.topology import Topology
 
 SIZES = [(1, 1), (2, 2), (3, 1)]
 
@@ -41,7 +41,7 @@ def batches(z: torch.Tensor, labels: torch.Tensor, size: int = 5) -> list[tuple[
 @pytest.mark.parametrize("size", SIZES)
 def test_projection_agrees_with_the_oracle(tiny_backbone: Backbone, size: tuple[int, int], constrain: bool) -> None:
     tree, (z, labels) = make_tree(tiny_backbone, size), maps()
-    result = project(tree, batches(z, labels), constrain_classes=constrain, compare=True)
+    result = project(tree, batches(z, labels), project_within_class=constrain, compare=True)
     below = {0: {0, 1, 2, 3}, 1: {0, 1}, 2: {2, 3}}
     for node in range(3):
         allowed = [i for i in range(12) if not constrain or int(labels[i]) in below[node]]
@@ -86,7 +86,7 @@ def test_a_node_without_photos_of_its_classes_falls_back_to_all(
 ) -> None:
     tree, (z, _) = make_tree(tiny_backbone), maps()
     result = project(tree, batches(z, torch.zeros(12, dtype=torch.long)))  # nothing of classes 2 and 3
-    free = project(tree, batches(z, torch.zeros(12, dtype=torch.long)), constrain_classes=False)
+    free = project(tree, batches(z, torch.zeros(12, dtype=torch.long)), project_within_class=False)
     assert "1 prototypes have no training image of any class below them" in caplog.text
     assert torch.equal(result.tree.prototypes[2], free.tree.prototypes[2])
 

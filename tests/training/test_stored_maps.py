@@ -6,15 +6,22 @@ import pytest
 import torch
 
 from conftest import random_maps
+from prototree.core.model import ProtoTree
+from prototree.core.patches import nearest_patches
 from prototree.data import open_data
+from prototree.data.dataset import Sample
 from prototree.data.loading import Entry, ViewDataset
-from prototree.data.samples import Sample
 from prototree.data.views import FULL, evaluation_views
 from prototree.errors import DataError
-from prototree.training.maps import MapCache, StoredMaps, cache_all_borders, cache_borders, cache_features, kept_borders
+from prototree.training.feature_cache import (
+    MapCache,
+    StoredMaps,
+    cache_all_borders,
+    cache_borders,
+    cache_features,
+    kept_borders,
+)
 from prototree.training.shared_maps import OWN_CACHE, maps_used, shared_folder
-from prototree.tree.model import ProtoTree
-from prototree.tree.patches import nearest_patches
 from tiny_training import write_squares
 
 

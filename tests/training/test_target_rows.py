@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from prototree.errors import TrainError
-from prototree.pipeline.folders import tidy
-from prototree.training.room import USUAL_ROOM, Room
+from prototree.pipeline.folders import clean
+from prototree.training.memory_budget import USUAL_ROOM, Room
 from prototree.training.target_rows import TargetRows, target_rows
 
 KNOWN = torch.tensor([0, 1, 2, 4])  # entry 3 could not be read
@@ -51,5 +51,5 @@ def test_what_a_kill_leaves_between_the_making_and_the_opening_is_removed(tmp_pa
     (tmp_path / "held").mkdir()
     for folder in (tmp_path, tmp_path / "held"):
         (folder / f".targets.{gone}.tmp").write_bytes(b"half")
-    tidy(tmp_path)
+    clean(tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -5,9 +5,12 @@ import torch
 
 import oracle
 from conftest import random_maps
-from prototree.network.backbone import Backbone, FeatureExtractor
-from prototree.training.engine import Loop, Options
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.core.leaves import class_log_probs, leaf_counts
+from prototree.core.model import ProtoTree
+from prototree.core.topology import Topology
 from prototree.training.leaf_training import LEAF_TRAINERS
+from prototree.training.loop import Loop, Options
 from prototree.training.objectives import (
     ClassifierObjective,
     Cosine,
@@ -16,9 +19,6 @@ from prototree.training.objectives import (
     TreeObjective,
     blend_with_start,
 )
-from prototree.tree.leaves import class_log_probs, leaf_counts
-from prototree.tree.model import ProtoTree
-from prototree.tree.topology import Topology
 from tiny_training import MapBatches
 
 
@@ -52,7 +52,7 @@ def test_after_each_epoch_the_leaves_hold_the_sum_of_targets(
 ) -> None:
     tree = make_tree(tiny_backbone)
     targets = SoftTargets(torch.rand(30, 3).softmax(dim=1), 0.5) if soft else None
-    objective = TreeObjective(tree, batches, Schedule(3, lr_prototypes=0.02, lr_tail=0.02), targets=targets)
+    objective = TreeObjective(tree, batches, Schedule(3, lr_prototypes=0.02, lr_last_block=0.02), targets=targets)
     Loop(objective, batches, 3, Options()).run()
     assert tree.leaf_logits.sum().item() == pytest.approx(30, rel=1e-4)
 
@@ -70,7 +70,7 @@ def test_the_leaf_update_uses_what_the_tree_said_before_the_optimisers_step(
     one = MapBatches(tiny_backbone.n_channels, n_items=30)
     one.epoch = lambda epoch, start=0: iter([first])  # type: ignore[method-assign]
     one._order._batch_size = 30  # one batch an epoch
-    Loop(TreeObjective(tree, one, Schedule(1, lr_prototypes=0.5, lr_tail=0.5)), one, 1, Options()).run()
+    Loop(TreeObjective(tree, one, Schedule(1, lr_prototypes=0.5, lr_last_block=0.5)), one, 1, Options()).run()
     torch.testing.assert_close(tree.leaf_logits.detach(), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -99,7 +99,7 @@ def test_whole_steps_agree_with_the_oracle(tiny_backbone: Backbone) -> None:
                     root = (square / (1 - beta[1] ** step)).sqrt() + epsilon
                     one.sub_(rate * mean / (1 - beta[0] ** step) / root)
                 c = (c - before / batches.n_batches).clamp(min=0) + oracle.leaf_counts(pi.detach(), c, y)
-    objective = TreeObjective(tree, batches, Schedule(2, lr_prototypes=rate, lr_tail=rate))
+    objective = TreeObjective(tree, batches, Schedule(2, lr_prototypes=rate, lr_last_block=rate))
     Loop(objective, batches, 2, Options(epsilon=epsilon)).run()
     found = (tree.prototypes, tree.features.head.weight, tree.leaf_logits)
     for one, other in zip(found, (*learned, c), strict=True):
@@ -134,7 +134,7 @@ def test_soft_targets_mix_teacher_and_label() -> None:
 
 def test_frozen_batch_norm_does_not_drift_during_training() -> None:
     torch.manual_seed(0)
-    backbone = Backbone("resnet18", None, image_size=32, level=-2)
+    backbone = Backbone("resnet18", None, image_size=32, feature_level=-2)
 
     class Photos(MapBatches):
         def encode(self, features: FeatureExtractor, values: torch.Tensor) -> torch.Tensor:
@@ -159,7 +159,7 @@ def test_rates_rise_then_fall() -> None:
 
 def test_pretraining_as_a_plain_classifier_learns() -> None:
     torch.manual_seed(0)
-    backbone = Backbone("resnet18", None, image_size=32, level=-3)
+    backbone = Backbone("resnet18", None, image_size=32, feature_level=-3)
     photos = MapBatches(3)
     photos.maps = 0.1 * torch.rand(30, 3, 32, 32)
     photos.maps[torch.arange(30), photos.labels] += 1
@@ -169,7 +169,7 @@ def test_pretraining_as_a_plain_classifier_learns() -> None:
 
 def test_a_tuned_network_ends_half_way() -> None:
     torch.manual_seed(0)
-    backbone = Backbone("resnet18", None, image_size=32, level=-3)
+    backbone = Backbone("resnet18", None, image_size=32, feature_level=-3)
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     images = torch.rand(4, 3, 32, 32)
     with torch.no_grad():

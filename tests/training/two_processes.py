@@ -8,23 +8,23 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.core.ensemble import Ensemble
+from prototree.core.model import ProtoTree
+from prototree.core.topology import Topology
 from prototree.data import open_data
-from prototree.data.augment import augmentation
 from prototree.data.loading import ViewDataset
+from prototree.data.transforms import augmentation
 from prototree.data.views import evaluation_views, training_views
-from prototree.evaluation.ensembles import evaluate_ensemble
+from prototree.evaluation.ensembles import ensemble_metrics
+from prototree.evaluation.errors import ErrorCollector
 from prototree.evaluation.metrics import evaluate
-from prototree.evaluation.mistakes import MistakeFinder
-from prototree.network.backbone import Backbone, FeatureExtractor
 from prototree.training import distributed
 from prototree.training.batches import PhotoBatches, maps_of
-from prototree.training.engine import Options
-from prototree.training.maps import cache_borders
+from prototree.training.feature_cache import cache_borders
+from prototree.training.loop import Options
 from prototree.training.objectives import Schedule, TreeObjective, train
 from prototree.training.projection import project
-from prototree.tree.ensemble import Ensemble
-from prototree.tree.model import ProtoTree
-from prototree.tree.topology import Topology
 
 
 def main(photos: Path, out: Path) -> None:
@@ -33,21 +33,21 @@ def main(photos: Path, out: Path) -> None:
     with distributed.processes() as device:
         torch.manual_seed(0)
         # In float64, so that what differs is wrong and not rounding.
-        features = FeatureExtractor(Backbone("resnet18", None, image_size=32, level=-2), 8)
+        features = FeatureExtractor(Backbone("resnet18", None, image_size=32, feature_level=-2), 8)
         tree = ProtoTree(Topology.full(3), features, data.class_names).double()
         views, preprocessing = partial(training_views, kind=data.kind), tree.preprocessing
         dataset = ViewDataset(data.train, views, preprocessing, transform=augmentation("light", preprocessing))
         batches = Doubles(dataset, 7, shuffle=True)  # 24 photos: the last batch has 3, shared out as 1 and 2
-        schedule = Schedule(3, freeze_epochs=1, lr_prototypes=1e-3, lr_trunk=1e-4)
+        schedule = Schedule(3, freeze_epochs=1, lr_prototypes=1e-3, lr_backbone=1e-4)
         train(TreeObjective(tree, batches, schedule), batches, 3, Options(device=device))
         plain = Doubles(ViewDataset(data.train, evaluation_views, preprocessing), 7, shuffle=False)
         projected = project(tree, maps_of(plain, tree.features))
         test = Doubles(ViewDataset(data.test, evaluation_views, preprocessing), 7, shuffle=False)
-        finder = MistakeFinder(projected.tree)
+        finder = ErrorCollector(projected.tree)
         metrics = evaluate(projected.tree, finder.watch(maps_of(test, tree.features)))
         finder.gather()
         photos_once = ((one.values.double(), one.labels) for one in test.epoch(0))
-        votes = evaluate_ensemble(Ensemble([tree, projected.tree]), photos_once)
+        votes = ensemble_metrics(Ensemble([tree, projected.tree]), photos_once)
         cache = cache_borders(Backbone("resnet18", None, image_size=32).float(), dataset, out / "cache", variants=2)
         if distributed.is_first():
             safetensors.torch.save_file(
@@ -58,7 +58,7 @@ def main(photos: Path, out: Path) -> None:
                 "patch": projected.nearest.patch.tolist(),
                 "metrics": metrics.to_json(),
                 "votes": votes.to_json(),
-                "mistakes": [(m.place, m.label, m.answer, m.node, m.went_right) for m in finder.mistakes],
+                "mistakes": [(m.place, m.label, m.answer, m.node, m.goes_right) for m in finder.mistakes],
                 "cached": len(cache.entries) - len(cache.unreadable),
                 "processes": distributed.shard().world_size,
             }

@@ -10,9 +10,9 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 
+from prototree.core.model import TreeOutput
 from prototree.training import distributed
 from prototree.training.leaf_training import Interleaved
-from prototree.tree.model import Routed
 
 N_LEAVES, N_CLASSES, N_BATCHES = 48, 40, 4
 
@@ -32,7 +32,7 @@ def main(_: Path, out: Path) -> None:
             paths = torch.rand(n_images, N_LEAVES, generator=chance, dtype=torch.float64).log_softmax(dim=1)
             own = distributed.shard().stretch(n_images)
             sent.clear()
-            routed = Routed(paths[own], paths[own], paths[own], paths[own]) if len(labels[own]) else None
+            routed = TreeOutput(paths[own], paths[own], paths[own], paths[own]) if len(labels[own]) else None
             trainer.after_batch(tree, routed, labels[own], N_BATCHES)
             traffic.append(sum(sent))
         if distributed.is_first():

@@ -3,7 +3,7 @@
 The top floor: may import everything.
 """
 
-from prototree.cli import data, exchange, looking, training, using  # noqa: F401  (each adds its commands)
+from prototree.cli import data, inspect, predict, share, train  # noqa: F401  (each adds its commands)
 from prototree.cli.console import app, main
 
 __all__ = ["app", "main"]

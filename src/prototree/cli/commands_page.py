@@ -14,7 +14,7 @@ def commands_page() -> str:
         "# Commands",
         "",
         "`prototree COMMAND --help` prints the same. This page is made from the code by `make settings`. `train`,",
-        "`relearn` and `reproduce` also take every [setting](../settings.md) as `--NAME VALUE`.",
+        "`finetune` and `reproduce` also take every [setting](../settings.md) as `--NAME VALUE`.",
     ]
     for name, command in _commands(typer.main.get_command(app)):
         lines += ["", f"## prototree {name}", "", command.help or "", "", "```text", _usage(name, command), "```", ""]
@@ -48,7 +48,7 @@ def _default(one: Any) -> str:
         return "required"
     if one.default is None:
         return "none"
-    value = getattr(one.default, "value", one.default)  # a choice is an enum
+    value = getattr(one.default, "value", one.default)  # a pairwise node is an enum
     return f"`{value}`" if value != "" else "none"
 
 

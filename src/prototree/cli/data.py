@@ -22,8 +22,8 @@ def check(
 ) -> None:
     """What a data set holds, and what is wrong with it."""
     from prototree.data import check_trainable, look_at_data
-    from prototree.data.check import contact_sheet, render, summarise
     from prototree.data.duplicates import describe_copies, describe_look_alikes, exact_copies, look_alikes
+    from prototree.data.summary import contact_sheet, render, summarise
 
     data = look_at_data(path, strict=strict, deep=deep)
     alike = describe_look_alikes(data, look_alikes(data)) if deep else None

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from prototree.cli.console import app, say
-from prototree.config import AUTO_PRESET, preset_values
+from prototree.config import DEFAULT_PRESET, preset_values
 from prototree.errors import ConfigError
 from prototree.settings import Common, Setting, Settings
 from prototree.training.recipes import RECIPES
 
 _WHOSE_DEFAULTS = (
-    f"A default is that of the preset {AUTO_PRESET}, which `train` takes unless told otherwise, or of the recipe if "
+    f"A default is that of the preset {DEFAULT_PRESET}, which `train` takes unless told otherwise, or of the recipe if "
     "that preset has another one. Presets that differ are named."
 )
 _FILES = "TOML files that leave it out"
@@ -71,7 +71,7 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Give any setting as `--NAME VALUE` to `train`, `relearn` and `reproduce`, as `settings={...}` in Python, or",
+        "Give any setting as `--NAME VALUE` to `train`, `finetune` and `reproduce`, as `settings={...}` in Python, or",
         "in a TOML file for `--preset`: common settings at the top, those of a recipe in a table with its name. A",
         "setting that the chosen recipe does not use is refused. This page is made from the code by `make settings`.",
         "",
@@ -94,7 +94,7 @@ def _sections(kind: type[Settings]) -> Iterator[str]:
 def _defaults(kind: type[Settings], one: Setting, mark: str = "") -> str:
     """The default of a setting, and what presets have that differ from it."""
     presets = {name: values[one.key] for name, values in preset_values(kind).items()}  # type: ignore[arg-type]
-    default = presets.get(AUTO_PRESET, one.default)
+    default = presets.get(DEFAULT_PRESET, one.default)
     others: dict[str, list[str]] = {}
     for name, value in {**presets, _FILES: one.default}.items():
         if value != default:

@@ -12,16 +12,16 @@ import logging
 from collections import Counter
 from pathlib import Path
 
+from prototree.backbones.geometry import Box
 from prototree.data.cars import is_cars, read_cars
 from prototree.data.cub import is_cub, read_cub
+from prototree.data.dataset import ImageData, Part, Problem, Sample, check_name
 from prototree.data.folder import MANIFEST_SUFFIXES, read_folder, read_manifest
 from prototree.data.folds import take_fold
 from prototree.data.ignored import describe_unread
-from prototree.data.samples import ImageData, Part, Problem, Sample, check_name
 from prototree.data.scan import in_words, scan_files
 from prototree.errors import DataError
 from prototree.files import cache_folder
-from prototree.network.geometry import Box
 
 __all__ = ["Box", "ImageData", "Part", "Problem", "Sample", "open_data"]
 
@@ -35,7 +35,7 @@ _SHOWN = 5
 def open_data(
     source: str | Path,
     *,
-    test_share: float = 0.2,
+    test_fraction: float = 0.2,
     seed: int = 0,
     strict: bool = False,
     deep: bool = False,
@@ -43,7 +43,7 @@ def open_data(
 ) -> ImageData:
     """Opens a data set in any form and checks that a tree can be trained on it. `birds` is the generated one.
 
-    `test_share` and `seed` matter if the data has no split of its own. Files that cannot be read are left
+    `test_fraction` and `seed` matter if the data has no split of its own. Files that cannot be read are left
     out and listed in `problems`; with `strict` they are an error. With `deep` all photos are decoded, not only their
     headers read, which takes longer. A `fold` such as 2/5 takes the second fifth of all photos as the test set,
     whatever split the data has.
@@ -53,7 +53,7 @@ def open_data(
         >>> data.kind, data.n_classes, len(data.train), len(data.test)
         ('folder', 3, 24, 9)
     """
-    data = look_at_data(source, test_share=test_share, seed=seed, strict=strict, deep=deep)
+    data = look_at_data(source, test_fraction=test_fraction, seed=seed, strict=strict, deep=deep)
     if data.problems:
         logger.warning("%s\nthe rest is used", in_words(data.root, data.problems))
     if unread := describe_unread(data.ignored):
@@ -65,14 +65,14 @@ def open_data(
 
 
 def look_at_data(
-    source: str | Path, *, test_share: float = 0.2, seed: int = 0, strict: bool = False, deep: bool = False
+    source: str | Path, *, test_fraction: float = 0.2, seed: int = 0, strict: bool = False, deep: bool = False
 ) -> ImageData:
     """Opens a data set like `open_data`, whether or not a tree can be trained on it."""
     path = Path(source).expanduser()
     if str(source) == BIRDS and not path.exists():
         path = _generated_birds()
     check_name(str(path.resolve()), "data")
-    data = _read(path, test_share=test_share, seed=seed)
+    data = _read(path, test_fraction=test_fraction, seed=seed)
     if strict and (unread := describe_unread(data.ignored)):
         raise DataError(f"{data.root}: {unread}; or open the data without strict to skip them")
     return scan_files(data, strict=strict, deep=deep)
@@ -94,18 +94,18 @@ def _generated_birds() -> Path:
     return folder
 
 
-def _read(source: Path, *, test_share: float, seed: int) -> ImageData:
+def _read(source: Path, *, test_fraction: float, seed: int) -> ImageData:
     if not source.exists():
         raise DataError(f"{source} does not exist; expected a folder of images or a CSV file that lists them")
     if not source.is_dir():
         if source.suffix.lower() not in MANIFEST_SUFFIXES:
             raise DataError(f"expected a folder, or a manifest that ends in .csv or .tsv, got the file {source}")
-        return read_manifest(source, test_share=test_share, seed=seed)
+        return read_manifest(source, test_fraction=test_fraction, seed=seed)
     if is_cub(source):
         return read_cub(source)
     if is_cars(source):
         return read_cars(source)
-    return read_folder(source, test_share=test_share, seed=seed)
+    return read_folder(source, test_fraction=test_fraction, seed=seed)
 
 
 def _remedy(data: ImageData) -> str:

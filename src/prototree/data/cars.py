@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from prototree.data.samples import ImageData, Sample
+from prototree.backbones.geometry import Box
+from prototree.data.dataset import ImageData, Sample
 from prototree.errors import DataError, MissingExtraError
 from prototree.files import MAX_TEXT_BYTES, read_regular
-from prototree.network.geometry import Box
 
 _TEST_FILE = "cars_test_annos_withlabels.mat"
 

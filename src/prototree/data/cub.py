@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from prototree.data.samples import ImageData, Part, Sample
+from prototree.backbones.geometry import Box
+from prototree.data.dataset import ImageData, Part, Sample
 from prototree.errors import DataError
 from prototree.files import MAX_TEXT_BYTES, read_regular
-from prototree.network.geometry import Box
 
 Value = TypeVar("Value")
 

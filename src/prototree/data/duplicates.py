@@ -16,9 +16,9 @@ from jaxtyping import Int16, Int64, UInt64
 from numpy import ndarray
 from PIL import Image
 
+from prototree.data.dataset import ImageData, Sample
 from prototree.data.images import read_image
-from prototree.data.remembered import THREADS, photo_digests
-from prototree.data.samples import ImageData, Sample
+from prototree.data.stat_cache import THREADS, photo_digests
 from prototree.errors import DataError
 
 logger = logging.getLogger(__name__)

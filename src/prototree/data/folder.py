@@ -3,7 +3,7 @@
 Three forms are read: `train/<class>/` beside `test/<class>/` and perhaps `val/<class>/` (or `valid`, `validation`);
 one folder of class folders; and a CSV or TSV file with a header of `path`, `label` and, if wanted, `split`. Where no
 split is given, a seeded share of every class becomes the test set. Photos for validation are neither trained nor tested
-on: they give the feedback while mending. Where there is no `test` they are the test set, and a warning says so.
+on: they give the feedback while editing. Where there is no `test` they are the test set, and a warning says so.
 """
 
 import csv
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prototree.data.dataset import ImageData, Sample, check_name
 from prototree.data.ignored import describe_unread, is_visible
 from prototree.data.images import is_image, suffixes
-from prototree.data.samples import ImageData, Sample, check_name
 from prototree.errors import ConfigError, DataError
 from prototree.files import MAX_TEXT_BYTES, read_regular
 
@@ -41,39 +41,39 @@ def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
     return [(-1, text) if own is None else (len(own), own) for text, own in zip(pieces, digits, strict=True)], name
 
 
-def split_classes(labels: Sequence[str], *, test_share: float, seed: int) -> list[bool]:
+def split_classes(labels: Sequence[str], *, test_fraction: float, seed: int) -> list[bool]:
     """Which items go to the test set: a share of each class, at least one where a class has two or more.
 
     A class's split depends on its own items and the seed alone, so adding a class leaves the others as they
     are.
     """
-    if not 0.0 < test_share < 1.0:
-        raise ConfigError(f"expected a test share between 0 and 1 (0.2 is usual), got {test_share}")
+    if not 0.0 < test_fraction < 1.0:
+        raise ConfigError(f"expected a test share between 0 and 1 (0.2 is usual), got {test_fraction}")
     members: dict[str, list[int]] = {}
     for index, label in enumerate(labels):
         members.setdefault(label, []).append(index)
     in_test = [False] * len(labels)
     for label, indices in members.items():
         count = len(indices)
-        n_test = min(max(round(test_share * count), 1), count - 1)
+        n_test = min(max(round(test_fraction * count), 1), count - 1)
         for index in random.Random(f"{seed}/{label}").sample(indices, n_test):
             in_test[index] = True
     return in_test
 
 
-def read_folder(root: Path, *, test_share: float = 0.2, seed: int = 0) -> ImageData:
+def read_folder(root: Path, *, test_fraction: float = 0.2, seed: int = 0) -> ImageData:
     """A folder of class folders, or `train` and `test` folders of them."""
     train_folder, test_folder = _find(root, TRAIN_NAMES), _find(root, TEST_NAMES)
     validation_folder = _find(root, VALIDATION_NAMES)
     if train_folder is not None and (test_folder or validation_folder) is not None:
         return _read_splits(root, train_folder, test_folder, validation_folder)
     if train_folder is not None and len(_subfolders(root)) == 1:
-        return read_folder(train_folder, test_share=test_share, seed=seed)
+        return read_folder(train_folder, test_fraction=test_fraction, seed=seed)
     classes = _class_images(root)
     by_class = classes.images
     paths = [path for images in by_class.values() for path in images]
     labels = [name for name, images in by_class.items() for _ in images]
-    in_test = split_classes(labels, test_share=test_share, seed=seed)
+    in_test = split_classes(labels, test_fraction=test_fraction, seed=seed)
     number = {name: index for index, name in enumerate(by_class)}
     pairs = [(Sample(path, number[name]), test) for path, name, test in zip(paths, labels, in_test, strict=True)]
     return ImageData(
@@ -193,12 +193,12 @@ class _Row:
     split: str | None
 
 
-def read_manifest(file: Path, *, test_share: float = 0.2, seed: int = 0) -> ImageData:
+def read_manifest(file: Path, *, test_fraction: float = 0.2, seed: int = 0) -> ImageData:
     """A CSV or TSV file; relative paths start at the folder it lies in."""
     rows = _read_rows(file)
     _check_rows(file, rows)
     if rows[0].split is None:
-        in_test = split_classes([row.label for row in rows], test_share=test_share, seed=seed)
+        in_test = split_classes([row.label for row in rows], test_fraction=test_fraction, seed=seed)
         parts = ["test" if test else "train" for test in in_test]
     else:
         parts = [row.split or "" for row in rows]
@@ -257,7 +257,7 @@ def _no_header(file: Path, header: str) -> DataError:
 
 
 def _check_rows(file: Path, rows: Sequence[_Row]) -> None:
-    """One error for all mistakes, so that they can be mended in one go."""
+    """One error for all mistakes, so that they can be edited in one go."""
     first_line: dict[str, int] = {}
     mistakes = []
     for row in rows:

@@ -4,7 +4,7 @@ import random
 import re
 from dataclasses import replace
 
-from prototree.data.samples import ImageData, Sample
+from prototree.data.dataset import ImageData, Sample
 from prototree.errors import ConfigError
 
 MAX_FOLDS = 100

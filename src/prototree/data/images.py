@@ -23,9 +23,9 @@ from jaxtyping import UInt8
 from numpy import ndarray
 from PIL import Image, JpegImagePlugin
 
+from prototree.backbones.geometry import Size
 from prototree.errors import DataError, NotAnImageError, TooLargeError
 from prototree.files import open_regular
-from prototree.network.geometry import Size
 
 File = io.BufferedReader | io.BytesIO
 Source = str | Path | bytes | File

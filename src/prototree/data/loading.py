@@ -24,15 +24,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
-from prototree.data.augment import Colours, Plain, Transform
+from prototree.backbones.geometry import Box, Size
+from prototree.backbones.multicrop import Closer, look
+from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.thread_map import side_by_side
+from prototree.data.dataset import Problem, Sample
 from prototree.data.images import Photo, read_photo, reduction
-from prototree.data.samples import Problem, Sample
+from prototree.data.transforms import Colours, Plain, Transform
 from prototree.data.views import View, region_of, squared, squash
 from prototree.errors import ConfigError, DataError
-from prototree.network.geometry import Box, Size
-from prototree.network.looks import Closer, look
-from prototree.network.preprocessing import Preprocessing
-from prototree.network.side_by_side import side_by_side
 
 logger = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from prototree.backbones.geometry import Size
+from prototree.data.dataset import ImageData, Problem, Sample
 from prototree.data.images import MAX_BYTES, check_header, read_photo
-from prototree.data.remembered import THREADS, Row, read_table, table_of, write_table
-from prototree.data.samples import ImageData, Problem, Sample
+from prototree.data.stat_cache import THREADS, Row, read_table, table_of, write_table
 from prototree.errors import DataError
 from prototree.files import check_regular
-from prototree.network.geometry import Size
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from random import Random
 
 from PIL import Image
 
+from prototree.backbones.geometry import Box, Size
+from prototree.backbones.preprocessing import Preprocessing
+from prototree.data.dataset import Kind, Part, Sample
 from prototree.data.images import check_header
-from prototree.data.samples import Kind, Part, Sample
-from prototree.network.geometry import Box, Size
-from prototree.network.preprocessing import Preprocessing
 
 CORNER_MARGIN = 0.1
 CLOSE_MARGIN = 0.4
@@ -70,7 +70,7 @@ def projection_views(sample: Sample, kind: Kind, *, margin: float = 0.0) -> tupl
 
 
 def source_views(sample: Sample) -> tuple[View, ...]:
-    """Where the recipe `warm` takes prototypes from: the photo, and a closer look at what it is about."""
+    """Where the recipe `distill` takes prototypes from: the photo, and a closer look at what it is about."""
     name = "middle" if sample.box is None else "box"
     return (FULL, View(name, _subject(sample)))
 

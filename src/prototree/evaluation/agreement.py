@@ -39,11 +39,11 @@ class Agreement:
         """The figures as sentences."""
         said = []
         if self.n_photos:
-            answered = f"{self.n_right} of {self.n_answered} answers are right"
+            coverage = f"{self.n_right} of {self.n_answered} answers are right"
             share = f" ({percent(self.n_right / self.n_answered, 1)})" if self.n_answered else ""
             silent = self.n_photos - self.n_answered
             photos = "photo" if silent == 1 else "photos"
-            said.append(f"{answered}{share}" + (f"; no answer for {silent} {photos}" if silent else ""))
+            said.append(f"{coverage}{share}" + (f"; no answer for {silent} {photos}" if silent else ""))
         if self.unknown:
             names = ", ".join(map(repr, list(self.unknown)[:_MOST])) + (", …" if len(self.unknown) > _MOST else "")
             said.append(f"photos not counted: {self.unknown.total()} (the tree has no class {names})")

@@ -4,18 +4,18 @@ from collections.abc import Iterator
 
 import torch
 
-from prototree.network.backbone import FeatureExtractor
+from prototree.backbones.backbone import FeatureExtractor
 from prototree.training import distributed
+from prototree.training.baseline import Baseline
 from prototree.training.batches import Batches, CachedBatches
-from prototree.training.maps import MapBatch
-from prototree.training.yardstick import Yardstick
+from prototree.training.feature_cache import MapBatch
 
 
 class ClassifierAccuracy:
     """Measures a classifier on the backbone's maps in the same pass as the tree; does nothing without a classifier."""
 
-    def __init__(self, yardstick: Yardstick | None) -> None:
-        self._yardstick = yardstick
+    def __init__(self, baseline: Baseline | None) -> None:
+        self._baseline = baseline
         self._counts = torch.zeros(2, dtype=torch.long)  # right answers, photos
 
     @torch.inference_mode()
@@ -28,12 +28,12 @@ class ClassifierAccuracy:
                 values = inputs.values.to(device)
                 is_cached = isinstance(batches, CachedBatches)
                 backbone_map = features.backbone.tail(values) if is_cached else features.backbone(values)
-                if self._yardstick is not None:
-                    right = self._yardstick(backbone_map).argmax(dim=1) == labels
+                if self._baseline is not None:
+                    right = self._baseline(backbone_map).argmax(dim=1) == labels
                     self._counts += torch.tensor([int(right.sum()), len(labels)])
                 yield features.from_map(backbone_map).clone(), labels, inputs.entries.to(device)
 
     def accuracy(self) -> float | None:
         """Over the photos of all processes; None where there is no classifier."""
         right, photos = torch.cat(distributed.gather(self._counts[None])).sum(dim=0).tolist()
-        return right / photos if self._yardstick is not None and photos else None
+        return right / photos if self._baseline is not None and photos else None

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from prototree.core.ensemble import Ballot, Ensemble
+from prototree.core.strategies import HARD, STRATEGIES, Strategy
 from prototree.errors import DataError
 from prototree.training import distributed
-from prototree.tree.ensemble import Ballot, Ensemble
-from prototree.tree.strategies import HARD, STRATEGIES, Strategy
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ ImageBatch = tuple[Float[Tensor, "_ 3 h w"], Int[Tensor, " _"]]
 
 
 @torch.no_grad()
-def evaluate_ensemble(
+def ensemble_metrics(
     ensemble: Ensemble, batches: Iterable[ImageBatch], vote: Callable[[Tensor], list[Ballot]] | None = None
 ) -> EnsembleMetrics:
     """All numbers from one pass over the photos. In several processes each passes its share; all get the same.

@@ -11,18 +11,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from prototree.core.leaves import class_log_probs
+from prototree.core.model import ProtoTree, TreePrediction
+from prototree.core.strategies import HARD, STRATEGIES, Strategy
 from prototree.errors import DataError
 from prototree.training import distributed
-from prototree.training.maps import MapBatch
-from prototree.tree.leaves import class_log_probs
-from prototree.tree.model import Decisions, ProtoTree
-from prototree.tree.strategies import HARD, STRATEGIES, Strategy
+from prototree.training.feature_cache import MapBatch
 
 _CALIBRATION_BINS = 15
 _LEAF_BINS = 20
 _DTYPES = {
+    "soft_confidence": torch.float32,
     "confidence": torch.float32,
-    "sureness": torch.float32,
     "strangeness": torch.float32,
     "in_top5": torch.bool,
     "is_known": torch.bool,
@@ -40,9 +40,9 @@ class Judged:
     greedy: Int[Tensor, " M"]
     max_path_length: Int[Tensor, " M"]
     greedy_length: Int[Tensor, " M"]
-    confidence: Float[Tensor, " M"]  # of the soft prediction
-    sureness: Float[Tensor, " M"]  # of the greedy one
-    strangeness: Float[Tensor, " M"]  # how far its worst question is from what is usual
+    soft_confidence: Float[Tensor, " M"]  # of the soft prediction
+    confidence: Float[Tensor, " M"]  # of the greedy one
+    ood_score: Float[Tensor, " M"]  # how far its worst question is from what is usual
     is_known: Bool[Tensor, " M"]  # whether the tree gives an answer at all
     in_top5: Bool[Tensor, " M"]
     max_path_leaf: Int[Tensor, " M"]
@@ -107,17 +107,17 @@ class Metrics:
     fidelity: dict[str, float]  # share of images on which a hard strategy agrees with soft
     path_length: dict[str, PathLengths]
     top5: float
-    calibration_error: float  # of Eq. 4's probability of the soft answer
-    sureness_error: float  # the same of the sureness, for the greedy answer: what people are shown
-    mean_sureness: float
-    answered: float  # share of images that the tree does not say "I don't know" to
-    answered_accuracy: float | None  # of its greedy answers to those; None if there are none
+    ece: float  # of Eq. 4's probability of the soft answer
+    confidence_ece: float  # the same of the confidence, for the greedy answer: what people are shown
+    mean_confidence: float
+    coverage: float  # share of images that the tree does not say "I don't know" to
+    selective_accuracy: float | None  # of its greedy answers to those; None if there are none
     class_accuracy: list[float | None]  # of the greedy path, which is what pages show; None without test images
     confusion: list[tuple[int, int, int]]  # true class, greedy prediction, photos; pairs that occur, in order
     n_prototypes: int
     n_leaves: int
-    leaf_maxima: list[float]  # max σ(c) of every leaf, for the supplement's histogram
-    leaf_histogram: list[int]  # of leaf_maxima, 20 bins from 0 to 1
+    leaf_max_probs: list[float]  # max σ(c) of every leaf, for the supplement's histogram
+    leaf_max_hist: list[int]  # of leaf_max_probs, 20 bins from 0 to 1
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -151,21 +151,21 @@ def measure(tree: ProtoTree, judged: Judged) -> Metrics:
         fidelity={s: _share(judged.prediction(s) == judged.soft) for s in HARD},
         path_length={s: _lengths(judged.length(s)) for s in HARD},
         top5=_share(judged.in_top5),
-        calibration_error=_calibration_error(judged.confidence, judged.soft == label),
-        sureness_error=_calibration_error(judged.sureness, judged.greedy == label),
-        mean_sureness=float(judged.sureness.double().mean()),
-        answered=_share(judged.is_known),
-        answered_accuracy=_share((judged.greedy == label)[judged.is_known]) if judged.is_known.any() else None,
+        ece=_calibration_error(judged.soft_confidence, judged.soft == label),
+        confidence_ece=_calibration_error(judged.confidence, judged.greedy == label),
+        mean_confidence=float(judged.confidence.double().mean()),
+        coverage=_share(judged.is_known),
+        selective_accuracy=_share((judged.greedy == label)[judged.is_known]) if judged.is_known.any() else None,
         class_accuracy=[right / count if count else None for right, count in zip(hits, total, strict=True)],
         confusion=_confusion(label, judged.greedy),
         n_prototypes=tree.n_prototypes,
         n_leaves=tree.topology.n_leaves,
-        leaf_maxima=maxima.tolist(),
-        leaf_histogram=torch.histc(maxima.float(), _LEAF_BINS, 0, 1).int().tolist(),
+        leaf_max_probs=maxima.tolist(),
+        leaf_max_hist=torch.histc(maxima.float(), _LEAF_BINS, 0, 1).int().tolist(),
     )
 
 
-def _judge_batch(decisions: Decisions, labels: Int[Tensor, " B"], places: Int[Tensor, " B"]) -> Judged:
+def _judge_batch(decisions: TreePrediction, labels: Int[Tensor, " B"], places: Int[Tensor, " B"]) -> Judged:
     soft = decisions.class_probs("soft")
     top5 = soft.topk(min(5, soft.shape[1]), dim=1).indices
     confidence, label = soft.max(dim=1)
@@ -177,9 +177,9 @@ def _judge_batch(decisions: Decisions, labels: Int[Tensor, " B"], places: Int[Te
         greedy=decisions.labels("greedy"),
         max_path_length=decisions.max_path.length,
         greedy_length=decisions.greedy.length,
-        confidence=confidence,
-        sureness=decisions.sureness,
-        strangeness=decisions.strangeness,
+        soft_confidence=confidence,
+        confidence=decisions.confidence,
+        ood_score=decisions.ood_score,
         is_known=decisions.is_known,
         in_top5=(top5 == labels.to(top5.device)[:, None]).any(dim=1),
         max_path_leaf=decisions.max_path.leaf,

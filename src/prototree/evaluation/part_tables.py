@@ -20,8 +20,8 @@ def part_words(parts: Mapping[str, Any]) -> str:
     hiding = parts.get("hiding", {}).get("peak")
     if hiding:
         said.append(
-            f"hiding it sends {_tenths(hiding['turned_away'])} of 10 photos the other way "
-            f"({_tenths(hiding['random_turned_away'])} of 10 if a random patch is hidden)"
+            f"hiding it sends {_tenths(hiding['flip_rate'])} of 10 photos the other way "
+            f"({_tenths(hiding['random_flip_rate'])} of 10 if a random patch is hidden)"
         )
     return f"{'; '.join(said).capitalize()}." if said else ""
 
@@ -34,12 +34,12 @@ def prototype_words(own: Mapping[str, Any]) -> list[str]:
         part, shown = purity["part"], purity["n_photos"]
         hits = round(purity["share"] * shown)
         said.append(f"In {hits} of the {shown} most similar test photos that show the {part}, this patch lies on it.")
-    same = own.get("same_part", {}).get("peak", {}).get("test")
+    same = own.get("consistency", {}).get("peak", {}).get("test")
     if same:
         said.append(f"Of all test photos that go this way, {percent(same['share'])} have the {same['part']} in it.")
     hiding = own.get("hiding", {}).get("peak")
     if hiding:
-        away, chance = (round(hiding[name] * hiding["n_photos"], 1) for name in ("turned_away", "random_turned_away"))
+        away, chance = (round(hiding[name] * hiding["n_photos"], 1) for name in ("flip_rate", "random_flip_rate"))
         said.append(
             f"Hiding it sends {away:g} of {hiding['n_photos']} test photos the other way, "
             f"hiding random patches of the same size {chance:g}."
@@ -65,12 +65,10 @@ def part_table(parts: Mapping[str, Any]) -> Table:
     if parts["stability"] is not None:
         rows.append(("stability", "–", _number(parts["stability"])))
     for method, found in parts["hiding"].items():
-        name, chance = _METHODS[method], percent(found["random_turned_away"], 1)
-        rows.append(
-            (f"hiding {name}: turned away (random boxes)", "–", f"{percent(found['turned_away'], 1)} ({chance})")
-        )
+        name, chance = _METHODS[method], percent(found["random_flip_rate"], 1)
+        rows.append((f"hiding {name}: turned away (random boxes)", "–", f"{percent(found['flip_rate'], 1)} ({chance})"))
         if found.get("lost") is not None:
-            lost, chance = (percent(found[key], 1) for key in ("lost", "random_lost"))
+            lost, chance = (percent(found[key], 1) for key in ("lost", "random_loss_rate"))
             rows.append(
                 (f"hiding {name}: turned away, or nothing within reach (random boxes)", "–", f"{lost} ({chance})")
             )

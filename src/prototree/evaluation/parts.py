@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from prototree.data.samples import Part
-from prototree.network.geometry import Box
+from prototree.backbones.geometry import Box
+from prototree.data.dataset import Part
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -47,14 +47,14 @@ class HidingShare:
     """What hiding a box does to photos that go to a prototype's side; random boxes have the same size."""
 
     n_photos: int
-    turned_away: float  # share of the photos that no longer go there
-    random_turned_away: float
+    flip_rate: float  # share of the photos that no longer go there
+    random_flip_rate: float
     distance: float  # to the prototype, in units of its reach, mean over the photos
     distance_hidden: float
     random_distance_hidden: float
-    n_within: int = 0  # photos in which a prototype of the node was within reach; the next two are about these
+    n_in_radius: int = 0  # photos in which a prototype of the node was within reach; the next two are about these
     lost: float | None = None  # share of them that turn away, or stay with nothing within reach
-    random_lost: float | None = None
+    random_loss_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class PrototypeParts:
 
     prototype: int
     purity: Mapping[Place, BySplit] = field(default_factory=dict)  # over the nearest photos
-    same_part: Mapping[Place, BySplit] = field(default_factory=dict)  # over the photos that go its way
+    consistency: Mapping[Place, BySplit] = field(default_factory=dict)  # over the photos that go its way
     same_part_wide: Mapping[Place, BySplit] = field(default_factory=dict)
     stability: float | None = None
     hiding: Mapping[str, HidingShare] = field(default_factory=dict)  # by the method that the box comes from
@@ -100,7 +100,7 @@ class PartFigures:
 
     def consistency(self, split: Split, place: Place = "peak", *, wide: bool = False) -> float | None:
         """Share of the prototypes for which one part lies in the box of most photos that go their way."""
-        found = [(one.same_part_wide if wide else one.same_part).get(place, {}) for one in self.prototypes]
+        found = [(one.same_part_wide if wide else one.consistency).get(place, {}) for one in self.prototypes]
         return _mean([float(own[split].share >= CONSISTENT) for own in found if split in own])
 
     @property
@@ -111,7 +111,7 @@ class PartFigures:
     def hiding(self, method: str) -> HidingShare | None:
         """Over all photos tested, each with each prototype on its way."""
         found = [one.hiding[method] for one in self.prototypes if method in one.hiding]
-        total, within = sum(one.n_photos for one in found), sum(one.n_within for one in found)
+        total, within = sum(one.n_photos for one in found), sum(one.n_in_radius for one in found)
         if not total:
             return None
 
@@ -119,18 +119,18 @@ class PartFigures:
             return sum(one.n_photos * float(getattr(one, name)) for one in found) / total
 
         def mean_within(name: str) -> float | None:
-            return sum(one.n_within * (getattr(one, name) or 0.0) for one in found) / within if within else None
+            return sum(one.n_in_radius * (getattr(one, name) or 0.0) for one in found) / within if within else None
 
         return HidingShare(
             total,
-            turned_away=mean("turned_away"),
-            random_turned_away=mean("random_turned_away"),
+            flip_rate=mean("flip_rate"),
+            random_flip_rate=mean("random_flip_rate"),
             distance=mean("distance"),
             distance_hidden=mean("distance_hidden"),
             random_distance_hidden=mean("random_distance_hidden"),
-            n_within=within,
+            n_in_radius=within,
             lost=mean_within("lost"),
-            random_lost=mean_within("random_lost"),
+            random_loss_rate=mean_within("random_loss_rate"),
         )
 
     def _purities(self, split: Split, place: Place) -> list[float]:

@@ -26,7 +26,7 @@ def available() -> bool:
     return True
 
 
-def leaf_maxima(maxima: Sequence[float], n_classes: int, title: str) -> "Figure":
+def leaf_max_probs(maxima: Sequence[float], n_classes: int, title: str) -> "Figure":
     """The supplement's histogram: the largest class probability of every leaf."""
     figure, axes = _canvas(6.0, 3.6)
     axes.hist(maxima, bins=[i / 40 for i in range(41)], color=_BLUE)

@@ -12,7 +12,7 @@ _LAST_FIRST = ("projected", "pruned", "trained")
 _TURNS = {True: "right", False: "left"}
 _WRONG_TURNS = {  # right, left; by what the nodes ask
     "presence": ("found what is not there", "missed what is there"),
-    "choice": ("wrongly nearer to the right patch", "wrongly nearer to the left patch"),
+    "pairwise": ("wrongly nearer to the right patch", "wrongly nearer to the left patch"),
 }
 
 
@@ -79,7 +79,7 @@ def stage_table(metrics: Mapping[str, Any], title: str) -> Table:
     return Table(title, ("stage", "soft", "max-path", "greedy", "prototypes", "questions asked"), rows)
 
 
-def yardstick_words(metrics: Mapping[str, Any]) -> str:
+def baseline_text(metrics: Mapping[str, Any]) -> str:
     """What reading the features as a tree costs, as a sentence; nothing where there was no classifier."""
     classifier, stages = metrics.get("classifier"), metrics.get("stages", {})
     if classifier is None or not stages:
@@ -103,10 +103,10 @@ def detail_table(metrics: Mapping[str, Any]) -> Table:
             f"{values['fidelity']['max_path']:.3f}",
             f"{values['fidelity']['greedy']:.3f}",
             percent(values["top5"], 1),
-            f"{values['calibration_error']:.3f}",
-            f"{values['sureness_error']:.3f}" if "sureness_error" in values else "–",
-            percent(values["answered"], 1) if "answered" in values else "–",
-            percent(values["answered_accuracy"], 1) if values.get("answered_accuracy") is not None else "–",
+            f"{values['ece']:.3f}",
+            f"{values['confidence_ece']:.3f}" if "confidence_ece" in values else "–",
+            percent(values["coverage"], 1) if "coverage" in values else "–",
+            percent(values["selective_accuracy"], 1) if values.get("selective_accuracy") is not None else "–",
         )
         for stage, values in metrics["stages"].items()
     )
@@ -116,35 +116,35 @@ def detail_table(metrics: Mapping[str, Any]) -> Table:
         "fidelity of greedy",
         "top-5",
         "calibration error",
-        "error of the sureness",
+        "calibration error",
         "photos it answers",
         "of those right",
     )
     return Table("fidelity and calibration", header, rows)
 
 
-def stranger_table(found: Mapping[str, Any]) -> Table:
-    """How photos of no known class are told from the test photos; from `strangers` in metrics.json."""
+def ood_table(found: Mapping[str, Any]) -> Table:
+    """How photos of no known class are told from the test photos; from `ood` in metrics.json."""
     rows = tuple(
         (
             name,
             str(one["n_photos"]),
-            *(f"{one['auroc'][score]:.3f}" for score in ("sureness", "distance", "both")),
+            *(f"{one['auroc'][score]:.3f}" for score in ("confidence", "distance", "both")),
             percent(one["accepted"], 1),
-            percent(one["answered"], 1),
+            percent(one["coverage"], 1),
         )
         for name, one in found.items()
     )
     header = (
         "photos of no known class",
         "number",
-        "AUROC of sureness",
+        "AUROC of confidence",
         "of distance",
         "of both",
         "accepted when 95 % of own photos are",
         "answered by this tree",
     )
-    return Table("strangers", header, rows)
+    return Table("ood", header, rows)
 
 
 def class_table(metrics: Mapping[str, Any], stage: str) -> Table:
@@ -168,19 +168,19 @@ def class_table(metrics: Mapping[str, Any], stage: str) -> Table:
 
 
 def blame_table(mistakes: Mapping[str, Any]) -> Table:
-    """The nodes at which wrong answers left the path of their true class; from the content of mistakes.json."""
+    """The nodes at which wrong answers left the path of their true class; from the content of errors.json."""
     rows = tuple(
         (
             str(node["node"]),
-            str(node["n_mistakes"]),
-            str(node["n_went_right"]),
-            str(node["n_mistakes"] - node["n_went_right"]),
-            f"{node['mean_distance_to_half']:.2f}",
+            str(node["n_errors"]),
+            str(node["n_goes_right"]),
+            str(node["n_errors"] - node["n_goes_right"]),
+            f"{node['mean_abs_margin']:.2f}",
         )
         for node in mistakes["nodes"]
     )
     wrong_turns = _WRONG_TURNS.get(mistakes.get("question", ""), ("went right", "went left"))
-    header = ("node", "mistakes", *wrong_turns, "mean |probability − 0.5|")
+    header = ("node", "errors", *wrong_turns, "mean |probability − 0.5|")
     return Table("nodes with the most wrong turns", header, rows)
 
 
@@ -192,7 +192,7 @@ def mistake_table(mistakes: Mapping[str, Any], class_names: list[str]) -> Table:
             one["image"],
             class_names[one["label"]],
             class_names[one["answer"]],
-            "no leaf has its class" if one["node"] is None else f"{one['node']}, {_TURNS[one['went_right']]}",
+            "no leaf has its class" if one["node"] is None else f"{one['node']}, {_TURNS[one['goes_right']]}",
             "–" if one["p_right"] is None else f"{one['p_right']:.3f}",
             "–" if one["margin"] is None else f"{one['margin']:.2f}",
         )

@@ -12,6 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from prototree.backbones.geometry import Box
+from prototree.core.localization import peak_box
+from prototree.core.model import ProtoTree
+from prototree.core.nodes import LN2
 from prototree.data import Part
 from prototree.data.loading import ViewDataset, derived_seed
 from prototree.evaluation.parts import BOX_SHARE, HidingShare, parts_inside
@@ -24,12 +28,8 @@ from prototree.explain.attribution import (
     patch_distances,
     random_boxes,
 )
-from prototree.explain.places import grids_of, peaks, smallest_box
+from prototree.explain.localization import grids_of, peaks, smallest_box
 from prototree.explain.prototypes import Progress
-from prototree.network.geometry import Box
-from prototree.tree.model import ProtoTree
-from prototree.tree.peaks import peak_box
-from prototree.tree.questions import LN2
 
 TICKS = 20  # what a pair costs, in photos
 NOISE = 0.2  # standard deviation, in normalised pixels
@@ -189,14 +189,14 @@ def _tested(results: Sequence[_Result], *, has_parts: bool) -> Outcome:
         within = [one.after[method] for one in results if not one.before.lost]
         return HidingShare(
             n_photos,
-            turned_away=_mean([one.away for one in boxes]),
-            random_turned_away=_mean([one.away for one in chance]),
+            flip_rate=_mean([one.away for one in boxes]),
+            random_flip_rate=_mean([one.away for one in chance]),
             distance=_mean([one.before.distance for one in results]),
             distance_hidden=_mean([one.distance for one in boxes]),
             random_distance_hidden=_mean([one.distance for one in chance]),
-            n_within=len(within),
+            n_in_radius=len(within),
             lost=_mean([own[0].lost for own in within]) if within else None,
-            random_lost=_mean([one.lost for own in within for one in own[1:]]) if within else None,
+            random_loss_rate=_mean([one.lost for own in within for one in own[1:]]) if within else None,
         )
 
     stability = sum(one.is_stable for one in results) / n_photos if has_parts else None

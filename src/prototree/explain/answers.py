@@ -12,16 +12,16 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 
-from prototree.data.augment import to_input
+from prototree.core import checkpoint
+from prototree.core.model import ProtoTree, TreePrediction
+from prototree.core.strategies import Strategy
 from prototree.data.images import from_pillow, read_photo
+from prototree.data.transforms import to_input
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.tables import percent
-from prototree.explain.matches import rival_of
+from prototree.explain.neighbours import rival_of
 from prototree.explain.records import UNKNOWN, Doubt
 from prototree.run import Run
-from prototree.tree import checkpoint
-from prototree.tree.model import Decisions, ProtoTree
-from prototree.tree.strategies import Strategy
 
 Asked = str | Path | Image.Image | UInt8[np.ndarray, "height width 3"]
 """A photo: a file, a PIL image, or an array of 8-bit red, green and blue."""
@@ -32,9 +32,9 @@ class Turn:
     """One question on the path, and its answer."""
 
     node: int
-    present: bool  # of a choice: whether the right one of its two patches was nearer
+    present: bool  # of a pairwise node: whether the right one of its two patches was nearer
     p_right: float
-    rather: int | None = None  # of a choice: the prototype that was nearer
+    rather: int | None = None  # of a pairwise node: the prototype that was nearer
     than: int | None = None  # and the other one
 
     def __str__(self) -> str:
@@ -58,14 +58,14 @@ class Answer:
 
     Examples:
         >>> answer = prototree.ask("runs/photos", "bird.jpg")
-        >>> answer.label in ("bluebird", "cardinal", "greenfinch"), 0 <= answer.sureness <= 1, answer.known
+        >>> answer.label in ("bluebird", "cardinal", "greenfinch"), 0 <= answer.confidence <= 1, answer.known
         (True, True, True)
         >>> len(answer.path) >= 1  # the questions that were asked
         True
     """
 
     label: str
-    sureness: float | None  # that the greedy answer is right; None where the tree gives no answer
+    confidence: float | None  # that the greedy answer is right; None where the tree gives no answer
     probability: float  # of the label, by the whole tree (Eq. 4)
     path: tuple[Turn, ...]
     reason: str = ""  # why the tree gives no answer; the label is its best guess then
@@ -85,10 +85,10 @@ class Answer:
         return ", ".join(turn.words(notes or {}) for turn in self.path) or "no question asked"
 
     def words(self, notes: Mapping[int, str] | None = None) -> str:
-        """One line of text: the answer, its sureness and its path."""
-        if self.sureness is None:
+        """One line of text: the answer, its confidence and its path."""
+        if self.confidence is None:
             return f"{UNKNOWN} (best guess {self.label}): {self.reason} {self.path_words(notes)}"
-        return f"{self.label} ({percent(self.sureness)} sure): {self.path_words(notes)}"
+        return f"{self.label} ({percent(self.confidence)} sure): {self.path_words(notes)}"
 
     def __str__(self) -> str:
         return self.words()
@@ -96,59 +96,63 @@ class Answer:
 
 @torch.no_grad()
 def ask(
-    run_or_tree: Run | ProtoTree | str | Path, photo: Asked, *, strategy: Strategy = "greedy", at_least: float = 0.0
+    run_or_tree: Run | ProtoTree | str | Path,
+    photo: Asked,
+    *,
+    strategy: Strategy = "greedy",
+    min_confidence: float = 0.0,
 ) -> Answer:
     """Asks a tree about one photo; a run is asked with its last tree. `predict` asks about many at once.
 
-    An answer that is less sure than `at_least` is "I don't know".
+    An answer that is less sure than `min_confidence` is "I don't know".
 
     Examples:
         >>> ask("runs/photos", "bird.jpg").label in ("bluebird", "cardinal", "greenfinch")
         True
     """
-    expect_share(at_least)
+    expect_share(min_confidence)
     tree = tree_of(run_or_tree).eval()
     images = to_input(opened(photo, tree.preprocessing.resize), tree.preprocessing)[None]
-    return answers(tree, tree.predict(images.to(tree.prototypes.device)), strategy, at_least)[0]
+    return answers(tree, tree.predict(images.to(tree.prototypes.device)), strategy, min_confidence)[0]
 
 
-def expect_share(at_least: float) -> None:
-    """Refuse a least sureness that is none, in words that tell what a percentage would be."""
-    if not 0 <= at_least <= 1:
-        meant = f"; did you mean {at_least / 100:g}?" if 1 < at_least <= 100 else ""
-        raise ConfigError(f"expected a least sureness (at_least) from 0 to 1, got {at_least:g}{meant}")
+def expect_share(min_confidence: float) -> None:
+    """Refuse a least confidence that is none, in words that tell what a percentage would be."""
+    if not 0 <= min_confidence <= 1:
+        meant = f"; did you mean {min_confidence / 100:g}?" if 1 < min_confidence <= 100 else ""
+        raise ConfigError(f"expected a least confidence (min_confidence) from 0 to 1, got {min_confidence:g}{meant}")
 
 
 def answers(
-    tree: ProtoTree, decisions: Decisions, strategy: Strategy = "greedy", at_least: float = 0.0
+    tree: ProtoTree, decisions: TreePrediction, strategy: Strategy = "greedy", min_confidence: float = 0.0
 ) -> list[Answer]:
     """An answer for each photo of a batch."""
     labels, path = decisions.labels(strategy), decisions.path(strategy)
     soft = decisions.soft.gather(1, labels[:, None])[:, 0]
     ways = zip(path.nodes.tolist(), path.goes_right.tolist(), path.p_right.tolist(), strict=True)
     reasons = (doubt.reason if doubt is not None else "" for doubt in doubts_of(tree, decisions))
-    rows = zip(labels.tolist(), decisions.sureness.tolist(), soft.tolist(), ways, reasons, strict=True)
-    less = f"Less sure than the {percent(at_least)} that were asked for."
+    rows = zip(labels.tolist(), decisions.confidence.tolist(), soft.tolist(), ways, reasons, strict=True)
+    less = f"Less sure than the {percent(min_confidence)} that were asked for."
     return [
         Answer(
             tree.class_names[label],
-            sureness if not reason and sureness >= at_least else None,
+            confidence if not reason and confidence >= min_confidence else None,
             probability,
             tuple(turn_at(tree, *turn) for turn in zip(*way, strict=True) if turn[0] >= 0),
-            reason or (less if sureness < at_least else ""),
+            reason or (less if confidence < min_confidence else ""),
         )
-        for label, sureness, probability, way, reason in rows
+        for label, confidence, probability, way, reason in rows
     ]
 
 
-def doubts_of(tree: ProtoTree, decisions: Decisions) -> list[Doubt | None]:
+def doubts_of(tree: ProtoTree, decisions: TreePrediction) -> list[Doubt | None]:
     """Of each image, why the tree does not know what it shows; None where it knows."""
     found: list[Doubt | None] = []
     for image, is_known in enumerate(decisions.is_known.tolist()):
-        strangeness, node = float(decisions.strangeness[image]), None
-        if strangeness > tree.sureness.farthest:
-            node = int(decisions.greedy.nodes[image, decisions.unusual[image].argmax()])
-        found.append(None if is_known else Doubt(node, strangeness))
+        ood_score, node = float(decisions.ood_score[image]), None
+        if ood_score > tree.calibration.farthest:
+            node = int(decisions.greedy.nodes[image, decisions.distance_ratio[image].argmax()])
+        found.append(None if is_known else Doubt(node, ood_score))
     return found
 
 

@@ -24,13 +24,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from prototree.backbones.backbone import FeatureExtractor
+from prototree.backbones.geometry import Box
+from prototree.backbones.multicrop import ONCE, look
+from prototree.core.model import ProtoTree
+from prototree.core.nodes import Question
+from prototree.core.patches import extract_patches
 from prototree.explain.records import Hiding
-from prototree.network.backbone import FeatureExtractor
-from prototree.network.geometry import Box
-from prototree.network.looks import ONCE, look
-from prototree.tree.model import ProtoTree
-from prototree.tree.patches import extract_patches
-from prototree.tree.questions import Question
 
 Features = Callable[[Tensor], Tensor]
 """Images B×3×h×w to feature maps B×D×H×W."""

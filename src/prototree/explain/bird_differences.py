@@ -9,15 +9,15 @@ neither is a prototype whose photo shows none of these parts, such as a crest th
 import numpy as np
 from numpy.typing import NDArray
 
+from prototree.backbones.geometry import Box
+from prototree.core.model import ProtoTree
 from prototree.data import ImageData, Sample
 from prototree.data.birds.species import Species, differing_parts
 from prototree.data.birds.truth import part_pixels, read_species
 from prototree.data.loading import derived_seed
 from prototree.data.views import photo_size
 from prototree.evaluation.parts import OnDifference
-from prototree.network.geometry import Box
 from prototree.training.projection import side_classes
-from prototree.tree.model import ProtoTree
 
 LOOK_ALIKES = 2  # parts in which two species may differ at most
 _DRAWS = 200

@@ -13,13 +13,20 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from prototree.data.augment import to_input
+from prototree.backbones.preprocessing import Preprocessing
+from prototree.core.ensemble import ballot
+from prototree.core.model import ProtoTree, TreeOutput, TreePrediction
+from prototree.core.nodes import LN2
+from prototree.core.patches import distance_map
+from prototree.core.strategies import Strategy
 from prototree.data.images import from_pillow, read_photo
+from prototree.data.transforms import to_input
 from prototree.data.views import FULL
 from prototree.explain.answers import doubts_of
 from prototree.explain.attribution import Probes, attribute, occlude
-from prototree.explain.counterfactuals import runner_up
-from prototree.explain.places import (
+from prototree.explain.counterfactual import runner_up
+from prototree.explain.histograms import decisive
+from prototree.explain.localization import (
     Finding,
     InputFrame,
     SeenPhoto,
@@ -39,15 +46,8 @@ from prototree.explain.records import (
     Spread,
     Step,
 )
-from prototree.explain.spreads import decisive
-from prototree.explain.whole_tree import pictures_of, spreads_of
-from prototree.network.preprocessing import Preprocessing
+from prototree.explain.tree import pictures_of, spreads_of
 from prototree.run import Run, run_or_tree_at
-from prototree.tree.ensemble import ballot
-from prototree.tree.model import Decisions, ProtoTree, Routed
-from prototree.tree.patches import distance_map
-from prototree.tree.questions import LN2
-from prototree.tree.strategies import Strategy
 
 _PATHS: tuple[Strategy, ...] = ("greedy", "max_path")  # the explanation first
 _SIDE = 480  # pixels of the longer side of the photo that is explained
@@ -99,12 +99,12 @@ def explain_image(
         class_names=tree.class_names,
         label=label,
         soft=tuple(decided.decisions.soft[0].tolist()),
-        sureness=float(decided.decisions.sureness[0]) if decided.decisions.is_known[0] else None,
+        confidence=float(decided.decisions.confidence[0]) if decided.decisions.is_known[0] else None,
         doubt=doubts_of(tree, decided.decisions)[0],
         paths={strategy: decided.path(strategy, matches, pictures, notes or {}, spreads) for strategy in _PATHS},
         runner_up={strategy: decided.runner_up(strategy) for strategy in _PATHS},
         question=tree.question.kind,
-        sureness_photos=tree.sureness.n_photos,
+        n_calibration=tree.calibration.n_photos,
         in_vote=tuple(ballot(tree, decided.routed).soft[0].tolist()),
     )
 
@@ -117,8 +117,8 @@ class _Decided:
     seen: SeenPhoto
     images: Float[Tensor, "1 3 h w"]
     feature_map: Float[Tensor, "1 D H W"]
-    routed: Routed
-    decisions: Decisions
+    routed: TreeOutput
+    decisions: TreePrediction
 
     @classmethod
     @torch.no_grad()
@@ -155,7 +155,7 @@ class _Decided:
         spreads: Mapping[int, Spread],
     ) -> PathExplanation:
         path, n_nodes = self.decisions.path(strategy), self.tree.topology.n_nodes
-        is_choice = self.tree.question.kind == "choice"
+        is_choice = self.tree.question.kind == "pairwise"
 
         def seen(prototype: int, p_right: float) -> SeenPatch:
             distance, reach = float(self.routed.distance[0, prototype]), LN2 * float(self.tree.reach[prototype])
@@ -184,7 +184,7 @@ class _Decided:
     def decisive(self) -> list[float]:
         """What decided at each node, in the units of a `Spread`."""
         n_nodes, distance = self.tree.topology.n_nodes, self.routed.distance
-        left = distance[:, n_nodes:] if self.tree.question.kind == "choice" else None
+        left = distance[:, n_nodes:] if self.tree.question.kind == "pairwise" else None
         at: list[float] = decisive(self.tree, range(n_nodes), distance[:, :n_nodes], left)[0].tolist()
         return at
 
@@ -195,7 +195,7 @@ class _Decided:
         leaf_labels = decisions.leaf_probs.argmax(dim=1).cpu().numpy()
         answer = int(decisions.labels(strategy)[0])
         soft = decisions.soft[0].cpu().numpy()
-        sharpness = tree.question.sharpness if tree.question.kind == "choice" else None
+        sharpness = tree.question.sharpness if tree.question.kind == "pairwise" else None
         return runner_up(left, right, tree.topology, leaf_labels, soft, answer, strategy, sharpness)
 
 

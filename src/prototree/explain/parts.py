@@ -15,6 +15,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from prototree.backbones.geometry import Box
+from prototree.backbones.inference import frozen_features
+from prototree.core.model import ProtoTree
+from prototree.core.patches import distance_map
 from prototree.data import ImageData, Part, Sample
 from prototree.data.loading import ViewDataset, derived_seed
 from prototree.data.views import FULL, evaluation_views, from_photo, parts_in_view, photo_size
@@ -35,14 +39,10 @@ from prototree.evaluation.parts import (
 )
 from prototree.explain.altered_photos import TICKS, Pair, alter_pairs
 from prototree.explain.bird_differences import on_differences
-from prototree.explain.places import peaks
+from prototree.explain.localization import peaks
 from prototree.explain.prototypes import Progress, fast_features
-from prototree.network.engine import frozen_features
-from prototree.network.geometry import Box
 from prototree.training.batches import looking, maps_of
-from prototree.training.filling import Tick
-from prototree.tree.model import ProtoTree
-from prototree.tree.patches import distance_map
+from prototree.training.extract import Tick
 
 PHOTOS_TESTED = 10  # of those that go to a prototype's side
 _PHOTOS_AT_ONCE = 32
@@ -172,7 +172,7 @@ def _with_parts(tree: ProtoTree, seen: Seen, split: Split, one: PrototypeParts) 
     return replace(
         one,
         purity=added(one.purity, nearest, BOX_SHARE),
-        same_part=added(one.same_part, going, BOX_SHARE),
+        consistency=added(one.consistency, going, BOX_SHARE),
         same_part_wide=added(one.same_part_wide, going, WIDE_SHARE),
     )
 

@@ -20,16 +20,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from prototree.data.augment import to_input
+from prototree.backbones.inference import frozen_features
+from prototree.backbones.preprocessing import Preprocessing
+from prototree.core.model import ProtoTree, TreePrediction
+from prototree.core.strategies import Strategy
 from prototree.data.listing import Listed, is_frame, listed_in_frame, listed_photos
+from prototree.data.transforms import to_input
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.tables import percent
 from prototree.explain.answers import Answer, answers, expect_share, opened, tree_of
-from prototree.network.engine import frozen_features
-from prototree.network.preprocessing import Preprocessing
 from prototree.run import Run
-from prototree.tree.model import Decisions, ProtoTree
-from prototree.tree.strategies import Strategy
 
 BATCH, DEFAULT_TOP = 32, 5
 
@@ -79,11 +79,11 @@ def predict(
     *,
     strategy: Strategy = "greedy",
     top: int = DEFAULT_TOP,
-    at_least: float = 0.0,
+    min_confidence: float = 0.0,
 ) -> list[Prediction]:
     """A tree's answers for many photos, as a list; `predict_each` gives them one by one.
 
-    An answer that is less sure than `at_least` is "I don't know".
+    An answer that is less sure than `min_confidence` is "I don't know".
 
     Examples:
         >>> found = predict("runs/photos", "holiday/")
@@ -92,7 +92,7 @@ def predict(
         >>> len(predict("runs/photos", np.zeros((2, 40, 40, 3), np.uint8)))  # photos × height × width × 3
         2
     """
-    return list(predict_each(run_or_tree, photos, strategy=strategy, top=top, at_least=at_least))
+    return list(predict_each(run_or_tree, photos, strategy=strategy, top=top, min_confidence=min_confidence))
 
 
 def predict_each(
@@ -101,7 +101,7 @@ def predict_each(
     *,
     strategy: Strategy = "greedy",
     top: int = DEFAULT_TOP,
-    at_least: float = 0.0,
+    min_confidence: float = 0.0,
     batch_size: int = BATCH,
     threads: int = 0,
 ) -> Iterator[Prediction]:
@@ -116,11 +116,11 @@ def predict_each(
     """
     if batch_size < 1 or threads < 0 or top < 0:
         raise ConfigError(f"expected batch_size >= 1, threads >= 0 and top >= 0, got {batch_size}, {threads} and {top}")
-    expect_share(at_least)
+    expect_share(min_confidence)
     tree = tree_of(run_or_tree).eval()
-    teller = _Teller(tree, strategy, top, at_least)
+    teller = _Teller(tree, strategy, top, min_confidence)
     items = _read_ahead(_items(photos, tree.preprocessing), threads or os.cpu_count() or 1, 2 * batch_size)
-    decide: Callable[[Tensor], Decisions] = tree.predict
+    decide: Callable[[Tensor], TreePrediction] = tree.predict
     for number, batch in enumerate(_batched(items, batch_size)):
         if number == 0 and sum(one.image is not None for one in batch) == batch_size:
             decide = _quick(tree)  # worth its start where there are many
@@ -148,15 +148,15 @@ class _Teller:
     tree: ProtoTree
     strategy: Strategy
     top: int
-    at_least: float
+    min_confidence: float
 
     @torch.inference_mode()
-    def tell(self, batch: list[_Ready], decide: Callable[[Tensor], Decisions]) -> list[Prediction]:
+    def tell(self, batch: list[_Ready], decide: Callable[[Tensor], TreePrediction]) -> list[Prediction]:
         readable = [one.image for one in batch if one.image is not None]
         told: Iterator[tuple[Answer, tuple[tuple[str, float], ...]]] = iter(())
         if readable:
             decisions = decide(torch.stack(readable).to(self.tree.prototypes.device))
-            said = answers(self.tree, decisions, self.strategy, self.at_least)
+            said = answers(self.tree, decisions, self.strategy, self.min_confidence)
             told = zip(said, self._likeliest(decisions), strict=True)
         predictions = []
         for one in batch:
@@ -167,14 +167,14 @@ class _Teller:
                 predictions.append(Prediction(one.item.name, answer, "", likeliest, one.item.truth))
         return predictions
 
-    def _likeliest(self, decisions: Decisions) -> list[tuple[tuple[str, float], ...]]:
+    def _likeliest(self, decisions: TreePrediction) -> list[tuple[tuple[str, float], ...]]:
         found = decisions.soft.topk(min(self.top, self.tree.n_classes), dim=1)
         names = self.tree.class_names
         rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
         return [tuple((names[k], p) for k, p in zip(*row, strict=True)) for row in rows]
 
 
-def _quick(tree: ProtoTree) -> Callable[[Tensor], Decisions]:
+def _quick(tree: ProtoTree) -> Callable[[Tensor], TreePrediction]:
     """The tree's answers from its network as it runs fastest, the same but for the last digits."""
     features = frozen_features(tree.features)
     return lambda images: tree.decide(tree.route(features(images)))

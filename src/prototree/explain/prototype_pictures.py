@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from prototree.backbones.geometry import Box, Size
+from prototree.core.model import ProtoTree, PrototypeSource
+from prototree.data.dataset import ImageData
 from prototree.data.images import Photo, read_photo, webp
-from prototree.data.samples import ImageData
 from prototree.errors import CheckpointError, DataError
 from prototree.explain.records import Picture, Surroundings
 from prototree.files import DIGESTS, read_json, read_listed, write_listed
-from prototree.network.geometry import Box, Size
-from prototree.tree.model import ProtoTree, PrototypeSource
 
 log = logging.getLogger(__name__)
 

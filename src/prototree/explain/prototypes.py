@@ -13,15 +13,20 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from prototree.backbones.backbone import FeatureExtractor
+from prototree.backbones.bn_fusion import folded
+from prototree.backbones.geometry import Box
+from prototree.backbones.inference import frozen_features
+from prototree.backbones.thread_map import side_by_side
+from prototree.core.model import ProtoTree, PrototypeSource
+from prototree.core.nodes import LN2
 from prototree.data import ImageData
+from prototree.data.dataset import Sample, name_in
 from prototree.data.loading import Entry, ViewDataset, Views, derived_seed
-from prototree.data.samples import Sample, name_in
 from prototree.data.views import View, photo_size, projection_views
 from prototree.errors import DataError
-from prototree.explain.alterations import causes
 from prototree.explain.attribution import Probes, attribute, occlude, patch_distances
-from prototree.explain.matches import Matches, find_matches
-from prototree.explain.places import (
+from prototree.explain.localization import (
     Finding,
     InputFrame,
     SeenPhoto,
@@ -31,18 +36,13 @@ from prototree.explain.places import (
     peak_finding,
     tested,
 )
+from prototree.explain.neighbours import Matches, find_matches
+from prototree.explain.perturbations import causes
 from prototree.explain.prototype_pictures import THUMB_SIDE, open_photo, reduced
 from prototree.explain.records import Cause, Match, PrototypeExplanation, Side
-from prototree.network.backbone import FeatureExtractor
-from prototree.network.engine import frozen_features
-from prototree.network.folding import folded
-from prototree.network.geometry import Box
-from prototree.network.side_by_side import side_by_side
 from prototree.training.batches import looking, maps_of
-from prototree.training.filling import Tick
-from prototree.training.maps import MapBatch, kept_sets
-from prototree.tree.model import ProtoTree, PrototypeSource
-from prototree.tree.questions import LN2
+from prototree.training.extract import Tick
+from prototree.training.feature_cache import MapBatch, kept_sets
 
 log = logging.getLogger(__name__)
 

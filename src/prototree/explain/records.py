@@ -11,15 +11,15 @@ from typing import Literal
 from jaxtyping import Float, UInt8
 from numpy import ndarray
 
-from prototree.network.geometry import Box, Size
-from prototree.tree.strategies import Strategy
+from prototree.backbones.geometry import Box, Size
+from prototree.core.strategies import Strategy
 
 Picture = UInt8[ndarray, "_ _ 3"]  # of any height and width; two in one dataclass need not agree
 Heat = Float[ndarray, "_ _"]
 """From 0 to 1, to be stretched over the whole photo; 0 where the network did not look."""
 
 Method = Literal["peak", "cell", "attribution", "occlusion"]
-QuestionKind = Literal["presence", "choice"]
+QuestionKind = Literal["presence", "pairwise"]
 """Whether a node asks for one patch, or which of two is nearer; as in `tree.questions`, which needs torch."""
 Side = Literal["right", "left"]
 AROUND = 3.0
@@ -71,8 +71,8 @@ class Cause:
 
 
 SPREAD_RANGES = 64
-SPREAD_LIMITS: dict[QuestionKind, tuple[float, float]] = {"presence": (0.0, 3.2), "choice": (-1.0, 1.0)}
-SPREAD_LINES: dict[QuestionKind, float] = {"presence": 1.0, "choice": 0.0}
+SPREAD_LIMITS: dict[QuestionKind, tuple[float, float]] = {"presence": (0.0, 3.2), "pairwise": (-1.0, 1.0)}
+SPREAD_LINES: dict[QuestionKind, float] = {"presence": 1.0, "pairwise": 0.0}
 
 
 @dataclass(frozen=True)
@@ -103,17 +103,19 @@ class PrototypeExplanation:
     prototype: int  # of P
     node: int  # that asks for it
     side: Side  # where photos go that have it; a node that asks for presence has no left one
-    reach: float  # distance: nearer than this is present; of a choice: as near as 95 % of its side's photos come
+    reach: float  # distance: nearer than this is present; of a pairwise node: as near as 95 % of its side's photos come
     source: Match
     distance_moved: float | None  # by projection; None: it is no training patch, `source` is only the nearest here
     nearest: tuple[Match, ...]  # in other photos than the source, one patch each, nearest first
-    # K: how much of each class's training photos the node alone would send to this prototype's side, so a choice's two
-    # prototypes share out every class.
+    # K: how much of each class's training photos the node alone would send to this prototype's side, so a pairwise
+    # node's two prototypes share out every class.
     right_share: tuple[float, ...]
     causes: tuple[Cause, ...]
     note: str = ""  # the user's own words, such as "long beak"
     tests: tuple[str, ...] = ()  # whether it means what it shows, a sentence each; empty if never measured
-    spread: Spread | None = None  # of the node, so both prototypes of a choice have the same; None if never counted
+    spread: Spread | None = (
+        None  # of the node, so both prototypes of a pairwise node have the same; None if never counted
+    )
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,8 @@ class SeenPatch:
 
     prototype: int
     distance: float
-    in_reach: bool  # of presence: whether it counts as present; of a choice: whether it is as near as usual on its side
+    # Of presence: whether it counts as present; of a pairwise node: whether it is as near as usual on its side
+    in_reach: bool
     match: Match  # the image's own best patch
     picture: Picture  # the prototype's crop
     note: str = ""
@@ -198,7 +201,7 @@ class Step:
     goes_right: bool
     p_right: float
     right: SeenPatch
-    left: SeenPatch | None = None  # only of a choice
+    left: SeenPatch | None = None  # only of a pairwise node
     at: float | None = None  # what decided, in the units of a `Spread`
     spread: Spread | None = None  # of the training photos at this node; None if never counted
 
@@ -240,7 +243,8 @@ class PathExplanation:
 
 @dataclass(frozen=True)
 class Nearer:
-    """Which of a choice's two prototypes would have to be nearer, by how much, if the other stays where it is."""
+    """Which of a pairwise node's two prototypes would have to be nearer, by how much, if the other stays where it
+    is."""
 
     prototype: int
     than: int
@@ -254,7 +258,7 @@ class Flip:
     node: int
     p_right: float
     needed: float
-    nearer: Nearer | None = None  # only of a choice
+    nearer: Nearer | None = None  # only of a pairwise node
 
 
 @dataclass(frozen=True)
@@ -303,9 +307,9 @@ class DecisionExplanation:
     runner_up: dict[Strategy, RunnerUp | None]  # None where no change of similarities can do it
     question: QuestionKind = "presence"
     # That the greedy answer is right: of the answers called 70 % sure, 70 of 100 are. None where there is no answer.
-    sureness: float | None = 1.0
+    confidence: float | None = 1.0
     doubt: Doubt | None = None  # why the tree does not know; None: it knows
-    sureness_photos: int = 0  # that the sureness was fitted on; 0: never measured
+    n_calibration: int = 0  # that the confidence was fitted on; 0: never measured
     in_vote: tuple[float, ...] = ()  # K, what the tree says where several vote
 
     @property

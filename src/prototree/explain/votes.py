@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from prototree.backbones.inference import frozen_features
+from prototree.core.ensemble import Ensemble
+from prototree.core.model import ProtoTree
 from prototree.data.cub import readable_names
 from prototree.data.images import is_image, suffixes
 from prototree.errors import ConfigError, DataError
 from prototree.explain.decisions import Network, explain_image
 from prototree.explain.prototype_pictures import PrototypePictures
 from prototree.explain.records import DecisionExplanation, Spread, VoteExplanation
-from prototree.explain.whole_tree import pictures_of, spreads_of
-from prototree.network.engine import frozen_features
+from prototree.explain.tree import pictures_of, spreads_of
 from prototree.run import Run
-from prototree.tree.ensemble import Ensemble
-from prototree.tree.model import ProtoTree
 
 MAX_IMAGES = 10_000
 FEW_IMAGES = 8  # that a network explains as it is

@@ -7,14 +7,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from prototree.config import AUTO_PRESET, Config, preset
+from prototree.config import DEFAULT_PRESET, Config, preset
+from prototree.core.ensemble import Ensemble
+from prototree.core.model import ProtoTree
+from prototree.core.pruning import default_threshold
 from prototree.data import ImageData, open_data
 from prototree.data.duplicates import warn_of_copies
-from prototree.data.given import write_given
+from prototree.data.in_memory import write_given
 from prototree.data.loading import ViewDataset
 from prototree.data.views import evaluation_views
 from prototree.errors import ConfigError, DataError
-from prototree.evaluation.ensembles import EnsembleMetrics, evaluate_ensemble
+from prototree.evaluation.ensembles import EnsembleMetrics, ensemble_metrics
 from prototree.evaluation.metrics import Metrics
 from prototree.evaluation.metrics import evaluate as evaluate_maps
 from prototree.pipeline import folders
@@ -23,20 +26,17 @@ from prototree.progress import Observer
 from prototree.run import Run, run_or_tree_at
 from prototree.training import distributed
 from prototree.training.batches import CachedBatches, looking, maps_of
-from prototree.training.maps import MapBatch, kept_sets
-from prototree.tree.ensemble import Ensemble
-from prototree.tree.model import ProtoTree
-from prototree.tree.pruning import default_threshold
+from prototree.training.feature_cache import MapBatch, kept_sets
 
 Given = Any
-"""A path, `ImageData`, or photos and labels as `prototree.data.given` takes them."""
+"""A path, `ImageData`, or photos and labels as `prototree.data.in_memory` takes them."""
 
 
 def fit(
     data: Given,
     out: str | Path,
     *,
-    preset_name: str = AUTO_PRESET,
+    preset_name: str = DEFAULT_PRESET,
     settings: Mapping[str, Any] | None = None,
     stages: Iterable[str] = STAGES,
     resume: bool = False,
@@ -46,9 +46,9 @@ def fit(
 ) -> Run:
     """Trains, prunes, projects and evaluates a tree, as `prototree train` does. Also runs under `torchrun`.
 
-    `data` is a folder, a CSV list, or what `prototree.data.given` takes: a DataFrame (path, label, perhaps split), a
-    pair of photos and labels, a dataset of torch or Hugging Face, or a mapping from train and test to these. `start` is
-    a tree whose prototypes stay where they are while the network learns with them.
+    `data` is a folder, a CSV list, or what `prototree.data.in_memory` takes: a DataFrame (path, label, perhaps split),
+    a pair of images and labels, a dataset of torch or Hugging Face, or a mapping from train and test to these. `start`
+    is a tree whose prototypes stay where they are while the network learns with them.
 
     Examples:
         >>> run = fit("photos/", "runs/new", settings={"seed": 1})
@@ -119,7 +119,7 @@ def opened_again(data: Given, out: str | Path) -> str | Path | ImageData:
 def open_source(source: str | Path, config: Config) -> ImageData:
     """Opens a data set in every process; the first may have to draw or to scan it."""
     with distributed.one_after_the_other():
-        return open_data(source, test_share=config.test_share, strict=config.strict, fold=config.fold)
+        return open_data(source, test_fraction=config.test_fraction, strict=config.strict, fold=config.fold)
 
 
 def derived(config: Config, data: ImageData) -> Config:
@@ -146,7 +146,7 @@ def share_maps(config: Config, source: str | Path, out: Path, observer: Observer
             config.recipe.share_maps(Stages(Run(Path(nobody)), images, config, device, observer).workshop)
 
 
-def redo(
+def rerun(
     folder: str | Path,
     stage: str,
     *,
@@ -157,7 +157,7 @@ def redo(
     """Runs one stage of a run again, with other settings or on other data with the same classes.
 
     Examples:
-        >>> run = redo("runs/photos", "evaluate")
+        >>> run = rerun("runs/photos", "evaluate")
         >>> sorted(run.last_metrics["accuracy"])
         ['greedy', 'max_path', 'soft']
     """
@@ -165,7 +165,7 @@ def redo(
     config = run.config.changed(settings or {})
     with distributed.processes() as device, folders.held(run.folder):
         if distributed.is_first():
-            folders.tidy(run.folder)
+            folders.clean(run.folder)
         images = _sample(run.data(data), config)
         getattr(Stages(run, images, config, device, observer or Observer()), stage)()
     return run
@@ -207,13 +207,13 @@ def _test_maps(given: Run | ProtoTree, tree: ProtoTree, data: str | Path | Image
     return maps_of(batches, tree.features, tree.prototypes.device)
 
 
-def combine(
+def evaluate_ensemble(
     folders: Iterable[str | Path], *, data: str | Path | None = None, observer: Observer | None = None
 ) -> EnsembleMetrics:
     """The trees of several runs as one ensemble, evaluated on the test photos of the first run's data, or of others.
 
     Examples:
-        >>> found = combine(["runs/photos", "runs/photos"])
+        >>> found = evaluate_ensemble(["runs/photos", "runs/photos"])
         >>> found.n_images, len(found.alone), sorted(found.all_trees.accuracy)
         (9, 2, ['greedy', 'max_path', 'soft'])
     """
@@ -231,7 +231,7 @@ def combine(
         batches = work.test_batches(ensemble.trees[0], kept=ensemble.shares_backbone)
         photos = ((one.values.to(device), one.labels.to(device)) for one in batches.epoch(0))
         vote = ensemble.ballots_of_map if isinstance(batches, CachedBatches) else ensemble.ballots
-        return evaluate_ensemble(ensemble, photos, vote)
+        return ensemble_metrics(ensemble, photos, vote)
 
 
 def _sample(data: ImageData, config: Config) -> ImageData:

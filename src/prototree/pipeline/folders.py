@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from prototree.config import Config
+from prototree.core import checkpoint
 from prototree.errors import ConfigError, ProtoTreeError
 from prototree.files import make_folder, read_json, remove_leftovers, write_file
 from prototree.pipeline.stages import OWN_FILES
 from prototree.run import CONFIG, METRICS, RESULTS, Run
 from prototree.training import distributed, locks
-from prototree.training.engine import STATE
+from prototree.training.feature_cache import remove_unfinished
 from prototree.training.identity import expect_same
-from prototree.training.maps import remove_unfinished
-from prototree.tree import checkpoint
+from prototree.training.loop import STATE
 
 IDENTITY = "identity"  # in metrics.json: what must be the same for the run to be continued
 REPLACED = "replaced"  # folder in a run: what --overwrite replaces, until the new run is finished
@@ -42,7 +42,7 @@ def prepare(
             )
         elif used and train:
             _expect_same_run(run, identity)
-        tidy(folder)
+        clean(folder)
         write_file(folder / CONFIG, config.to_toml().encode())
     distributed.wait_for_all()
     return run
@@ -105,7 +105,7 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
-def tidy(folder: Path) -> None:
+def clean(folder: Path) -> None:
     """Removes what processes that were killed have left, and finishes what they had begun to write."""
     remove_leftovers(folder.rglob(".*"))
     remove_unfinished(folder / "cache")

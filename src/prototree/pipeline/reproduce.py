@@ -12,15 +12,15 @@ from typing import Any
 
 from prototree import files
 from prototree.config import preset
+from prototree.core.checkpoint import PROJECTED, PRUNED, TRAINED
 from prototree.errors import ConfigError
 from prototree.evaluation import plots
 from prototree.evaluation.tables import Table
-from prototree.pipeline.fit import combine, fit, open_source
+from prototree.pipeline.fit import evaluate_ensemble, fit, open_source
 from prototree.pipeline.stages import ANY_CLASS
 from prototree.progress import Observer
 from prototree.run import RESULTS, Run
 from prototree.training.recipes.paper import default_height
-from prototree.tree.checkpoint import PROJECTED, PRUNED, TRAINED
 
 NOT_RUN, NOT_PUBLISHED = "not run", "–"
 ENSEMBLES = (3, 5)
@@ -84,19 +84,19 @@ class Experiment:
 
 
 EXPERIMENTS = {
-    "cub": Experiment("cub", {}, None),
-    "cars": Experiment("cars", {}, None),
+    "cub": Experiment("paper-cub", {}, None),
+    "cars": Experiment("paper-cars", {}, None),
     # The paper's algorithm on the generated birds: the height has a meaning only there.
     "birds": Experiment(
         "demo",
         {
             "recipe": "paper",
-            "depth": 256,
+            "prototype_dim": 256,
             "augment": "light",
             "cache_views": 3,
             "epochs": 30,
-            "train_tail": False,
-            "lr_tail": 2e-3,
+            "train_last_block": False,
+            "lr_last_block": 2e-3,
             "weight_decay": 0.01,
             "milestones": (20, 25),
         },
@@ -172,7 +172,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """As JSON gives it back; also says at once if a setting is unknown."""
     if fixed := {"height", "seed"} & set(settings):
         raise ConfigError(f"{fixed.pop()} cannot be a setting here: use --heights and --seeds")
-    config = preset("cub").changed(settings)
+    config = preset("paper-cub").changed(settings)
     values = {**config.values(), **config.recipe.values(), "recipe": config.recipe.name}
     return {key: json.loads(json.dumps(value)) for key, value in values.items() if key in settings}
 
@@ -213,7 +213,7 @@ def _vote(folder: Path, height: int, observer: Observer) -> None:
     """Evaluates the ensembles of the runs of one height, unless that was done for the same runs."""
     names = [run.folder.name for run in _runs(folder)[height]]
     if len(names) > 1 and _votes(folder, height)["runs"] != names:
-        metrics = combine([folder / name for name in names], observer=observer).to_json()
+        metrics = evaluate_ensemble([folder / name for name in names], observer=observer).to_json()
         files.write_json(folder / f"ensemble-h{height}.json", {"runs": names, **metrics})
 
 
@@ -288,7 +288,7 @@ def _stages_table(
         measured = (
             *accuracies,
             _spread([run["stages"][PROJECTED]["n_prototypes"] for run in own], 1),
-            _mean([100 * run["pruning"]["share_pruned"] for run in own], 1),
+            _mean([100 * run["pruning"]["pruned_fraction"] for run in own], 1),
             _pooled([distance for run in own for distance in run["projection"]["distances"]]),
         )
         rows.append((str(height), f"measured ({len(own)} runs)", *measured))
@@ -343,8 +343,8 @@ def _figures(
     enough = default_height(n_classes) - 1
     figures = {"heights.png": plots.accuracy_by_height(accuracy, last_votes, enough, f"{name}: accuracy by height")}
     if height in runs:
-        maxima = runs[height][0]["stages"][TRAINED]["leaf_maxima"]
-        figures["leaf_maxima.png"] = plots.leaf_maxima(maxima, n_classes, f"{name}, h = {height}, first run")
+        maxima = runs[height][0]["stages"][TRAINED]["leaf_max_probs"]
+        figures["leaf_max_probs.png"] = plots.leaf_max_probs(maxima, n_classes, f"{name}, h = {height}, first run")
     return figures
 
 

@@ -10,32 +10,32 @@ import numpy as np
 import torch
 
 from prototree.config import Config
+from prototree.core import checkpoint
+from prototree.core.checkpoint import PROJECTED, PRUNED, TRAINED
+from prototree.core.model import ProtoTree
+from prototree.core.pruning import Pruned, prune
 from prototree.data import ImageData, Sample
 from prototree.data.loading import Entry, ViewDataset, derived_seed
 from prototree.data.views import evaluation_views
 from prototree.evaluation.classifier import ClassifierAccuracy
+from prototree.evaluation.errors import ErrorCollector
 from prototree.evaluation.metrics import Metrics, evaluate_all
-from prototree.evaluation.mistakes import MistakeFinder
-from prototree.explain.kept_pages import PAGES
-from prototree.explain.kept_spreads import count_spreads, keep_spreads
+from prototree.explain.assets import PAGES
 from prototree.explain.prototype_pictures import write_pictures
 from prototree.explain.prototypes import first_views
+from prototree.explain.stored_histograms import count_spreads, keep_spreads
 from prototree.files import write_json
 from prototree.pipeline.results import write_results
 from prototree.progress import Observer
-from prototree.run import CONFIG, METRICS, METRICS_VERSION, MISTAKES, NOTES, PICTURES, RESULTS, Run
+from prototree.run import CONFIG, ERRORS, METRICS, METRICS_VERSION, NOTES, PICTURES, RESULTS, Run
 from prototree.training import distributed
+from prototree.training.baseline import FOLDER as CLASSIFIER
+from prototree.training.baseline import Baseline, load_baseline
 from prototree.training.batches import Batches, maps_of
-from prototree.training.maps import MapCache, kept_sets
+from prototree.training.feature_cache import MapCache, kept_sets
 from prototree.training.projection import Projected, SourcePhotos, measure_again, project
 from prototree.training.shared_maps import OWN_CACHE, USED
 from prototree.training.workshop import Workshop
-from prototree.training.yardstick import FOLDER as CLASSIFIER
-from prototree.training.yardstick import Yardstick, load_yardstick
-from prototree.tree import checkpoint
-from prototree.tree.checkpoint import PROJECTED, PRUNED, TRAINED
-from prototree.tree.model import ProtoTree
-from prototree.tree.pruning import Pruned, prune
 
 STAGES = ("train", "prune", "project", "evaluate")
 # The prototypes that Eq. 6 gives without class constraints, kept for comparison (Table S4).
@@ -57,7 +57,7 @@ OWN_FILES = (
     PRUNED,
     PROJECTED,
     ANY_CLASS,
-    MISTAKES,
+    ERRORS,
     RESULTS,
     "plots",
     PICTURES,
@@ -101,7 +101,7 @@ class Stages:
                 "threshold": pruned.threshold,
                 "leaves": [pruned.leaves_before, pruned.leaves_after],
                 "prototypes": [pruned.prototypes_before, pruned.prototypes_after],
-                "share_pruned": pruned.share_pruned,
+                "pruned_fraction": pruned.pruned_fraction,
             }
         )
         return pruned
@@ -113,11 +113,11 @@ class Stages:
         batches = config.recipe.source_batches(self.workshop, tree)
         photos = SourcePhotos(self.data.folder, batches.entries)
         maps = maps_of(batches, tree.features, self.device)
-        projected = project(tree, maps, photos, constrain_classes=config.constrain_classes, compare=True)
+        projected = project(tree, maps, photos, project_within_class=config.project_within_class, compare=True)
         measure_again(projected, batches.entries)
         self._save(projected.tree, PROJECTED)
         self._drop(ANY_CLASS)
-        if projected.unconstrained is not None and config.constrain_classes and distributed.is_first():
+        if projected.unconstrained is not None and config.project_within_class and distributed.is_first():
             other = {"prototypes": projected.unconstrained.vector.view_as(tree.prototypes)}
             checkpoint.write_state(self.run.folder / ANY_CLASS, "state.json", {"version": checkpoint.VERSION}, other)
         if distributed.is_first():
@@ -126,7 +126,7 @@ class Stages:
             self._keep_spreads(projected.tree)
         self.run.note(
             projection={
-                "constrained": config.constrain_classes,
+                "constrained": config.project_within_class,
                 "mean_distance": projected.mean_distance,
                 "distances": projected.nearest.distance.tolist(),
                 "constraint_cost": projected.constraint_cost,
@@ -151,7 +151,7 @@ class Stages:
             trees[ANY_CLASS] = self._with_any_class(last)
         self.observer.stage(f"evaluating on {len(self.data.test)} test photos")
         batches = self.test_batches(first)
-        finder, beside = MistakeFinder(last), ClassifierAccuracy(self._yardstick(first))
+        finder, beside = ErrorCollector(last), ClassifierAccuracy(self._baseline(first))
         maps = beside.watch(batches, first.features, self.device)
         metrics = evaluate_all(trees, finder.watch(maps))
         self._write_mistakes(finder, batches.entries)
@@ -166,8 +166,8 @@ class Stages:
             write_results(self.run)
         return metrics
 
-    def _yardstick(self, tree: ProtoTree) -> Yardstick | None:
-        found = load_yardstick(tree.features, tree.n_classes, self.run.folder)
+    def _baseline(self, tree: ProtoTree) -> Baseline | None:
+        found = load_baseline(tree.features, tree.n_classes, self.run.folder)
         return found.to(self.device) if found is not None else None
 
     def test_batches(self, tree: ProtoTree, *, kept: bool = True) -> Batches:
@@ -190,13 +190,13 @@ class Stages:
         other.prototypes.data.copy_(found)
         return other
 
-    def _write_mistakes(self, finder: MistakeFinder, entries: Sequence[Entry]) -> None:
+    def _write_mistakes(self, finder: ErrorCollector, entries: Sequence[Entry]) -> None:
         finder.gather()
         found = finder.to_json()
         for mistake in found["images"]:
             mistake["image"] = self.data.name(entries[mistake.pop("place")].sample)
         if distributed.is_first():
-            write_json(self.run.folder / MISTAKES, found)
+            write_json(self.run.folder / ERRORS, found)
 
     def _save(self, tree: ProtoTree, stage: str) -> None:
         if distributed.is_first():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from prototree.explain.records import Location, Match, Picture
-from prototree.report.encoding import around_of, frame_in, reduced
+from prototree.report.images import around_of, frame_in, reduced
 from prototree.report.layout import CardPlace, Size, Spacing, arrange
 from prototree.report.marks import (
     ABSENT_INK,
@@ -26,7 +26,7 @@ from prototree.report.marks import (
     text_width,
     wrapped,
 )
-from prototree.report.words import Reading, count
+from prototree.report.text import Reading, count
 
 # tree.css has the same sizes.
 NODE_SIZE, LEAF_SIZE = (208.0, 122.0), (112.0, 132.0)
@@ -92,7 +92,7 @@ def subtree(
 def _edge(
     reading: Reading, node: int, right: bool, parent: CardPlace, child: CardPlace, id_: int, *, small: bool
 ) -> list[Mark]:
-    """The line to a child, and what stands at it: a word, or of a choice the picture that it leads on from."""
+    """The line to a child, and what stands at it: a word, or of a pairwise node the picture that it leads on from."""
     strong, ink = right or reading.is_choice, hue_ink(reading.hues[id_])
     edge, bottom = parent.x + 15, parent.y + parent.height
     points: tuple[tuple[float, float], ...]

@@ -11,6 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from prototree.backbones.geometry import Box
 from prototree.evaluation.tables import percent
 from prototree.explain.records import (
     UNKNOWN,
@@ -23,18 +24,17 @@ from prototree.explain.records import (
     Step,
     VoteExplanation,
 )
-from prototree.network.geometry import Box
 from prototree.report.decision_words import (
     asked_words,
     compact_words,
+    confidence_words,
     none_of_words,
-    sureness_words,
     untested_words,
 )
-from prototree.report.encoding import AROUND_SIDE, CROP_SIDE, around_of, data_url, frame_in, heat_url, reduced
-from prototree.report.spreads import spread_svg, spread_words
+from prototree.report.histogram import spread_svg, spread_words
+from prototree.report.images import AROUND_SIDE, CROP_SIDE, around_of, data_url, frame_in, heat_url, reduced
 from prototree.report.templating import asset, render
-from prototree.report.words import (
+from prototree.report.text import (
     METHOD_LONG,
     METHOD_SHORT,
     STRATEGY_NAMES,
@@ -65,7 +65,7 @@ def decision_body(
     """What stands in the page's body; its style sheets are `base.css` and `decision.css`.
 
     Whoever keeps pictures elsewhere says where (`photo`, `prototype-3` or `around-3`, `piece-3`; in a vote of trees
-    `2-piece-3`); `node_url` is where a node can be mended.
+    `2-piece-3`); `node_url` is where a node can be edited.
     """
     several = isinstance(explanation, VoteExplanation)
     decisions = explanation.decisions if isinstance(explanation, VoteExplanation) else (explanation,)
@@ -82,7 +82,7 @@ def decision_body(
         size=first.size,
         winner=first.class_names[winner],
         share=percent(max(probs)) if several else sure_share(first),
-        share_words="of the trees’ mean vote" if several else sureness_words(first.sureness, first.sureness_photos),
+        share_words="of the trees’ mean vote" if several else confidence_words(first.confidence, first.n_calibration),
         unknown=UNKNOWN,
         doubt=None if several or first.doubt is None else first.doubt.reason,
         truth=None if first.label is None else first.class_names[first.label],
@@ -98,7 +98,7 @@ def decision_body(
 
 def sure_share(decision: DecisionExplanation) -> str:
     """How sure an answer is, in percent; empty where there is none."""
-    return "" if decision.sureness is None else percent(min(decision.sureness, SUREST))
+    return "" if decision.confidence is None else percent(min(decision.confidence, SUREST))
 
 
 def _title(explanation: Decided) -> str:
@@ -134,7 +134,7 @@ class _Drawer:
         return {
             "winner": names[decision.answer],
             "share": sure_share(decision) or UNKNOWN,
-            "is_choice": decision.question == "choice",
+            "is_choice": decision.question == "pairwise",
             "paths": list(map(self._path, paths)),
             "bars": _bars(decision.soft, names),
             "soft": names[likeliest(decision.soft)],

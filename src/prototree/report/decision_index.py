@@ -8,9 +8,9 @@ from markupsafe import Markup
 from prototree.evaluation.tables import percent
 from prototree.explain.records import UNKNOWN, VoteExplanation
 from prototree.report.decision_html import SUREST, Decided
-from prototree.report.encoding import data_url, reduced
+from prototree.report.images import data_url, reduced
 from prototree.report.templating import asset, render
-from prototree.report.words import count, likeliest
+from prototree.report.text import count, likeliest
 
 _THUMB_SIDE = 96
 
@@ -24,11 +24,11 @@ class IndexEntry:
     thumb: str
     answer: str
     truth: str | None
-    sureness: float | None  # None: no answer is given
+    confidence: float | None  # None: no answer is given
 
     @property
     def is_known(self) -> bool:
-        return self.sureness is not None
+        return self.confidence is not None
 
     @property
     def is_right(self) -> bool:
@@ -36,24 +36,24 @@ class IndexEntry:
 
     @property
     def doubt(self) -> tuple[bool, float, str]:
-        """Smallest for what deserves the first look: no answer given, then little sureness."""
-        return self.is_known, self.sureness or 0.0, self.image
+        """Smallest for what deserves the first look: no answer given, then little confidence."""
+        return self.is_known, self.confidence or 0.0, self.image
 
     @property
     def share(self) -> str:
-        return "" if self.sureness is None else percent(min(self.sureness, SUREST))
+        return "" if self.confidence is None else percent(min(self.confidence, SUREST))
 
 
 def index_entry(explanation: Decided, href: str) -> IndexEntry:
     """A decision as a line of the list; of several trees, the mean vote and its share."""
     answer: int
-    sureness: float | None
+    confidence: float | None
     if isinstance(explanation, VoteExplanation):
         first, probs = explanation.decisions[0], explanation.class_probs
-        answer, sureness = likeliest(probs), max(probs)
+        answer, confidence = likeliest(probs), max(probs)
     else:
         first = explanation
-        answer, sureness = first.answer, first.sureness
+        answer, confidence = first.answer, first.confidence
     names = first.class_names
     return IndexEntry(
         image=first.image,
@@ -61,7 +61,7 @@ def index_entry(explanation: Decided, href: str) -> IndexEntry:
         thumb=data_url("thumb", reduced(first.photo, _THUMB_SIDE)),
         answer=names[answer],
         truth=None if first.label is None else names[first.label],
-        sureness=sureness,
+        confidence=confidence,
     )
 
 
@@ -73,7 +73,7 @@ def index_page(entries: Sequence[IndexEntry]) -> str:
         title=count(len(entries), "photo"),
         summary=_summary(entries),
         styles=[Markup(asset("base.css")), Markup(asset("decision.css"))],
-        entries=[(entry, f"{100 * (entry.sureness or 0.0):.1f}") for entry in ordered],
+        entries=[(entry, f"{100 * (entry.confidence or 0.0):.1f}") for entry in ordered],
         has_truth=any(entry.truth is not None for entry in entries),
         unknown=UNKNOWN,
     )

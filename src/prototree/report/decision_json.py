@@ -12,7 +12,7 @@ from prototree.explain.records import (
     Step,
     VoteExplanation,
 )
-from prototree.report.words import likeliest, step_words
+from prototree.report.text import likeliest, step_words
 
 
 def decision_json(explanation: DecisionExplanation | VoteExplanation) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def decision_json(explanation: DecisionExplanation | VoteExplanation) -> dict[st
         "label": explanation.label,
         "classes": list(names),
         "answer": {"label": explanation.answer, "class": names[explanation.answer]},
-        "sureness": None if explanation.sureness is None else round(explanation.sureness, 6),
+        "confidence": None if explanation.confidence is None else round(explanation.confidence, 6),
         "is_known": explanation.doubt is None,
         "doubt": None if explanation.doubt is None else explanation.doubt.reason,
         "soft": _numbers(explanation.soft),
@@ -60,7 +60,7 @@ def _path_json(path: PathExplanation, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _step_json(step: Step) -> dict[str, Any]:
-    """One patch that is there or not; or, of a choice, what was compared on either side."""
+    """One patch that is there or not; or, of a pairwise node, what was compared on either side."""
     told: dict[str, Any] = {"node": step.node, "note": step.note}
     if step.left is None:
         told |= {"present": step.goes_right, "similarity": _number(step.p_right), **_seen_json(step.right)}

@@ -4,12 +4,13 @@ from itertools import pairwise
 
 from PIL import Image
 
+from prototree.core.strategies import Strategy
 from prototree.errors import ShapeError
 from prototree.evaluation.tables import percent
 from prototree.explain.records import UNKNOWN, DecisionExplanation, PathExplanation, SeenPatch, Step
 from prototree.report import printing
 from prototree.report.cards import Spot, distribution, fitted, photo_with_box
-from prototree.report.encoding import CROP_SIDE, PHOTO_SIDE, heated, reduced
+from prototree.report.images import CROP_SIDE, PHOTO_SIDE, heated, reduced
 from prototree.report.marks import (
     ABSENT_INK,
     INK,
@@ -24,7 +25,7 @@ from prototree.report.marks import (
     Stroke,
     paragraph,
 )
-from prototree.report.words import (
+from prototree.report.text import (
     ABSENT,
     NEITHER_CLOSE,
     PRESENT,
@@ -32,7 +33,6 @@ from prototree.report.words import (
     compared_distances,
     likeliest,
 )
-from prototree.tree.strategies import Strategy
 
 _MARGIN, _GAP = 28.0, 34.0
 _CARD = Spot(0.0, 0.0, 236.0, 214.0)
@@ -68,7 +68,7 @@ def decision_drawing(explanation: DecisionExplanation, strategy: Strategy) -> Dr
     for step, spot in zip(path.steps, spots[1:-1], strict=True):
         marks += _step_card(step, spot) if step.left is None else _choice_card(step, spot)
     marks += _end_card(explanation, path, spots[-1])
-    # A choice is no absence, whichever side it takes.
+    # A pairwise node is no absence, whichever side it takes.
     turns = [None, *(step.goes_right or step.left is not None for step in path.steps)]
     for i, (before, after) in enumerate(pairwise(spots)):
         marks += _arrow(before, after, turns[i])
@@ -163,7 +163,7 @@ def _trust(explanation: DecisionExplanation, path: PathExplanation) -> str:
     """How far to trust the answer at the end of a path."""
     if path.strategy != "greedy":
         return f"{percent(max(path.class_probs))} of the photos that end here"
-    return f"a guess: {UNKNOWN}" if explanation.sureness is None else f"{percent(explanation.sureness)} sure"
+    return f"a guess: {UNKNOWN}" if explanation.confidence is None else f"{percent(explanation.confidence)} sure"
 
 
 def _arrow(before: Spot, after: Spot, present: bool | None) -> list[Mark]:

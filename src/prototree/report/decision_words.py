@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 
 from prototree.explain.records import Hiding, Step
-from prototree.report.words import NEITHER_CLOSE, PRESENT, compared_distances, plain
+from prototree.report.text import NEITHER_CLOSE, PRESENT, compared_distances, plain
 
 _NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 HOW_TO_TEST = "prototree explain … --attribution tests every box by hiding it"
 
 
-def sureness_words(sureness: float | None, n_photos: int) -> str:
-    """What a sureness means, after the percentage: only what was measured is promised."""
-    if sureness is None:
+def confidence_words(confidence: float | None, n_photos: int) -> str:
+    """What a confidence means, after the percentage: only what was measured is promised."""
+    if confidence is None:
         return ""
     if not n_photos:
         return "sure by the tree’s own estimate, which was not checked on held-out photos"
-    if sureness > 0.99:
+    if confidence > 0.99:
         return "sure: right in more than 99 of 100 such cases"
-    return f"sure: right in about {max(round(100 * sureness), 1)} of 100 such cases"
+    return f"sure: right in about {max(round(100 * confidence), 1)} of 100 such cases"
 
 
 def number_word(number: int) -> str:
@@ -44,7 +44,7 @@ def compact_words(step: Step) -> str:
 
 
 def _nearer_words(step: Step) -> str:
-    """Of a choice: its pictures stand below, so that what has no note needs no number."""
+    """Of a pairwise node: its pictures stand below, so that what has no note needs no number."""
     (left, left_words), (right, right_words) = zip(step.sides, compared_distances(step), strict=True)
     (near, at), (_, other) = ((right, right_words), (left, left_words)) if step.p_right > 0.5 else (
         (left, left_words), (right, right_words),

@@ -11,8 +11,8 @@ from typing import Literal
 from xml.sax.saxutils import escape, quoteattr
 
 from prototree.explain.records import Picture
-from prototree.report.encoding import jpeg
-from prototree.report.words import plain
+from prototree.report.images import jpeg
+from prototree.report.text import plain
 
 Anchor = Literal["start", "middle", "end"]
 

@@ -45,7 +45,7 @@ def prediction_row(
         "file": one.name,
         "answer": one.said,
         "guess": answer.label if answer is not None else "",
-        "sureness": round(answer.sureness, 4) if answer is not None and answer.sureness is not None else None,
+        "confidence": round(answer.confidence, 4) if answer is not None and answer.confidence is not None else None,
         "reason": answer.reason if answer is not None else "",
         "path": answer.path_words(notes) if answer is not None else "",
         "problem": one.problem,

@@ -21,7 +21,7 @@ from prototree.errors import MissingExtraError
 from prototree.explain.records import Picture
 from prototree.report.lettering import families_for
 from prototree.report.marks import Block, Drawing, Label, Mark, PhotoMark, Stroke
-from prototree.report.words import plain
+from prototree.report.text import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,7 +4,7 @@ from typing import Any
 
 from prototree.evaluation.tables import percent
 from prototree.explain.records import Match, TreeExplanation
-from prototree.report.words import Reading, Rule, count, plain
+from prototree.report.text import Reading, Rule, count, plain
 
 
 def rules_text(explanation: TreeExplanation) -> str:

@@ -13,7 +13,8 @@ from markupsafe import Markup
 
 from prototree.explain.records import ClassExplanation, Location, Match, Picture, PrototypeExplanation, TreeExplanation
 from prototree.report.cards import LEAF_SIZE, NODE_SIZE, SPACING
-from prototree.report.encoding import (
+from prototree.report.histogram import spread_svg, spread_words
+from prototree.report.images import (
     AROUND_SIDE,
     CLASS_SIDE,
     CROP_SIDE,
@@ -27,9 +28,8 @@ from prototree.report.encoding import (
     surroundings_of,
 )
 from prototree.report.layout import most_ways
-from prototree.report.spreads import spread_svg, spread_words
 from prototree.report.templating import asset, render, script_json
-from prototree.report.words import (
+from prototree.report.text import (
     METHOD_LONG,
     METHOD_SHORT,
     Reading,

@@ -8,7 +8,7 @@ from prototree.explain.records import PrototypeExplanation, TreeExplanation
 from prototree.files import write_file
 from prototree.report import printing
 from prototree.report.cards import Spot, filling, fitted, framed, subtree
-from prototree.report.encoding import around_of, faded, reduced
+from prototree.report.images import around_of, faded, reduced
 from prototree.report.layout import parts, reading_order
 from prototree.report.marks import (
     ABSENT_INK,
@@ -27,7 +27,7 @@ from prototree.report.marks import (
     text_width,
     wrapped,
 )
-from prototree.report.words import Reading, Rule, count, headline
+from prototree.report.text import Reading, Rule, count, headline
 
 PAGE_WIDTH, PAGE_HEIGHT, MARGIN = 1122.5, 793.7, 40.0  # A4 on its side
 _HEAD = 44.0  # of a page, with its title
@@ -58,7 +58,7 @@ def subtree_svg(explanation: TreeExplanation, node: int, depth: int) -> str:
     order = reading_order(explanation.left, explanation.right, root=node)
     closed = {id_ for id_, level in order if id_ >= 0 and level == depth}
     drawing = _sheet_of(subtree(Reading(explanation), node, closed, lambda below: ""))
-    noun = "node" if explanation.question == "choice" else "prototype"
+    noun = "node" if explanation.question == "pairwise" else "prototype"
     return drawing.svg(f"{explanation.title}: below {noun} {node}")
 
 

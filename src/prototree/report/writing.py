@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prototree.core.strategies import Strategy
 from prototree.errors import MissingExtraError
 from prototree.explain.records import DecisionExplanation, TreeExplanation
 from prototree.files import make_folder, write_file
@@ -14,11 +15,10 @@ from prototree.report.decision_html import Decided, decision_page
 from prototree.report.decision_index import IndexEntry, index_page
 from prototree.report.decision_json import decision_json
 from prototree.report.decision_print import decision_png
-from prototree.report.encoding import png
+from prototree.report.images import png
 from prototree.report.rules import rules_json, rules_text
 from prototree.report.tree_html import tree_page
 from prototree.report.tree_print import tree_pdf, tree_svg
-from prototree.tree.strategies import Strategy
 
 if TYPE_CHECKING:
     from prototree.run import Run
@@ -39,7 +39,7 @@ def report_run(
 
     Without the training data: what the run keeps. With it, the run keeps what its pages show.
     """
-    from prototree.explain.whole_tree import explain_tree, store_pages
+    from prototree.explain.tree import explain_tree, store_pages
     from prototree.run import Run
 
     run, observer = Run.open(run), observer or Observer()

@@ -1,4 +1,4 @@
-"""What the recipe `warm` learns: the head as a classifier, then the head under a tree whose prototypes stay patches.
+"""What the recipe `distill` learns: the head as a classifier, then the head under a tree whose prototypes stay patches.
 
 Notation used for tensor shapes: B batch, C channels of the backbone's map, N nodes, P prototypes, K classes, M photos.
 """
@@ -15,28 +15,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy, one_hot, relu
 
-from prototree.network.backbone import FeatureExtractor
+from prototree.backbones.backbone import FeatureExtractor
+from prototree.core.leaves import class_log_probs, log_predict, log_predict_classes
+from prototree.core.model import ProtoTree, TreeOutput
+from prototree.core.nodes import LN2, REACH_RANGE, Question, QuestionKind
+from prototree.core.patches import NearestPatches, nearest_patches
 from prototree.training import distributed
+from prototree.training.baseline import LOGIT_GAIN
 from prototree.training.batches import Batches, CachedBatches, maps_of
 from prototree.training.chance import WholeBatch
-from prototree.training.engine import Group, Objective
-from prototree.training.following import nearest_followed
-from prototree.training.growth import Start, wide_head
-from prototree.training.hiding import Matches, Pairs, Twins, hiding_loss, own_sides
+from prototree.training.feature_cache import Inputs
+from prototree.training.grow import Start, wide_head
 from prototree.training.leaf_training import LeafTrainer, Visit
-from prototree.training.maps import Inputs
+from prototree.training.loop import Group, Objective
+from prototree.training.nearest_gradient import nearest_followed
 from prototree.training.objectives import LABEL_SMOOTHING, Cosine, Schedule, SoftTargets, TreeObjective
+from prototree.training.occlusion_loss import Matches, OccludedPairs, Pairs, hiding_loss, own_sides
 from prototree.training.projection import side_classes
-from prototree.training.recipes.warm import Warm
+from prototree.training.recipes.distill import Distill
 from prototree.training.target_rows import TargetRows, target_rows
-from prototree.training.yardstick import LOGIT_GAIN
-from prototree.tree.leaves import class_log_probs, log_predict, log_predict_classes
-from prototree.tree.model import ProtoTree, Routed
-from prototree.tree.patches import NearestPatches, nearest_patches
-from prototree.tree.questions import LN2, REACH_RANGE, Question, QuestionKind
 
 FEWEST_OF_HEAD, FEWEST_OF_TREE = 60, 40  # patches of a map that a step sees, whatever their share
-FIRST_SHARPNESS: dict[QuestionKind, float] = {"presence": 1.0, "choice": 3.0}  # where the recipe leaves it open
+FIRST_SHARPNESS: dict[QuestionKind, float] = {"presence": 1.0, "pairwise": 3.0}  # where the recipe leaves it open
 MOST_USUAL = 10_000_000  # distances per turn that this is computed from
 USUAL = 0.95  # share of the photos of the classes on a side whose distance counts as usual
 
@@ -52,18 +52,18 @@ class HeadObjective(Objective):
     classifier may gather from many places, a node of a tree must find in one.
     """
 
-    def __init__(self, features: FeatureExtractor, n_classes: int, recipe: Warm, pace: Cosine) -> None:
+    def __init__(self, features: FeatureExtractor, n_classes: int, recipe: Distill, pace: Cosine) -> None:
         super().__init__()
         self.features = features
-        self.linear = nn.Linear(features.depth, n_classes)
-        self.by_patch = nn.Linear(features.depth, n_classes) if recipe.patch_weight else None
+        self.linear = nn.Linear(features.prototype_dim, n_classes)
+        self.by_patch = nn.Linear(features.prototype_dim, n_classes) if recipe.single_patch_loss_weight else None
         self._recipe, self._pace = recipe, pace
         self._mixed: tuple[Tensor, Tensor] | None = None
 
     def groups(self, epoch: int) -> list[Group]:
         layers = (self.features.head, self.linear, self.by_patch)
         parameters = [parameter for layer in layers if layer is not None for parameter in layer.parameters()]
-        return [Group(parameters, self._recipe.head_rate, self._recipe.head_decay)]
+        return [Group(parameters, self._recipe.lr_head, self._recipe.head_weight_decay)]
 
     def pace(self, epoch: int, share: float) -> float:
         return self._pace.at(epoch + share)
@@ -78,7 +78,7 @@ class HeadObjective(Objective):
         self._mixed = None
         if not self.training:
             return (self.linear(LOGIT_GAIN * torch.sigmoid(head(x)).amax(dim=(2, 3))),)
-        batch, rows = WholeBatch.around(x), random_patches(x, recipe.head_patch_share, FEWEST_OF_HEAD)
+        batch, rows = WholeBatch.around(x), random_patches(x, recipe.head_patch_fraction, FEWEST_OF_HEAD)
         if torch.rand(()) < recipe.cutmix:
             rows, *mixed = batch.cutmix(rows)
             self._mixed = (mixed[0], mixed[1])
@@ -100,7 +100,7 @@ class HeadObjective(Objective):
         def missed(logits: Tensor) -> Tensor:
             return cross_entropy(logits, target, reduction="none", label_smoothing=LABEL_SMOOTHING)
 
-        losses = missed(pooled) + sum(self._recipe.patch_weight * missed(logits) for logits in by_patch)
+        losses = missed(pooled) + sum(self._recipe.single_patch_loss_weight * missed(logits) for logits in by_patch)
         return losses, (pooled.argmax(dim=1) == inputs.labels).float()
 
     @torch.no_grad()
@@ -128,12 +128,12 @@ class AnchoredObjective(TreeObjective):
         self,
         tree: ProtoTree,
         batches: Batches,
-        recipe: Warm,
+        recipe: Distill,
         epochs: int,
         targets: SoftTargets,
         start: Start,
         sources: CachedBatches,
-        twins: Twins | None = None,
+        twins: OccludedPairs | None = None,
     ) -> None:
         super().__init__(tree, batches, Schedule(epochs, freeze_epochs=epochs), LeafTrainer(), targets)
         tree.prototypes.requires_grad_(False)
@@ -145,7 +145,7 @@ class AnchoredObjective(TreeObjective):
         self._hides_from = 2 * epochs // 3 if twins is not None else epochs
         self._hides = False
         self._leaf_class = start.leaf_class.cpu()
-        self._begin = start.first_sharpness or recipe.first_sharpness or FIRST_SHARPNESS[tree.question.kind]
+        self._begin = start.sharpness_start or recipe.sharpness_start or FIRST_SHARPNESS[tree.question.kind]
         self._turns = Turns.of(tree) if self.log_reach is not None else None
         self._pace, self._done = Cosine(epochs, batches.n_batches), 0.0
         self._measured: list[Measured] = []  # of the finished tree, where they are few enough to be kept
@@ -179,11 +179,11 @@ class AnchoredObjective(TreeObjective):
     @property
     def _temper(self) -> float:
         """How much the tree's own answer is softened by now."""
-        start, stop = self._recipe.temper_from, self._recipe.temper_to
+        start, stop = self._recipe.student_temperature_start, self._recipe.student_temperature_end
         return between(1.0, self._recipe.temperature, (self._done - start) / max(stop - start, 1e-9))
 
     def forward(self, values: Tensor) -> tuple[Tensor, ...]:
-        x = random_patches(self.tree.features.backbone.tail(values), self._recipe.patch_share, FEWEST_OF_TREE)
+        x = random_patches(self.tree.features.backbone.tail(values), self._recipe.patch_fraction, FEWEST_OF_TREE)
         found = nearest_followed(self.tree.features.from_map, x.transpose(1, 2)[:, :, None], self.anchors)
         reach = None if self.log_reach is None else self.log_reach.exp()
         routed = self.tree.routed(found.nearest, self._question, reach)
@@ -205,7 +205,7 @@ class AnchoredObjective(TreeObjective):
         return hiding_loss(before, after.nearest.distance, twins.places, own, unit, kind)
 
     def loss(self, outputs: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        log_y = self._answer(Routed(*outputs[:4]).log_path_probs)
+        log_y = self._answer(TreeOutput(*outputs[:4]).log_path_probs)
         target = self._target(inputs)
         if not target.is_floating_point():
             target = one_hot(target, log_y.shape[1]).to(log_y.dtype)
@@ -219,7 +219,7 @@ class AnchoredObjective(TreeObjective):
         return losses, (log_y.argmax(dim=1) == inputs.labels).float()
 
     def _answer(self, log_path_probs: Float[Tensor, "B L"]) -> Float[Tensor, "B K"]:
-        """Eq. 4, in short where every class has a leaf of its own, as in every tree but some that were mended."""
+        """Eq. 4, in short where every class has a leaf of its own, as in every tree but some that were edited."""
         n_leaves, n_classes = self.tree.leaf_logits.shape
         leaf_of_class = self._leaf_class.argsort()
         if n_leaves == n_classes and torch.equal(self._leaf_class[leaf_of_class], torch.arange(n_classes)):
@@ -260,8 +260,8 @@ def learn_usual(tree: ProtoTree, seen: Iterable[tuple[Float[Tensor, "M P"], Int[
 
     Where a node compares two patches, that is how far they reach. Of each photo only its own class's turns are kept.
     """
-    own, is_choice = torch.cat(side_classes(tree)[::-1]), tree.question.kind == "choice"
-    turns, found = [torch.zeros(0, dtype=torch.int32)], [tree.usual.new_zeros(0).cpu()]
+    own, is_choice = torch.cat(side_classes(tree)[::-1]), tree.question.kind == "pairwise"
+    turns, found = [torch.zeros(0, dtype=torch.int32)], [tree.distance_p95.new_zeros(0).cpu()]
     for distance, labels in seen:
         turn, photo = torch.nonzero(own[:, labels], as_tuple=True)
         turns.append(turn.int().cpu())
@@ -270,9 +270,9 @@ def learn_usual(tree: ProtoTree, seen: Iterable[tuple[Float[Tensor, "M P"], Int[
     counts = every.bincount(minlength=len(own)).tolist()
     for number, mine in enumerate(apart[every.argsort(stable=True)].split(counts)):
         some = mine[:: -(-len(mine) // MOST_USUAL) or 1]
-        tree.usual[number] = torch.quantile(some, USUAL) if len(some) else 0
+        tree.distance_p95[number] = torch.quantile(some, USUAL) if len(some) else 0
     if is_choice:
-        tree.reach.copy_(torch.where(tree.usual > 0, tree.usual / math.log(2), 1).clamp(*REACH_RANGE))
+        tree.reach.copy_(torch.where(tree.distance_p95 > 0, tree.distance_p95 / math.log(2), 1).clamp(*REACH_RANGE))
 
 
 @dataclass(frozen=True)

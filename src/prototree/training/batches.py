@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from prototree.backbones.backbone import FeatureExtractor
+from prototree.backbones.inference import frozen_features
 from prototree.data.loading import BatchOrder, Entry, ViewDataset, make_loader
-from prototree.network.backbone import FeatureExtractor
-from prototree.network.engine import frozen_features
 from prototree.training import distributed
-from prototree.training.maps import Inputs, MapBatch, MapCache, kept_borders
+from prototree.training.feature_cache import Inputs, MapBatch, MapCache, kept_borders
 
 _PHOTOS_AT_ONCE = 32
 

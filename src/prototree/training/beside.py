@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from prototree.training import distributed
-from prototree.training.stopping import Interrupted
+from prototree.training.signals import Interrupted
 
 _PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent dies
 

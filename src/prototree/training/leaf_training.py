@@ -5,12 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from prototree.core import leaves
+from prototree.core.model import ProtoTree, TreeOutput
 from prototree.training import distributed
-from prototree.tree import leaves
-from prototree.tree.model import ProtoTree, Routed
 
 Target = leaves.Labels | leaves.SoftLabels
-Visit = Callable[[Routed, Target], None]
+Visit = Callable[[TreeOutput, Target], None]
 Sweep = Callable[[Visit], None]
 """Runs all training images through the tree without learning and calls back with each batch."""
 
@@ -24,7 +24,7 @@ class LeafTrainer(nn.Module):
     def start_epoch(self, tree: ProtoTree, sweep: Sweep) -> None:
         """Called before the first batch of an epoch."""
 
-    def after_batch(self, tree: ProtoTree, routed: Routed | None, target: Target, n_batches: int) -> None:
+    def after_batch(self, tree: ProtoTree, routed: TreeOutput | None, target: Target, n_batches: int) -> None:
         """Called after the optimiser's step with what the tree said before it; None for an empty share of a batch."""
 
 
@@ -40,7 +40,7 @@ class Interleaved(LeafTrainer):
         self.epoch_start.copy_(tree.leaf_logits.detach())
 
     @torch.no_grad()
-    def after_batch(self, tree: ProtoTree, routed: Routed | None, target: Target, n_batches: int) -> None:
+    def after_batch(self, tree: ProtoTree, routed: TreeOutput | None, target: Target, n_batches: int) -> None:
         counts = count_whole_batch(tree, routed, target)
         tree.leaf_logits.copy_(leaves.leaf_update(tree.leaf_logits, self.epoch_start, counts, n_batches))
 
@@ -62,7 +62,7 @@ class Gradient(LeafTrainer):
 LEAF_TRAINERS: dict[str, type[LeafTrainer]] = {"interleaved": Interleaved, "two_pass": TwoPass, "gradient": Gradient}
 
 
-def count_batch(tree: ProtoTree, routed: Routed | None, target: Target) -> Tensor:
+def count_batch(tree: ProtoTree, routed: TreeOutput | None, target: Target) -> Tensor:
     """Eq. 5 for one batch with the leaves as they are; zeros for an empty one."""
     if routed is None:
         return torch.zeros_like(tree.leaf_logits)
@@ -70,7 +70,7 @@ def count_batch(tree: ProtoTree, routed: Routed | None, target: Target) -> Tenso
     return leaves.leaf_counts(log_path_probs, leaves.class_log_probs(tree.leaf_logits.detach()), target).contiguous()
 
 
-def count_whole_batch(tree: ProtoTree, routed: Routed | None, target: Target) -> Tensor:
+def count_whole_batch(tree: ProtoTree, routed: TreeOutput | None, target: Target) -> Tensor:
     """The same of the batch that all processes share.
 
     With hard labels they exchange what the batch touched, L numbers for each of its classes, where that is less than
@@ -95,7 +95,7 @@ def refit_leaves(tree: ProtoTree, sweep: Sweep, n_sweeps: int = 1) -> None:
         by_class = leaves.class_log_probs(tree.leaf_logits.detach()).T.contiguous()
         total = torch.zeros_like(by_class)
 
-        def visit(routed: Routed, target: Target, by_class: Tensor = by_class, total: Tensor = total) -> None:
+        def visit(routed: TreeOutput, target: Target, by_class: Tensor = by_class, total: Tensor = total) -> None:
             if target.is_floating_point():
                 total.add_(leaves.leaf_counts(routed.log_path_probs, by_class.T, target).T)
             else:

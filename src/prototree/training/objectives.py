@@ -10,16 +10,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from prototree.network.backbone import Backbone
+from prototree.backbones.backbone import Backbone
+from prototree.core.leaves import class_log_probs, predict
+from prototree.core.model import ProtoTree, TreeOutput
 from prototree.progress import Observer
 from prototree.training import distributed
 from prototree.training.batches import Batches
-from prototree.training.engine import Group, Loop, Objective, Options
+from prototree.training.feature_cache import Inputs
 from prototree.training.leaf_training import Interleaved, LeafTrainer, Target, Visit
-from prototree.training.maps import Inputs
+from prototree.training.loop import Group, Loop, Objective, Options
 from prototree.training.target_rows import TargetRows
-from prototree.tree.leaves import class_log_probs, predict
-from prototree.tree.model import ProtoTree, Routed
 
 WARM_UP = 50  # steps in which a rate that will fall with a cosine rises, at the most a tenth of all
 LABEL_SMOOTHING = 0.1  # of classifiers
@@ -33,8 +33,8 @@ class Schedule:
     epochs: int
     freeze_epochs: int = 30
     lr_prototypes: float = 1e-3
-    lr_tail: float = 1e-3
-    lr_trunk: float = 1e-5
+    lr_last_block: float = 1e-3
+    lr_backbone: float = 1e-5
     weight_decay: float = 0.0
     milestones: tuple[int, ...] = ()
     gamma: float = 0.5
@@ -87,7 +87,7 @@ class TreeObjective(Objective):
         self.tree = tree
         self._batches, self._schedule, self._targets = batches, schedule, targets
         self.leaf_trainer = leaf_trainer or Interleaved()
-        self._routed: Routed | None = None
+        self._routed: TreeOutput | None = None
         self.leaf_trainer.prepare(tree)
 
     def groups(self, epoch: int) -> list[Group]:
@@ -99,9 +99,9 @@ class TreeObjective(Objective):
             prototypes.append(self.tree.leaf_logits)
         return [
             Group(prototypes, schedule.lr_prototypes * factor),
-            Group(list(features.head.parameters()), schedule.lr_tail * factor, schedule.weight_decay),
-            Group(list(features.backbone.tail_parameters()), schedule.lr_tail * factor),
-            Group(list(features.backbone.trunk_parameters()), schedule.lr_trunk * factor),
+            Group(list(features.head.parameters()), schedule.lr_last_block * factor, schedule.weight_decay),
+            Group(list(features.backbone.tail_parameters()), schedule.lr_last_block * factor),
+            Group(list(features.backbone.trunk_parameters()), schedule.lr_backbone * factor),
         ]
 
     def start_epoch(self, epoch: int, *, is_continued: bool) -> None:
@@ -120,7 +120,7 @@ class TreeObjective(Objective):
         self._sweep(lambda routed, inputs: visit(routed, inputs.labels))
 
     @torch.no_grad()
-    def _sweep(self, visit: Callable[[Routed, Inputs], None]) -> None:
+    def _sweep(self, visit: Callable[[TreeOutput, Inputs], None]) -> None:
         self.eval()
         device = self.tree.prototypes.device
         for inputs in self._batches.epoch(0):
@@ -141,7 +141,7 @@ class TreeObjective(Objective):
         if not len(inputs.labels):
             self._routed = None
             return outputs[0].sum(dim=1), outputs[0].new_zeros(0)
-        self._routed = Routed(*outputs)
+        self._routed = TreeOutput(*outputs)
         log_path_probs = self._routed.log_path_probs
         losses = -self.tree.log_likelihood(self._routed, self._target(inputs))
         with torch.no_grad():

@@ -13,20 +13,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from prototree.backbones.geometry import Box
+from prototree.backbones.inference import frozen_features
+from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.thread_map import side_by_side
+from prototree.core.localization import peak_box, peak_places
+from prototree.core.model import ProtoTree, PrototypeSource
+from prototree.core.nodes import LN2
+from prototree.core.patches import extract_patches, nearest_patches
+from prototree.data.dataset import name_in
 from prototree.data.loading import Entry, ViewDataset
-from prototree.data.samples import name_in
 from prototree.data.views import photo_size, to_photo
 from prototree.errors import DataError
-from prototree.network.engine import frozen_features
-from prototree.network.geometry import Box
-from prototree.network.preprocessing import Preprocessing
-from prototree.network.side_by_side import side_by_side
 from prototree.training import distributed
-from prototree.training.maps import MapBatch
-from prototree.tree.model import ProtoTree, PrototypeSource
-from prototree.tree.patches import extract_patches, nearest_patches
-from prototree.tree.peaks import peak_box, peak_places
-from prototree.tree.questions import LN2
+from prototree.training.feature_cache import MapBatch
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def project(
     maps: Iterable[MapBatch],
     places: SourcePhotos | None = None,
     *,
-    constrain_classes: bool = True,
+    project_within_class: bool = True,
     compare: bool = False,
 ) -> Projected:
     """A new tree in which each prototype is replaced by its nearest training patch.
@@ -148,11 +148,11 @@ def project(
     keeps the patches found without class constraints, in the same pass.
 
     Examples:
-        >>> projected = project(tree, [(maps, labels, places)], constrain_classes=False)  # B×D×H×W, B, B
+        >>> projected = project(tree, [(maps, labels, places)], project_within_class=False)  # B×D×H×W, B, B
         >>> projected.tree.prototypes.shape  # N×D×1×1, each a patch of the maps
         torch.Size([3, 16, 1, 1])
     """
-    constraint = prototype_classes(tree) if constrain_classes else None
+    constraint = prototype_classes(tree) if project_within_class else None
     found = find_nearest(tree, maps, *([constraint, None] if constraint is not None else [None]))
     nearest, unconstrained = found[0], found[-1]
     if not torch.isfinite(unconstrained.distance).all():

@@ -1,7 +1,8 @@
 """Where cached maps lie, and who uses them.
 
 Runs that lie beside each other share one folder of maps, whose names say what they hold. Each run notes which it uses
-(`maps.json`), so that `tidy` knows what nobody else needs. Runs of earlier versions have a folder `cache` of their own.
+(`maps.json`), so that `clean` knows what nobody else needs. Runs of earlier versions have a folder `cache` of their
+own.
 """
 
 import contextlib

@@ -21,7 +21,7 @@ from torch import Tensor
 from prototree.errors import TrainError
 from prototree.files import make_folder
 from prototree.training import distributed
-from prototree.training.room import USUAL_ROOM, Room
+from prototree.training.memory_budget import USUAL_ROOM, Room
 
 
 @runtime_checkable

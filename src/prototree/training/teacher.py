@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from prototree.backbones.backbone import Backbone
+from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.weights import read_state, timm_names
+from prototree.core import checkpoint
+from prototree.core.ensemble import Ensemble
 from prototree.data.loading import ViewDataset, make_loader
 from prototree.errors import ConfigError, WeightsError
-from prototree.network.backbone import Backbone
-from prototree.network.preprocessing import Preprocessing
-from prototree.network.weights import read_state, timm_names
 from prototree.training import distributed
-from prototree.tree import checkpoint
-from prototree.tree.ensemble import Ensemble
 
 import timm  # isort: skip (after the guard in `backbone`)
 

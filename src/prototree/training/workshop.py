@@ -7,22 +7,22 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from prototree.data.augment import augmentation
+from prototree.backbones.backbone import Backbone, FeatureExtractor, check_image_size
+from prototree.backbones.inference import engine_for
+from prototree.backbones.preprocessing import Preprocessing
+from prototree.data.dataset import ImageData, Sample
 from prototree.data.loading import ViewDataset, derived_seed
-from prototree.data.samples import ImageData, Sample
+from prototree.data.transforms import augmentation
 from prototree.data.views import View
-from prototree.network.backbone import Backbone, FeatureExtractor, check_image_size
-from prototree.network.engine import engine_for
-from prototree.network.preprocessing import Preprocessing
 from prototree.progress import Observer
 from prototree.settings import Common
 from prototree.training import distributed
+from prototree.training.baseline import save_baseline
 from prototree.training.batches import Batches, CachedBatches, PhotoBatches
-from prototree.training.engine import Objective, Options
-from prototree.training.maps import MapCache, cache_all_borders, cache_size, kept_borders
+from prototree.training.feature_cache import MapCache, cache_all_borders, cache_size, kept_borders
+from prototree.training.loop import Objective, Options
 from prototree.training.objectives import ClassifierObjective, Cosine, blend_with_start, train
 from prototree.training.shared_maps import note_use, shared_folder
-from prototree.training.yardstick import save_yardstick
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,11 @@ class Workshop:
         settings = self.settings
         weights = None if settings.weights == "none" else settings.weights
         backbone = Backbone(
-            settings.backbone, weights, image_size=settings.image_size, level=settings.level, split=split
+            settings.backbone,
+            weights,
+            image_size=settings.image_size,
+            feature_level=settings.feature_level,
+            split=split,
         )
         resize = settings.resize or settings.image_size
         check_image_size(backbone.name, resize)
@@ -54,7 +58,7 @@ class Workshop:
 
     def features(self, backbone: Backbone) -> FeatureExtractor:
         """A fresh head on a backbone."""
-        return FeatureExtractor(backbone, self.settings.depth, self.settings.head_width)
+        return FeatureExtractor(backbone, self.settings.prototype_dim, self.settings.head_hidden_dim)
 
     def pretrain(
         self, backbone: Backbone, dataset: ViewDataset, epochs: int, rate: float, pretrained_rate: float
@@ -164,10 +168,10 @@ class Workshop:
         """Trains an objective, from the state in the folder `name` of the run where there is one."""
         train(objective, batches, epochs, self._options(name), self.observer)
 
-    def keep_yardstick(self, head: nn.Module, linear: nn.Linear, folder: str = "") -> None:
+    def save_baseline(self, head: nn.Module, linear: nn.Linear, folder: str = "") -> None:
         """Keeps the classifier that taught the tree, so that the two can be compared."""
         if distributed.is_first():
-            save_yardstick(head, linear, self.folder / folder)
+            save_baseline(head, linear, self.folder / folder)
 
     def _options(self, name: str) -> Options:
         settings, device = self.settings, self.device
@@ -178,7 +182,7 @@ class Workshop:
             folder=self.folder / name,
             identity=self.identity,
             resume=True,  # the folder was emptied unless the run is to be continued
-            save_minutes=settings.save_minutes,
+            checkpoint_minutes=settings.checkpoint_minutes,
             seed=derived_seed("train", settings.seed),
             epsilon=settings.adam_epsilon,
             autocast=torch.bfloat16 if half else None,

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from prototree.data.birds import shapes as shapes
+from prototree.data.birds import shapes
 from prototree.data.birds.canvas import Canvas, Colour, Frame, Points, line_on, mix
 from prototree.data.birds.species import PALETTE, PART_NAMES, Look, Species
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from prototree.data.birds import scenery as scenery
+from prototree.data.birds import scenery
 from prototree.data.birds.canvas import Canvas, Frame
 from prototree.data.birds.drawing import Bird, Pose
 from prototree.data.birds.shapes import FEET

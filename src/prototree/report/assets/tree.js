@@ -3,7 +3,7 @@
 // Reads #tree-data (see `tree_data`) and fills the elements of tree_body.html. Ids are as in the data: a node, or ~leaf.
 // A node has one prototype, its own fields; where it chooses between two, those are the right one's, `other` has the left
 // one's. For the browser app: selecting a node empties #node-extra and dispatches "prototree:select" on document with
-// detail {node}, and {pair: true} for a choice; dispatching "prototree:show" with detail {node} opens that node.
+// detail {node}, and {pair: true} for a pairwise node; dispatching "prototree:show" with detail {node} opens that node.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("tree-data").textContent);
@@ -42,7 +42,7 @@
   const apart = (text) => `\u2068${text}\u2069`; // within a sentence: each name has a direction of its own
   const named = (label, tag = "bdi") => make(tag, { text: name(label) });
   const fixed = (value) => (value === null ? "?" : value.toFixed(2));
-  const choosing = data.question === "choice";
+  const choosing = data.question === "pairwise";
   const sidesOf = (id) => (choosing ? [nodeOf(id).other, nodeOf(id)] : [nodeOf(id)]); // left to right
   // People call a prototype by their own words; without those its picture stands for it, and here, in words, its number.
   const short = (side) => (side.note ? `“${side.note}”` : `prototype ${side.prototype}`);
@@ -62,7 +62,7 @@
     if (choosing) return `more like ${rather(id, right).map(short).join(" than ")}`;
     return `${right ? "has" : "lacks"} ${short(nodeOf(id))}`;
   }
-  const turnClass = (right) => (right || choosing ? "present" : "absent"); // a choice is no absence
+  const turnClass = (right) => (right || choosing ? "present" : "absent"); // a pairwise node is no absence
 
   function percent(share) {
     if (share === null) return "?";
@@ -223,7 +223,7 @@
     const edge = from.x + 15;
     if (side === "hanging") return `M${edge} ${from.y + from.height}V${to.y}`;
     if (side === "stacked") return `M${edge} ${from.y + from.height}V${to.y + 34}Q${edge} ${to.y + 44} ${edge + 10} ${to.y + 44}H${to.x}`;
-    // A choice's lines begin under the pictures they belong to.
+    // A pairwise node's lines begin under the pictures they belong to.
     const start = side === "bent" ? edge : choosing ? from.x + from.width * (right ? 0.75 : 0.25) : from.middle;
     const bottom = from.y + from.height, middle = bottom + 0.3 * below, turn = Math.sign(to.middle - start) * Math.min(8, Math.abs(to.middle - start) / 2);
     return `M${start} ${bottom}V${middle - 8}Q${start} ${middle} ${start + turn} ${middle}H${to.middle - turn}Q${to.middle} ${middle} ${to.middle} ${middle + 8}V${to.y}`;
@@ -297,7 +297,7 @@
 
   const cropOf = (side) => make("img", { class: "crop", src: side.crop, alt: "", draggable: "false", decoding: "async" });
 
-  function duel(id) { // the two prototypes of a choice, each on the side it leads to
+  function duel(id) { // the two prototypes of a pairwise node, each on the side it leads to
     return make("span", { class: "duel" }, ...sidesOf(id).map((side) => make("span", { class: "rival" }, around(side), side.note ? make("bdi", { class: "caption note", text: side.note }) : null)));
   }
 
@@ -791,7 +791,7 @@
     const { spread, spread_words: words } = nodeOf(id);
     if (!spread) return null;
     const drawing = make("div", { class: "spread-frame" });
-    drawing.innerHTML = spread; // drawn by report/spreads.py out of numbers and fixed words alone
+    drawing.innerHTML = spread; // drawn by report/histogram.py out of numbers and fixed words alone
     const hint = choosing
       ? "Each training photo by how much nearer one patch is than the other: 0 is equally near to both, 1 is the right patch itself. Above the axis the classes on the right, below it those on the left."
       : "Each training photo by its distance, where 1 is the reach: above the axis the classes behind “present”, below it those behind “absent”.";

@@ -10,7 +10,9 @@ import pkgutil
 
 from prototree.training.recipes.recipe import Recipe
 
-for _module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+for _module in sorted(
+    (module.name for module in pkgutil.iter_modules(__path__)), key=lambda name: (name != "paper", name)
+):
     importlib.import_module(f"{__name__}.{_module}")
 
 RECIPES: dict[str, type[Recipe]] = {recipe.name: recipe for recipe in Recipe.__subclasses__()}

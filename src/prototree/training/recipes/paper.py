@@ -5,19 +5,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from prototree.data.samples import ImageData, Sample
+from prototree.data.dataset import ImageData, Sample
 from prototree.data.views import View, projection_views, training_views
 from prototree.errors import ConfigError
 from prototree.settings import setting
 from prototree.training.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
+    from prototree.backbones.preprocessing import Preprocessing
+    from prototree.core.model import ProtoTree
     from prototree.data.loading import ViewDataset
-    from prototree.network.preprocessing import Preprocessing
     from prototree.training.batches import Batches
     from prototree.training.objectives import Schedule, SoftTargets
     from prototree.training.workshop import Workshop
-    from prototree.tree.model import ProtoTree
 
 _TREE, _RATES, _LEAVES, _TEACHER, _SPEED = "tree", "rates", "leaves", "teacher", "speed"
 
@@ -52,7 +52,7 @@ class Paper(Recipe):
         30, "epochs in which the backbone stays frozen, except for its last block", touch="You have a GPU: fewer.",
         group=_RATES, low=0, high=1_000_000,
     )  # fmt: skip
-    train_tail: bool = setting(
+    train_last_block: bool = setting(
         True,
         "train the backbone's last block from the start",
         touch="You have few photos or little time: false.",
@@ -61,11 +61,11 @@ class Paper(Recipe):
     lr_prototypes: float = setting(
         1e-3, "learning rate of the prototypes", touch="The loss does not fall.", group=_RATES, low=0, high=100
     )
-    lr_tail: float = setting(
+    lr_last_block: float = setting(
         1e-3, "learning rate of the 1×1 convolution and the backbone's last block",
         touch="The loss does not fall.", group=_RATES, low=0, high=100,
     )  # fmt: skip
-    lr_trunk: float = setting(
+    lr_backbone: float = setting(
         1e-5, "learning rate of the rest of the backbone once it is no longer frozen",
         touch="You use another backbone.", group=_RATES, low=0, high=100,
     )  # fmt: skip
@@ -93,7 +93,7 @@ class Paper(Recipe):
         "", "where soft labels come from: runs (a,b), or a timm classifier (resnet50=file); empty: no soft labels",
         touch="You have a better model of the same classes.", group=_TEACHER,
     )  # fmt: skip
-    teacher_weight: float = setting(
+    distill_weight: float = setting(
         0.7, "the teacher's share in the targets", touch="You use a teacher.", group=_TEACHER, low=0, high=1
     )
     temperature: float = setting(
@@ -117,17 +117,17 @@ class Paper(Recipe):
 
     def train(self, workshop: "Workshop", start: "ProtoTree | None" = None) -> "ProtoTree":
         """Algorithm 1 up to line 14."""
+        from prototree.core.model import ProtoTree
+        from prototree.core.topology import Topology
         from prototree.training.leaf_training import LEAF_TRAINERS
         from prototree.training.objectives import TreeObjective
-        from prototree.tree.model import ProtoTree
-        from prototree.tree.topology import Topology
 
         if start is not None:
             raise ConfigError("the recipe 'paper' starts its own tree: its prototypes move while they learn")
-        backbone = workshop.backbone(split=self.train_tail)
+        backbone = workshop.backbone(split=self.train_last_block)
         if self.pretrain_epochs:
             photos = self._photos(workshop, backbone.preprocessing)
-            workshop.pretrain(backbone, photos, self.pretrain_epochs, self.lr_tail, self.lr_trunk)
+            workshop.pretrain(backbone, photos, self.pretrain_epochs, self.lr_last_block, self.lr_backbone)
         features = workshop.features(backbone)
         size = (self.prototype_height, self.prototype_width)
         tree = ProtoTree(Topology.full(self.height), features, workshop.data.class_names, size)
@@ -166,8 +166,8 @@ class Paper(Recipe):
             epochs=self.epochs,
             freeze_epochs=self.freeze_epochs,
             lr_prototypes=self.lr_prototypes,
-            lr_tail=self.lr_tail,
-            lr_trunk=self.lr_trunk,
+            lr_last_block=self.lr_last_block,
+            lr_backbone=self.lr_backbone,
             weight_decay=self.weight_decay,
             milestones=self.milestones,
             gamma=self.gamma,
@@ -184,7 +184,7 @@ class Paper(Recipe):
         workshop.observer.stage("asking the teacher")
         plain = workshop.views(partial(training_views, kind=data.kind), teacher.preprocessing)
         probs = teach(teacher, plain, self.temperature, workshop.folder / "teacher")
-        return SoftTargets(probs, self.teacher_weight)
+        return SoftTargets(probs, self.distill_weight)
 
 
 def default_height(n_classes: int) -> int:

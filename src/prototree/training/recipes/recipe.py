@@ -1,17 +1,17 @@
 """What a recipe is: the one seam between the pipeline and a way of training."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from prototree.data.samples import ImageData, Sample
+from prototree.data.dataset import ImageData, Sample
 from prototree.data.views import View
 from prototree.settings import Common, Settings
 
 if TYPE_CHECKING:
+    from prototree.core.model import ProtoTree
     from prototree.training.batches import Batches
     from prototree.training.workshop import Workshop
-    from prototree.tree.model import ProtoTree
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,6 @@ class Recipe(Settings):
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line for the help
-    older_names: ClassVar[Mapping[str, str]] = {}  # of its settings, in runs of the first version
     continues_trees: ClassVar[bool] = False  # whether it can train with the prototypes of a given tree where they are
 
     keeps_maps: ClassVar[bool] = False  # whether its network never learns, so that maps of it are worth keeping

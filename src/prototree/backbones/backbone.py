@@ -1,0 +1,445 @@
+"""f(x; ω): any timm network as a feature map, and the 1×1 convolution to the prototypes' depth (§6.1, Table S1).
+
+The network is two parts: the *trunk*, which stays frozen while training starts, and the *tail*, its last block
+(`layer4.2` in ResNet50), which learns from the start. What passes between them is one tensor, the border, so that a
+frozen trunk needs to run only once per image.
+
+Notation used for tensor shapes: B batch, C channels of the network's map, D prototype depth, H W feature map.
+"""
+
+import copy
+import difflib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import linear, relu
+
+import prototree.backbones.torchvision_guard  # noqa: F401  (before timm)
+from prototree.backbones.multicrop import ONCE, Looks, stacked
+from prototree.backbones.preprocessing import MAX_SIDE, Preprocessing
+from prototree.backbones.weights import load_weights, packaged_lite0
+from prototree.errors import ConfigError, ImageSizeError, ShapeError, WeightsError, how_to_install
+
+import timm  # isort: skip
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+_AUTO_NAME = "tf_efficientnet_lite0"
+_TRIAL_SIDE = 512  # a network that takes any size shows its structure on a picture of at most this side
+
+LARGER_IMAGES = "PROTOTREE_MAX_IMAGE_SIZE"
+"""The environment variable that allows larger images than `max_image_size` does by itself."""
+_MAX_ENLARGEMENT = 4  # of the side that a network was trained with: sixteen times the pixels, and at least the time
+_USUAL_SIDE = 224
+
+Finish = Callable[[Tensor, int, tuple[int, int]], Tensor]
+"""The tail's last output as a map, given the number of prefix tokens and the map's size."""
+
+
+class Backbone(nn.Module):
+    """A timm network up to one of its feature maps.
+
+    `weights` is a file, "hub" for timm's own pretrained weights, "auto" for the hub or else the packaged
+    EfficientNet-Lite0, or None for a random start. `feature_level` −1 is the last map, −2 the finer one before it.
+    Without `split` all of it is trunk. After training, a network may look at a picture more than once (`looks`);
+    `once`, trunk
+    and tail, which training uses, look once, and `map_size` is that of one look.
+
+    Examples:
+        >>> backbone = Backbone("resnet18", None, image_size=64)
+        >>> backbone(torch.rand(2, 3, 64, 64)).shape  # B×channels×H×W
+        torch.Size([2, 512, 2, 2])
+    """
+
+    def __init__(
+        self,
+        name: str = AUTO,
+        weights: str | Path | None = AUTO,
+        *,
+        image_size: int = 224,
+        feature_level: int = -1,
+        split: bool = True,
+    ) -> None:
+        super().__init__()
+        self.name = _AUTO_NAME if name == AUTO else name
+        self.feature_level = feature_level
+        self.frozen = False
+        self.looks: Looks = ONCE
+        self._tail_names: list[str] = []
+        self.net, self.preprocessing = _build(self.name, image_size)
+        self.eval()  # the trial runs below must not move batch-norm statistics
+        full = self.net.state_dict().keys()
+        side = image_size if _is_fixed(self.name) else min(image_size, _TRIAL_SIDE)
+        image = self._trial_image(side)
+        calls = self._strip(image)
+        kept = [key for key in self.net.state_dict() if key in full]
+        self.weights = self._load(weights, kept)
+        with torch.no_grad():
+            feature_map = self(image)
+        self.n_channels = feature_map.shape[1]
+        self.map_size: tuple[int, int] = (feature_map.shape[2], feature_map.shape[3])
+        self._finish: Finish = _as_it_is
+        if split:
+            self._tail_names, self._finish = self._find_tail(image, calls)
+        if side < image_size:
+            self.map_size = self._map_size(image_size)
+        self.train()
+
+    def _map_size(self, side: int) -> tuple[int, int]:
+        """From shapes alone: a large picture would take seconds and gigabytes."""
+        with torch.no_grad():
+            shape = copy.deepcopy(self).to("meta")(torch.empty(1, 3, side, side, device="meta")).shape
+        return (shape[2], shape[3])
+
+    def _trial_image(self, side: int) -> Float[Tensor, "1 3 side side"]:
+        generator = torch.Generator("cpu").manual_seed(0)
+        image = torch.rand(1, 3, side, side, generator=generator, device="cpu")
+        return image.to(next(self.net.parameters()).device)
+
+    def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C nH W"]:
+        return stacked(self.once, images, self.looks)
+
+    def once(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C H W"]:
+        """The map of a single look, at all of the picture."""
+        if not hasattr(self.net, "forward_intermediates"):
+            return self.net.forward_features(images)  # type: ignore[operator, no-any-return]
+        options = {"intermediates_only": True, "output_fmt": "NCHW", "stop_early": True}
+        return self.net.forward_intermediates(images, indices=[self._index], **options)[-1]  # type: ignore[operator, no-any-return]
+
+    def trunk(self, images: Float[Tensor, "B 3 h w"]) -> Tensor:
+        """The border: what the tail gets as its input."""
+        if not self._tail_names:
+            return self.once(images)
+        seen: list[Tensor] = []
+        hook = self._tail[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            self.once(images)
+        finally:
+            hook.remove()
+        return seen[0]
+
+    def tail(self, border: Tensor) -> Float[Tensor, "B C H W"]:
+        """From the border to the feature map; `tail(trunk(images))` is `once(images)`."""
+        for module in self._tail:
+            border = module(border)
+        return self._finish(border, self._prefix, self.map_size)
+
+    @property
+    def _prefix(self) -> int:
+        return int(getattr(self.net, "num_prefix_tokens", 0))
+
+    def unsplit(self) -> "Backbone":
+        """Makes all of it trunk."""
+        self._tail_names, self._finish = [], _as_it_is
+        return self
+
+    def freeze(self, frozen: bool) -> None:
+        """Freezes or frees the trunk. While frozen, its batch-norm statistics do not move either."""
+        self.frozen = frozen
+        for parameter in self.trunk_parameters():
+            parameter.requires_grad_(not frozen)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> "Backbone":
+        super().train(mode)
+        if self.frozen:
+            self.net.eval()
+            for module in self._tail:
+                module.train(mode)
+        return self
+
+    def tail_parameters(self) -> Iterator[nn.Parameter]:
+        for module in self._tail:
+            yield from module.parameters()
+
+    def trunk_parameters(self) -> Iterator[nn.Parameter]:
+        tail = {id(parameter) for parameter in self.tail_parameters()}
+        return (parameter for parameter in self.net.parameters() if id(parameter) not in tail)
+
+    def trunk_state(self) -> dict[str, Tensor]:
+        """The weights and statistics that decide what the border is."""
+        tail = tuple(f"{name}." for name in self._tail_names)
+        return {name: tensor for name, tensor in self.net.state_dict().items() if not name.startswith(tail)}
+
+    @property
+    def _tail(self) -> list[nn.Module]:
+        return [self.net.get_submodule(name) for name in self._tail_names]
+
+    def _strip(self, image: Tensor) -> list[str]:
+        """Removes what the chosen map does not need, so that no parameter is idle; returns the modules run."""
+        self._index = 0
+        if hasattr(self.net, "forward_intermediates"):
+            with torch.no_grad():
+                n_levels = len(self.net.forward_intermediates(image, intermediates_only=True))  # type: ignore[operator]
+            if not -n_levels <= self.feature_level < 0:
+                raise ConfigError(f"{self.name} has feature levels −1 to −{n_levels}, got {self.feature_level}")
+            self._index = self.net.prune_intermediate_layers([n_levels + self.feature_level], True, True)[0]  # type: ignore[operator]
+        elif self.feature_level != -1:
+            raise ConfigError(f"{self.name} offers only its last feature map, level −1; got {self.feature_level}")
+        calls: list[str] = []
+        hooks = [m.register_forward_hook(lambda *_, n=n: calls.append(n)) for n, m in self.net.named_modules()]
+        with torch.no_grad():
+            self(image)
+        for hook in hooks:
+            hook.remove()
+        for name, _ in list(self.net.named_children()):
+            if not any(call.split(".")[0] == name for call in calls):
+                setattr(self.net, name, nn.Identity())
+        return calls
+
+    def _load(self, weights: str | Path | None, needed: list[str]) -> str | None:
+        if weights == AUTO:
+            weights = _best_weights(self.name)
+        if weights is None:
+            return None
+        if weights == "hub":
+            try:
+                source, _ = _build(self.name, self.preprocessing.size, pretrained=True)
+            except Exception as error:  # the hub client raises many kinds, all of which mean the same to the user
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                found = f"the pretrained weights of {self.name} could not be fetched ({reason})"
+                raise WeightsError(f"{found}; {_other_weights(self.name)}") from error
+            self.net.load_state_dict({key: source.state_dict()[key] for key in needed}, strict=False)
+            return "hub"
+        full, _ = _build(self.name, self.preprocessing.size)
+        load_weights(full, Path(weights), needed)
+        self.net.load_state_dict({key: full.state_dict()[key] for key in needed}, strict=False)
+        return str(weights)
+
+    def _find_tail(self, image: Tensor, calls: list[str]) -> tuple[list[str], Finish]:
+        """The last block and what follows it, accepted only if running them after the trunk gives the same map."""
+        self._tail_names = names = _last_block(self.net, calls)
+        with torch.no_grad():
+            expected = self(image)
+            for finish in (_as_it_is, _channels_last, _tokens):
+                self._finish = finish
+                try:
+                    if torch.equal(self.tail(self.trunk(image)), expected):
+                        return names, finish
+                except (RuntimeError, TypeError, IndexError):
+                    continue
+        log.warning(
+            "the last block of %s cannot be trained while the rest is frozen; either all of it is trained, or nothing",
+            self.name,
+        )
+        return [], _as_it_is
+
+
+def max_image_size(name: str) -> int:
+    """Pixels of the largest side that a network is given, in training and from a saved tree.
+
+    It is four times the side that the network was trained with, or what the environment variable
+    `PROTOTREE_MAX_IMAGE_SIZE` allows, if that is more.
+
+    Examples:
+        >>> max_image_size("resnet18")  # whose weights were tested at 288 pixels
+        1152
+    """
+    config = timm.get_pretrained_cfg(name.removesuffix("_v1"))
+    trained: tuple[int, ...] = (*config.input_size[1:], *(config.test_input_size or ())[1:]) if config else ()
+    allowed = os.environ.get(LARGER_IMAGES) or "0"
+    if not (allowed.isdecimal() and len(allowed) < 6 and int(allowed) <= MAX_SIDE):
+        raise ConfigError(f"expected pixels from 0 to {MAX_SIDE} in {LARGER_IMAGES}, got {allowed[:60]!r}; unset it")
+    return max(_MAX_ENLARGEMENT * max(_USUAL_SIDE, *trained), int(allowed))
+
+
+def check_image_size(name: str, side: int) -> None:
+    """Refuses images so large that a network takes minutes for each, unless the user has allowed them."""
+    if side > (largest := max_image_size(name)):
+        raise ImageSizeError(
+            f"expected images of at most {largest} pixels for {name}, {_MAX_ENLARGEMENT} times what it was made for, "
+            f"got {side}; choose smaller ones, or, if you trust where this size comes from, set {LARGER_IMAGES}={side}"
+        )
+
+
+class FeatureExtractor(nn.Module):
+    """f(x; ω) of the paper: the backbone, a 1×1 convolution without bias to depth D, and a sigmoid.
+
+    With `head_hidden_dim` the head is two 1×1 layers on standardised channels.
+
+    Examples:
+        >>> features = FeatureExtractor(Backbone("resnet18", None, image_size=64), prototype_dim=16)
+        >>> features(torch.rand(2, 3, 64, 64)).shape  # B×D×H×W, numbers from 0 to 1
+        torch.Size([2, 16, 2, 2])
+    """
+
+    def __init__(self, backbone: Backbone, prototype_dim: int = 256, head_hidden_dim: int = 0) -> None:
+        super().__init__()
+        if prototype_dim < 1 or head_hidden_dim < 0:
+            raise ShapeError(
+                f"expected a depth of at least 1 and a head width of at least 0, got {prototype_dim}, {head_hidden_dim}"
+            )
+        self.backbone = backbone
+        self.prototype_dim, self.head_hidden_dim = prototype_dim, head_hidden_dim
+        self.head = (
+            WideHead(backbone.n_channels, head_hidden_dim, prototype_dim)
+            if head_hidden_dim
+            else _head(backbone, prototype_dim)
+        )
+
+    def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B D H W"]:
+        return self.from_map(self.backbone(images))
+
+    def from_border(self, border: Tensor) -> Float[Tensor, "B D H W"]:
+        """The same from what the trunk gave."""
+        return self.from_map(self.backbone.tail(border))
+
+    def from_map(self, backbone_map: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
+        """The same from the backbone's feature map."""
+        return torch.sigmoid(self.head(backbone_map))
+
+
+class WideHead(nn.Module):
+    """Standardised channels → 1×1 convolution, batch norm, ReLU → 1×1 convolution."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, n_channels: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(n_channels, 1, 1))
+        self.register_buffer("std", torch.ones(n_channels, 1, 1))
+        self.first = nn.Conv2d(n_channels, width, kernel_size=1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        self.last = nn.Conv2d(width, depth, kernel_size=1)
+
+    def forward(self, backbone_map: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
+        if not self.norm.training:
+            return _product(relu(_product(backbone_map, *self._folded())), self.last.weight, self.last.bias)
+        z = self.learning(backbone_map.flatten(2).transpose(1, 2)).transpose(1, 2)
+        return z.view(*z.shape[:2], *backbone_map.shape[2:])
+
+    def learning(
+        self, rows: Float[Tensor, "B patches C"], kept: tuple[Tensor, Tensor] | None = None
+    ) -> Float[Tensor, "B patches D"]:
+        """The same of some patches of each map, with batch norm on their own statistics.
+
+        `kept` is what each map's channels are multiplied with before the first convolution and before the last.
+        """
+        before, between = kept or (rows.new_ones(len(rows), 1),) * 2
+        gain = before[:, None] / self.std.flatten()
+        x = torch.addcmul(-gain * self.mean.flatten(), rows, gain)  # standardised and multiplied in one step
+        hidden = linear(x.flatten(0, 1), self.first.weight.flatten(1))[:, :, None, None]
+        hidden = relu(self.norm(hidden)).view(*rows.shape[:2], hidden.shape[1]) * between[:, None]
+        return linear(hidden, self.last.weight.flatten(1), self.last.bias)
+
+    def _folded(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of one layer that standardises, convolves and applies batch norm at rest."""
+        norm = self.norm
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+        weight = self.first.weight * gain[:, None, None, None] / self.std
+        return weight, norm.bias - gain * norm.running_mean - weight.flatten(1) @ self.mean.flatten()
+
+
+def _product(x: Float[Tensor, "B C H W"], weight: Tensor, bias: Tensor | None = None) -> Float[Tensor, "B D H W"]:
+    """A 1×1 convolution as one matrix product of all patches: it is faster so, and far faster for few."""
+    return linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
+
+
+def _head(backbone: Backbone, depth: int) -> nn.Conv2d:
+    head = nn.Conv2d(backbone.n_channels, depth, kernel_size=1, bias=False)
+    nn.init.xavier_normal_(head.weight)
+    return head
+
+
+def _as_it_is(output: Tensor, prefix: int, size: tuple[int, int]) -> Tensor:
+    return output
+
+
+def _channels_last(output: Tensor, prefix: int, size: tuple[int, int]) -> Tensor:
+    return output.permute(0, 3, 1, 2)  # B H W C, as Swin has it
+
+
+def _tokens(output: Tensor, prefix: int, size: tuple[int, int]) -> Tensor:
+    return output[:, prefix:].transpose(1, 2).reshape(len(output), -1, *size)  # B tokens C, as ViT has it
+
+
+def _is_fixed(name: str) -> bool:
+    """Whether a network is made for one size of pictures."""
+    config = timm.get_pretrained_cfg(name.removesuffix("_v1"))
+    return bool(config and config.fixed_input_size)
+
+
+def _build(name: str, image_size: int, *, pretrained: bool = False) -> tuple[nn.Module, Preprocessing]:
+    base, first_stride = (name.removesuffix("_v1"), True) if name.endswith("_v1") else (name, False)
+    if not timm.is_model(base):
+        raise ConfigError(f"timm has no model {name!r}; {_similar_models(base)}")
+    check_image_size(name, image_size)
+    config = timm.get_pretrained_cfg(base)
+    options: dict[str, Any] = {"img_size": image_size} if _is_fixed(name) else {}
+    net = timm.create_model(base, pretrained=pretrained, num_classes=0, **options)
+    if first_stride:
+        _stride_first(net, name)
+    given = Preprocessing(size=image_size, resize=image_size)
+    if config is None:
+        return net, given
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic" if config.interpolation == "bicubic" else "bilinear"
+    return net, replace(given, mean=tuple(config.mean), std=tuple(config.std), interpolation=interpolation)
+
+
+def _similar_models(name: str) -> str:
+    """Words on models with names like this one: first those spelled alike, then those of the same family."""
+    alike = difflib.get_close_matches(name, timm.list_models(), n=3)
+    near = list(dict.fromkeys([*alike, *timm.list_models(f"*{name.split('_')[0]}*")]))[:5]
+    return f"did you mean one of {', '.join(near)}?" if near else "timm.list_models() lists all"
+
+
+def _stride_first(net: nn.Module, name: str) -> None:
+    """The first form of ResNet (Caffe, Keras): a stage's stride sits in its first 1×1 convolution, not in the 3×3."""
+    for block in net.modules():
+        if isinstance(getattr(block, "conv3", None), nn.Conv2d) and block.conv2.stride == (2, 2):
+            block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)  # type: ignore[assignment]
+    if not any(isinstance(getattr(block, "conv3", None), nn.Conv2d) for block in net.modules()):
+        raise ConfigError(f"{name!r}: only ResNets of bottleneck blocks have a _v1 form")
+
+
+def _best_weights(name: str) -> str | Path | None:
+    """The hub if it has this model and answers, else the packaged file, else nothing."""
+    packaged = packaged_lite0() if name == _AUTO_NAME else None
+    if packaged:
+        return packaged
+    config = timm.get_pretrained_cfg(name.removesuffix("_v1"))
+    if config is None or not config.has_weights or name.endswith("_v1"):
+        log.warning("%s has no published weights; it starts from random ones", name)
+        return None
+    return "hub"
+
+
+def _other_weights(name: str) -> str:
+    """What to do where the hub does not answer."""
+    packaged = how_to_install("weights")
+    if name == _AUTO_NAME:
+        return f"they also come as a package, for machines without a network; {packaged}"
+    return f"give a local file with --weights, or take --backbone auto, whose weights come as a package; {packaged}"
+
+
+def _last_block(net: nn.Module, calls: list[str]) -> list[str]:
+    """Names of the last block with weights and of the modules run after it in the same sequence."""
+    name = ""
+    while True:
+        module = net.get_submodule(name)
+        if isinstance(getattr(module, "blocks", None), nn.Module):
+            name = f"{name}.blocks".lstrip(".")
+            continue
+        if name and not isinstance(module, nn.Sequential | nn.ModuleList):
+            return [name]
+        children = [f"{name}.{child}".lstrip(".") for child, _ in module.named_children()]
+        ran = [c for c in children if any(call == c or call.startswith(c + ".") for call in calls)]
+        heavy = [c for c in ran if any(p.dim() > 1 for p in net.get_submodule(c).parameters())]
+        if not heavy:
+            return [name] if name else []
+        last = heavy[-1]
+        follows = ran[ran.index(last) + 1 :]
+        if follows and name:
+            return [last, *follows]
+        name = last

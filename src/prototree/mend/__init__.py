@@ -1,4 +1,0 @@
-"""A tree mended by hand: edits, the bench that tries them, the session that keeps them, and training further with them.
-
-Imports the pipeline and what lies below.
-"""

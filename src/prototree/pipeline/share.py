@@ -1,0 +1,219 @@
+"""Packs a run into one file with the tree, its pictures and its figures; and tidies what a run no longer needs."""
+
+import shutil
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prototree._version import __version__
+from prototree.core import checkpoint
+from prototree.core.archive import MARK, SUFFIX, write_archive
+from prototree.core.model import ProtoTree
+from prototree.core.shared_files import is_shared
+from prototree.errors import CheckpointError, ConfigError
+from prototree.evaluation.tables import percent
+from prototree.explain.assets import PAGE_LIST, PAGES, KeptPages, keep_pages
+from prototree.explain.prototype_pictures import PICTURE_LIST, PrototypePictures, write_pictures
+from prototree.explain.stored_histograms import SPREADS, kept_spreads
+from prototree.explain.tree import explain_tree
+from prototree.files import prepared_beside, read_json, write_file, write_json
+from prototree.run import CONFIG, METRICS, NOTES, PICTURES, Run
+from prototree.training.shared_maps import OWN_CACHE, maps_used, shared_folder
+
+# What a finished run no longer needs: states that an interrupted training goes on from, and maps computed again.
+_SPARE = ("last", "head", "held", "pretrained", "teacher", OWN_CACHE)
+_METRICS_KEPT = ("version", "data", "classes", "stages", "classifier", "pruning", "projection", "parts")
+_CLASSES_NAMED = 200
+_NOT_LEARNED = (
+    " The confidence was not fitted on held-out photos: it ranks answers, but it is not a share of right answers."
+)
+
+
+def pack(
+    run: str | Path | Run, out: str | Path, *, pages: bool = True, tick: Callable[[int, int], None] | None = None
+) -> Path:
+    """Writes one file that `load`, `predict`, `explain`, `report` and `serve` open like a run's folder.
+
+    Its pages show neighbours, shares and tests from the training photos. These are computed first if the photos are
+    here and no report has done so; without `pages` they are left out.
+
+    Examples:
+        >>> pack("runs/photos", "bird-tree.prototree", pages=False).name
+        'bird-tree.prototree'
+    """
+    run, out = Run.open(run), Path(out)
+    if out.suffix != SUFFIX:
+        raise ConfigError(f"expected a file that ends in {SUFFIX}, got {out}; such as {out.with_suffix(SUFFIX).name}")
+    stage = checkpoint.last_stage(run.folder)
+    if stage is None:
+        raise CheckpointError(f"expected a run with a trained tree in {run.folder}, found none; train one first")
+    with prepared_beside(out) as folder:
+        tree = write_shared(run, stage, folder, find_pages=pages, tick=tick)
+        write_file(folder / "README.md", card(run, tree, out.stem).encode(errors="replace"))
+        files = (path for path in folder.rglob("*") if path.is_file())
+        write_archive(out, {path.relative_to(folder).as_posix(): path for path in files})
+    return out
+
+
+def write_shared(
+    run: Run, stage: str, folder: Path, *, find_pages: bool, tick: Callable[[int, int], None] | None = None
+) -> ProtoTree:
+    """What others get of a run, written to a folder that they can open as a run; the tree after that stage.
+
+    Nothing in it names a folder of this machine. What its pages show is found out first if asked for.
+    """
+    tree = run.tree(stage)
+    write_json(folder / MARK, {"kind": "packed prototree", "version": 1, "made_by": f"prototree {__version__}"})
+    write_file(folder / CONFIG, _without_paths(run).encode(errors="surrogatepass"))
+    write_json(folder / METRICS, {key: value for key, value in run.metrics.items() if key in _METRICS_KEPT})
+    if run.notes:
+        write_json(folder / NOTES, {str(number): text for number, text in run.notes.items()})
+    _write_pictures(run, tree, folder / PICTURES)
+    _write_pages(run, tree, folder / PAGES, find_pages, tick)
+    tree = _without_places(tree, [folder / PICTURES / PICTURE_LIST, folder / PAGES / PAGE_LIST])
+    checkpoint.save(tree, folder / stage)
+    return tree
+
+
+def _without_places(tree: ProtoTree, lists: Iterable[Path]) -> ProtoTree:
+    """The tree, and lists about it, with names of photos that do not tell where on this machine they are."""
+    named = [source and replace(source, image=_shared_name(source.image)) for source in tree.sources]
+    tree.sources = tuple(named)
+    for path in lists:
+        if path.exists():
+            write_json(path, _renamed(read_json(path)))
+    return tree
+
+
+def _shared_name(image: str) -> str:
+    """Of a photo that lies elsewhere than its list, only the file and its folder."""
+    inner = [part for part in image.split("/") if part != ".."]
+    return "/".join(inner[-2:]) if image.startswith("../") else image
+
+
+def _renamed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _renamed(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_renamed(inner) for inner in value]
+    return _shared_name(value) if isinstance(value, str) else value
+
+
+def _write_pictures(run: Run, tree: ProtoTree, folder: Path) -> None:
+    """The stored pictures of the prototypes, or new ones where the run has none of this tree and its data is here."""
+    if PrototypePictures(tree, stored=run.folder / PICTURES).complete:
+        _copy(sorted((run.folder / PICTURES).iterdir()), folder)
+    elif (data := run.data_if_here()) is not None:
+        write_pictures(tree, data, folder)
+    else:
+        raise CheckpointError(
+            f"{run.folder} has no pictures of its prototypes, and its training data is not here to make them; run "
+            "`prototree report` where the data is, then try again"
+        )
+
+
+def _write_pages(run: Run, tree: ProtoTree, folder: Path, find: bool, tick: Callable[[int, int], None] | None) -> None:
+    """What the run keeps for its pages, or found out now; nothing where the data is not here."""
+    if kept_spreads(tree, run.folder / PAGES):
+        _copy([run.folder / PAGES / SPREADS], folder)
+    if kept := KeptPages(tree, run.folder / PAGES).files():
+        _copy(kept, folder)
+    elif find and (data := run.data_if_here()) is not None:
+        keep_pages(tree, explain_tree(run, data=data, tick=tick), folder)
+
+
+def _copy(files: Iterable[Path], folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for path in files:
+        if is_shared(f"{folder.name}/{path.name}"):
+            shutil.copyfile(path, folder / path.name)
+
+
+def _without_paths(run: Run) -> str:
+    """The configuration without the names of files on this machine."""
+    config = run.config
+    paths = {key: "none" for key in ("weights",) if str(getattr(config, key)) not in ("auto", "hub", "none")}
+    paths |= {key: "" for key in ("teacher",) if getattr(config.recipe, key, "")}
+    return config.changed(paths).to_toml()
+
+
+def card(run: Run, tree: ProtoTree, name: str) -> str:
+    """What a stranger needs to know of a tree, as a page of text."""
+    metrics, figures = run.metrics, run.last_metrics
+    lines = [f"# {name}", "", "A prototype tree: an image classifier that can be read in full.", ""]
+    lines += [f"- {tree.n_classes} classes, {tree.topology.n_nodes} questions, {tree.n_prototypes} prototypes"]
+    lines += [f"- network: {tree.features.backbone.name}, photos of {tree.preprocessing.size} pixels"]
+    if data := metrics.get("data"):
+        lines += [f"- learned from {data['train']} photos"]
+    if accuracy := figures.get("accuracy"):
+        shares = f"{percent(accuracy['greedy'], 1)} by a single path, {percent(accuracy['soft'], 1)} by all leaves"
+        lines += [f"- accuracy on {figures['n_images']} test photos: {shares}"]
+    lines += [
+        "",
+        "```sh",
+        "pip install prototree  # from an index; in a clone of its repository: pip install .",
+        f"prototree predict {name}{SUFFIX} photos/ --out predictions.csv",
+        f"prototree explain {name}{SUFFIX} photo.jpg",
+        f"prototree report {name}{SUFFIX}",
+        "```",
+        "",
+        "It knows only these classes, and was tested on photos like its training photos: on others it may be "
+        'wrong more often. With `--min-confidence 0.7`, answers that are less than 70 % sure become "I don\'t know".'
+        + ("" if tree.calibration.n_photos else _NOT_LEARNED),
+        "",
+        "## Classes",
+        "",
+        *(f"- {' '.join(one.split())}" for one in tree.class_names[:_CLASSES_NAMED]),
+    ]
+    if tree.n_classes > _CLASSES_NAMED:
+        lines += [f"- and {tree.n_classes - _CLASSES_NAMED} more, in tree.json"]
+    return "\n".join([*lines, ""])
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What `clean` removed, and how many bytes of disk it gave back."""
+
+    path: Path
+    n_bytes: int
+
+
+def clean(run: str | Path | Run) -> list[Removed]:
+    """Removes from a finished run what only an interrupted training would need, or what can be computed again.
+
+    The tree after every stage, the figures, pictures, notes and reports stay. Maps that other runs use stay too.
+
+    Examples:
+        >>> freed = clean("runs/photos")
+        >>> all(one.n_bytes > 0 for one in freed)
+        True
+    """
+    run = Run.open(run).expect_changeable()
+    if not run.last_metrics:
+        raise ConfigError(
+            f"{run.folder} is not finished, and tidying would remove what its training continues from; finish it first "
+            "with `prototree train … --resume`"
+        )
+    folder = run.folder.resolve()
+    spare = [folder / name for name in _SPARE] + [folder.with_name(f"{folder.name}-edits") / "maps"]
+    return [one for one in map(_removed, [*spare, *_maps_of_none_other(folder)]) if one.n_bytes]
+
+
+def _maps_of_none_other(folder: Path) -> list[Path]:
+    """Files of the shared folder that this run alone has noted, with what stands beside them."""
+    beside = (path for path in folder.parent.iterdir() if path.is_dir() and path != folder)
+    others = {name for path in beside for name in maps_used(path)}
+    shared = shared_folder(folder)
+    own = [shared / name for name in maps_used(folder) if name not in others and Path(name).name == name]
+    return [path.with_suffix(suffix) for path in own for suffix in (".json", path.suffix, ".partial", ".lock")]
+
+
+def _removed(path: Path) -> Removed:
+    """Removes a file or folder, and says what that gave back: a file that has another name elsewhere stays on disk."""
+    if path.is_symlink() or not path.exists():
+        return Removed(path, 0)
+    every = [one.lstat() for one in (path.rglob("*") if path.is_dir() else [path])]
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return Removed(path, sum(one.st_size for one in every if stat.S_ISREG(one.st_mode) and one.st_nlink == 1))

@@ -1,0 +1,181 @@
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from prototree.backbones import inference, onnx
+from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.backbones.bn_fusion import folded
+from prototree.backbones.inference import (
+    AUTO,
+    ENOUGH,
+    ONNXRUNTIME,
+    TORCH,
+    Frozen,
+    FrozenFeatures,
+    engine_for,
+    frozen,
+    frozen_features,
+    piece_size,
+)
+from prototree.core.model import ProtoTree
+from prototree.core.topology import Topology
+from prototree.errors import ConfigError, MissingExtraError
+
+CPU = torch.device("cpu")
+
+
+def made() -> Backbone:
+    torch.manual_seed(0)
+    return Backbone("test_resnet", None, image_size=64, split=False).eval()
+
+
+@pytest.fixture
+def small() -> Backbone:
+    return made()
+
+
+@pytest.fixture(scope="module")
+def converted_once() -> bytes:
+    """A network for onnxruntime; converting takes seconds."""
+    for package in (ONNXRUNTIME, *onnx.NEEDED):
+        pytest.importorskip(package, reason="needs the extra 'export'")
+    images = torch.zeros(piece_size(64), 3, 64, 64)
+    graph = onnx.to_onnx(inference._Trunk(folded(made())), images, ["maps"], as_many=True)
+    return bytes(graph.SerializeToString())
+
+
+@pytest.fixture
+def conversions(converted_once: bytes, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts how often a network would have been converted."""
+    counted: list[int] = []
+
+    def to_onnx(*_: object, **__: object) -> SimpleNamespace:
+        counted.append(1)
+        return SimpleNamespace(SerializeToString=lambda: converted_once)
+
+    monkeypatch.setattr(onnx, "to_onnx", to_onnx)
+    return counted
+
+
+def pictures(n: int, size: int = 64) -> torch.Tensor:
+    return torch.rand(n, 3, size, size, generator=torch.Generator().manual_seed(n))
+
+
+def test_maps_of_torch_are_those_of_the_network_whatever_the_batch(small: Backbone) -> None:
+    images, run = pictures(piece_size(64) + 3), frozen(small)
+    assert run.engine == TORCH
+    with torch.no_grad():
+        expected = small.trunk(images)
+    together = run(images)
+    torch.testing.assert_close(together, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    assert torch.equal(torch.cat([run(images[:1]), run(images[1:6]), run(images[6:])]), together)
+    assert torch.equal(run(images.flip(0)).flip(0), together)
+    assert run(images[:0]).shape == expected[:0].shape
+
+
+def test_onnxruntime_decides_as_torch_does(small: Backbone, conversions: list[int]) -> None:
+    run, images = frozen(small, ONNXRUNTIME), pictures(24)
+    assert run.engine == ONNXRUNTIME
+    by_torch, maps = frozen(small)(images), run(images)
+    torch.testing.assert_close(maps, by_torch, rtol=1e-3, atol=1e-4 * float(by_torch.abs().max()))
+    assert torch.equal(torch.cat([run(images[:1]), run(images[1:6]), run(images[6:])]), maps)
+    features = FeatureExtractor(small, prototype_dim=8)
+    tree = ProtoTree(Topology.full(3), features, [str(k) for k in range(4)]).eval()
+    tree.leaf_logits.data.normal_(generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        one, other = (tree.decide(tree.route(features.from_map(found))) for found in (by_torch, maps))
+    assert torch.equal(one.labels("greedy"), other.labels("greedy"))
+    assert torch.equal(one.max_path.leaf, other.max_path.leaf)
+    torch.testing.assert_close(one.soft, other.soft, rtol=1e-3, atol=1e-5)
+    assert torch.equal(frozen(small, ONNXRUNTIME)(images), maps), "from the file, the same bits"
+    assert len(conversions) == 1
+
+
+@pytest.mark.slow
+def test_the_border_within_a_transformer_can_be_converted() -> None:
+    for package in (ONNXRUNTIME, *onnx.NEEDED):
+        pytest.importorskip(package, reason="needs the extra 'export'")
+    torch.manual_seed(0)
+    backbone = Backbone("vit_tiny_patch16_224", None, image_size=32).eval()
+    run, images = frozen(backbone, ONNXRUNTIME), pictures(3, 32)
+    with torch.no_grad():
+        expected = backbone.trunk(images)
+    assert run.engine == ONNXRUNTIME
+    torch.testing.assert_close(run(images), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_damaged_file_is_made_anew_and_other_weights_have_another(
+    small: Backbone, own_cache: Path, conversions: list[int]
+) -> None:
+    maps, (file,) = frozen(small, ONNXRUNTIME)(pictures(2)), list((own_cache / "networks").glob("*.onnx"))
+    file.write_bytes(file.read_bytes()[:1000])
+    assert torch.equal(frozen(small, ONNXRUNTIME)(pictures(2)), maps)
+    assert len(conversions) == 2
+    with torch.no_grad():
+        next(small.parameters()).mul_(1.5)
+    assert inference._file(small) != file
+    assert frozen(small, ONNXRUNTIME).engine == TORCH, "a file of other weights is not believed"
+
+
+def test_many_photos_use_a_converted_network_only_where_it_is_there(small: Backbone, conversions: list[int]) -> None:
+    features = FeatureExtractor(small, prototype_dim=8)
+    by_torch = frozen_features(features)
+    assert by_torch.trunk.engine == TORCH
+    assert not conversions
+    frozen(small, ONNXRUNTIME)
+    converted, images = frozen_features(features), pictures(3)
+    assert converted.trunk.engine == ONNXRUNTIME
+    torch.testing.assert_close(converted(images), by_torch(images), rtol=1e-3, atol=1e-4)
+
+
+def test_what_cannot_be_converted_runs_in_torch_and_says_so(
+    small: Backbone, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = []
+
+    def refuse(*_: object, **__: object) -> None:
+        tried.append(1)
+        raise RuntimeError("an operator is unknown\nand much more")
+
+    monkeypatch.setattr(onnx, "to_onnx", refuse)
+    with caplog.at_level(logging.WARNING):
+        run = frozen(small, ONNXRUNTIME)
+    assert run.engine == TORCH
+    assert "cannot be run by onnxruntime (an operator is unknown); using torch instead" in caplog.text
+    assert frozen(small, ONNXRUNTIME).engine == TORCH
+    assert len(tried) == 1, "what failed once is not tried again"
+
+
+def test_which_engine_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference.importlib.util, "find_spec", lambda _: object())
+    assert engine_for(AUTO, CPU, ENOUGH) == ONNXRUNTIME
+    assert engine_for(AUTO, CPU, ENOUGH - 1) == TORCH
+    assert engine_for(AUTO, torch.device("cuda"), ENOUGH) == TORCH
+    assert engine_for(TORCH, CPU, ENOUGH) == TORCH
+    assert engine_for(ONNXRUNTIME, CPU, 1) == ONNXRUNTIME
+    with pytest.raises(ConfigError, match="expected the CPU"):
+        engine_for(ONNXRUNTIME, torch.device("cuda"), 1)
+    monkeypatch.setattr(inference.importlib.util, "find_spec", lambda _: None)
+    assert engine_for(AUTO, CPU, ENOUGH) == TORCH
+    with pytest.raises(MissingExtraError, match="prototree\\[export\\]"):
+        engine_for(ONNXRUNTIME, CPU, 1)
+
+
+def test_one_picture_looked_at_twice_fills_one_piece(small: Backbone) -> None:
+    """Pieces are filled up with nothing, which costs as much as a picture: looks share one."""
+    features = FeatureExtractor(small, prototype_dim=8)
+    small.looks = (1.0, 0.7)
+    found = frozen_features(features)
+    passes: list[int] = []
+
+    def counting(images: torch.Tensor) -> torch.Tensor:
+        passes.append(len(images))
+        return found.trunk.run(images)
+
+    counted = FrozenFeatures(features, Frozen(TORCH, 2, counting))
+    with torch.no_grad():
+        torch.testing.assert_close(counted(pictures(1)), features(pictures(1)), rtol=1e-3, atol=1e-4)
+    assert passes == [2]

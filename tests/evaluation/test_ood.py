@@ -1,0 +1,73 @@
+"""Whether a tree notices photos of classes that it does not know, and how that is measured."""
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from prototree.core import checkpoint
+from prototree.core.confidence import Calibration
+from prototree.errors import ConfigError
+from prototree.evaluation.metrics import Judged
+from prototree.evaluation.ood import auroc, tell_apart
+from prototree.pipeline.fit import fit
+from prototree.pipeline.ood import evaluate_ood
+from tiny_training import TINY, write_squares
+
+
+def judged(confidence: list[float], ood_score: list[float]) -> Judged:
+    zeros = torch.zeros(len(confidence), dtype=torch.long)
+    return Judged(
+        *(zeros,) * 7,
+        soft_confidence=torch.ones(len(zeros)),
+        confidence=torch.tensor(confidence),
+        ood_score=torch.tensor(ood_score),
+        is_known=torch.tensor(confidence) > 0.5,
+        in_top5=zeros.bool(),
+        max_path_leaf=zeros,
+        greedy_leaf=zeros,
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_auroc_is_the_share_of_pairs_in_the_right_order(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    high = torch.randint(0, 6, (17,), generator=generator).double() + 1
+    low = torch.randint(0, 6, (23,), generator=generator).double()
+    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in product(high.tolist(), low.tolist())]
+    assert auroc(high, low) == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_either_doubt_or_distance_gives_a_stranger_away() -> None:
+    own = judged(torch.linspace(0.6, 1, 100).tolist(), torch.linspace(0.2, 1, 100).tolist())
+    unsure, far, alike = (0.1, 0.5), (0.99, 3.0), (0.95, 0.3)
+    found = tell_apart(own, judged(*map(list, zip(unsure, far, alike, strict=True))))
+    assert found.n_photos == 3
+    assert found.accepted == pytest.approx(1 / 3)
+    assert found.coverage == pytest.approx(2 / 3), "by what was stored in the tree"
+    assert found.auroc["both"] > max(found.auroc["confidence"], found.auroc["distance"])
+    assert tell_apart(own, own).accepted >= 0.95
+
+
+def test_a_run_meets_strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROTOTREE_CACHE", str(tmp_path / "cache"))
+    run = fit(write_squares(tmp_path / "squares"), tmp_path / "run", settings=TINY)
+    noise = tmp_path / "noise"
+    noise.mkdir()
+    for i in range(5):
+        pixels = np.random.default_rng(i).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(noise / f"{i}.png")
+    with pytest.raises(ConfigError, match="was never fitted"):
+        evaluate_ood(run.folder, [noise])
+    tree = run.tree()
+    tree.calibration = replace(Calibration(), n_photos=30)
+    checkpoint.save(tree, run.folder / "projected")
+    found = evaluate_ood(run.folder, [noise])["noise"]
+    assert found.n_photos == 5
+    assert run.metrics["ood"]["noise"]["auroc"] == found.auroc
+    with pytest.raises(ConfigError, match="names of their own"):
+        evaluate_ood(run.folder, [noise, noise])
