@@ -76,7 +76,7 @@ def finetune(
     data: DataOption = None,
     help_all: HelpAll = False,
 ) -> None:
-    """Train the network further with a edited tree; its prototypes stay the patches you chose (§7)."""
+    """Train the network further with an edited tree; its prototypes stay the patches you chose (§7)."""
     settings = parsed(context.args)
     with _training(out, "the same command") as display:
         from prototree.editing.finetuning import finetune

@@ -1,4 +1,4 @@
-"""A edited tree is retrained: the head is trained again with the prototypes where a person put them (§7).
+"""An edited tree is retrained: the head is trained again with the prototypes where a person put them (§7).
 
     session.save("runs/edited")
     run = finetune("runs/edited", "runs/finetuned")
@@ -36,7 +36,7 @@ def finetune(
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> Run:
-    """Trains the network further with the tree of a edited run, as a new run. Continues one that was interrupted.
+    """Trains the network further with the tree of an edited run, as a new run. Continues one that was interrupted.
 
     Examples:
         >>> run = finetune("runs/photos-edited-1", "runs/finetuned")  # doctest: +SKIP

@@ -363,7 +363,7 @@ def _are_sources(entries: Sequence[Entry], source_views: Views) -> Bool[Tensor, 
 
 
 def _overlaps(region: Region | None, box: Region) -> bool:
-    """Whether a box lies in a excluded region, be it in part."""
+    """Whether a box lies in an excluded region, be it in part."""
     if region is None:
         return True
     across = min(region[2], box[2]) - max(region[0], box[0])
