@@ -71,8 +71,7 @@ class Workbench:
     """What editing needs: the tree, and the feature maps of training photos and of photos for feedback.
 
     `training` holds for each photo the view that prototypes may come from, then the whole photo. `excluded`, `notes`
-    and
-    what leaves were meant to stand for are what earlier editing left.
+    and what leaves were meant to stand for are what earlier editing left.
     """
 
     def __init__(
