@@ -27,9 +27,9 @@ from prototree.data.images import Photo
 from prototree.data.loading import Entry
 from prototree.explain.records import DecisionExplanation
 from prototree.explain.votes import explain_decision, open_voters
+from prototree.features.cache import Inputs
 from prototree.pipeline.fit import fit
 from prototree.report import write_decision
-from prototree.training.feature_cache import Inputs
 
 SOURCE = Path(prototree.__file__).parent
 TINY = {

@@ -29,7 +29,7 @@ from prototree.data.views import projection_views
 from prototree.explain.decisions import explain_image
 from prototree.explain.prototype_pictures import PrototypePictures
 from prototree.explain.prototypes import explain_prototypes
-from prototree.training.batches import PhotoBatches, maps_of
+from prototree.features.batches import PhotoBatches, maps_of
 from prototree.training.projection import SourcePhotos, project
 
 PROTOTYPES_PER_PHOTO = 200 / 1500

@@ -24,7 +24,7 @@ from rich.table import Table
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.backbones.bn_fusion import folded
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import Question
+from prototree.core.nodes import NodeFunction
 from prototree.core.topology import Topology
 from prototree.data.transforms import to_input
 from prototree.integrations.onnx_export import OUTPUTS, export_onnx
@@ -36,7 +36,7 @@ BATCHES = (1, 16)
 def some_tree() -> ProtoTree:
     torch.manual_seed(0)
     features = FeatureExtractor(Backbone(), 256, head_hidden_dim=512)
-    return ProtoTree(Topology.full(6), features, 50, question=Question("pairwise", 6.0)).eval()
+    return ProtoTree(Topology.full(6), features, 50, question=NodeFunction("pairwise", 6.0)).eval()
 
 
 def seconds(rounds: int, *works: Callable[[], object]) -> list[float]:

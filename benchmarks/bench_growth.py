@@ -27,18 +27,18 @@ from prototree.backbones.geometry import Box
 from prototree.config import preset
 from prototree.core.leaves import class_log_probs
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import Question
+from prototree.core.nodes import NodeFunction
 from prototree.data.dataset import Sample
 from prototree.data.loading import Entry
 from prototree.data.occlusion import HiddenView
 from prototree.data.views import FULL, View
 from prototree.evaluation.metrics import evaluate
 from prototree.explain.records import TreeExplanation
+from prototree.features.batches import CachedBatches, maps_of
+from prototree.features.cache import Inputs, MapCache
 from prototree.report.text import Reading
 from prototree.training.anchored import AnchoredObjective, HeadObjective
-from prototree.training.batches import CachedBatches, maps_of
 from prototree.training.calibrate import held_photos, without
-from prototree.training.feature_cache import Inputs, MapCache
 from prototree.training.grow import grow, sample_maps, standardise
 from prototree.training.leaf_training import refit_leaves
 from prototree.training.loop import Loop, Objective, Options
@@ -162,7 +162,7 @@ def measure(n_classes: int, n_views: int, n_batches: int, folder: Path) -> Clock
         )
     del maps, labels, head
     with clock.piece("making the tree"):
-        question = Question("pairwise", recipe.sharpness)
+        question = NodeFunction("pairwise", recipe.sharpness)
         tree = ProtoTree(start.topology, features, n_classes, question=question)
         twins = OccludedPairs.of(plain, with_places_hidden(plain), tree.preprocessing)
         objective = AnchoredObjective(tree, batches, recipe, EPOCHS, targets, start, sources, twins)

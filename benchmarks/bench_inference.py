@@ -39,7 +39,7 @@ from prototree.data.dataset import Sample
 from prototree.data.loading import ViewDataset
 from prototree.data.transforms import augmentation
 from prototree.data.views import source_views, varied_views
-from prototree.training.extract import from_photos
+from prototree.features.extract import from_photos
 
 NETWORKS = (("auto", 288), ("resnet50", 224))
 BATCHES = (1, 4, 32)

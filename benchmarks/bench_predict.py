@@ -27,8 +27,8 @@ from prototree.backbones.bn_fusion import folded
 from prototree.core.checkpoint import load
 from prototree.core.model import ProtoTree
 from prototree.core.topology import Topology
-from prototree.data.listing import listed_photos
-from prototree.explain.predictions import predict_each
+from prototree.inference.inputs import listed_photos
+from prototree.inference.predict import predict_each
 
 N_PHOTOS, N_ROUNDS, BATCH = 96, 4, 32
 

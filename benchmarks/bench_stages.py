@@ -21,7 +21,7 @@ from prototree.core.pruning import prune
 from prototree.core.topology import Topology
 from prototree.evaluation.errors import ErrorCollector
 from prototree.evaluation.metrics import evaluate_all
-from prototree.training.feature_cache import MapBatch
+from prototree.features.cache import MapBatch
 from prototree.training.projection import project
 
 BATCH, DEPTH, CLASSES = 32, 256, 200

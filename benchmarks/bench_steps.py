@@ -23,11 +23,11 @@ from bench_growth import MadeUpMaps, entries_of
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.config import preset
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import Question
+from prototree.core.nodes import NodeFunction
 from prototree.data.loading import Entry
+from prototree.features.batches import CachedBatches
+from prototree.features.cache import MapCache
 from prototree.training.anchored import FEWEST_OF_HEAD, FEWEST_OF_TREE, AnchoredObjective, HeadObjective
-from prototree.training.batches import CachedBatches
-from prototree.training.feature_cache import MapCache
 from prototree.training.grow import grow, sample_maps, standardise
 from prototree.training.loop import Loop, Objective, Options
 from prototree.training.objectives import Cosine, SoftTargets
@@ -107,7 +107,7 @@ def main() -> None:
         standardise(features, some)
     head = HeadObjective(heads[0], N_CLASSES, recipe, Cosine(6, batches.n_batches))
     start = grow(heads[1], some, labels, "pairwise", recipe.max_mean_depth, recipe.init_median_distance, 0)
-    tree = ProtoTree(start.topology, heads[1], N_CLASSES, question=Question("pairwise", recipe.sharpness))
+    tree = ProtoTree(start.topology, heads[1], N_CLASSES, question=NodeFunction("pairwise", recipe.sharpness))
     targets = SoftTargets(torch.full((len(maps.entries), N_CLASSES), 1 / N_CLASSES), 1.0)
     anchored = AnchoredObjective(tree, batches, recipe, 6, targets, start, batches)
     n_patches = SIDE * SIDE

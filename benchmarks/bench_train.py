@@ -28,8 +28,8 @@ from prototree.data.birds.dataset import write_birds
 from prototree.data.loading import Entry, ViewDataset
 from prototree.data.transforms import augmentation
 from prototree.data.views import training_views
-from prototree.training.batches import CachedBatches, PhotoBatches
-from prototree.training.feature_cache import Inputs, cache_borders
+from prototree.features.batches import CachedBatches, PhotoBatches
+from prototree.features.cache import Inputs, cache_borders
 from prototree.training.loop import Loop, Options
 from prototree.training.objectives import Schedule, TreeObjective
 

@@ -200,7 +200,7 @@ def _our_tree(start: Numbers) -> Any:
 
 
 def _our_training(start: Numbers) -> Numbers:
-    from prototree.training.feature_cache import Inputs
+    from prototree.features.cache import Inputs
     from prototree.training.loop import Loop, Options
     from prototree.training.objectives import Schedule, TreeObjective
 

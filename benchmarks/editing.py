@@ -19,11 +19,11 @@ from prototree.data.birds.dataset import write_birds
 from prototree.editing.edits import Note, Region, Side
 from prototree.editing.finetuning import finetune
 from prototree.editing.session import open_session
+from prototree.features.batches import maps_of
 from prototree.pipeline.fit import fit
 from prototree.pipeline.stages import Stages
 from prototree.progress import Observer
 from prototree.run import Run
-from prototree.training.batches import maps_of
 from prototree.training.projection import side_classes
 
 BESIDE_BERRIES, LOOK_ALIKE = 0, 1  # the species with the shortcut, and the one that differs from it in the beak alone

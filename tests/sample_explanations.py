@@ -23,10 +23,10 @@ from prototree.explain.records import (
     Match,
     Method,
     Nearer,
+    NodeKind,
     PathExplanation,
     Picture,
     PrototypeExplanation,
-    QuestionKind,
     RunnerUp,
     SeenPatch,
     Spread,
@@ -95,7 +95,7 @@ def tree(
     n_nearest: int = 3,
     names: tuple[str, ...] = (),
     seed: int = 0,
-    question: QuestionKind = "presence",
+    question: NodeKind = "presence",
 ) -> TreeExplanation:
     """A tree of this shape; its last leaf is nearly uniform."""
     n_classes = n_classes or max(len(names), topology.n_leaves, 3)
@@ -137,7 +137,7 @@ def known_class(label: int, n_classes: int) -> ClassExplanation:
     return ClassExplanation(photos, 10, 0.9, (((label + 1) % n_classes, 1),))
 
 
-def spread(seed: int, question: QuestionKind = "presence") -> Spread:
+def spread(seed: int, question: NodeKind = "presence") -> Spread:
     """Photos of both sides about the line, most of them on their own."""
     rng, (low, high), line = np.random.default_rng(seed), SPREAD_LIMITS[question], SPREAD_LINES[question]
     towards = -1 if question == "presence" else 1

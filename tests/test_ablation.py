@@ -10,8 +10,8 @@ import pytest
 from prototree.config import preset
 from prototree.data import open_data
 from prototree.data.birds.dataset import write_birds
+from prototree.features.registry import maps_used
 from prototree.training.recipes.distill import Distill
-from prototree.training.shared_maps import maps_used
 from tiny_training import write_squares
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"

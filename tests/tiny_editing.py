@@ -11,19 +11,19 @@ from prototree.config import Config
 from prototree.core import checkpoint
 from prototree.core.checkpoint import PROJECTED
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import PAPER, Question
+from prototree.core.nodes import PAPER, NodeFunction
 from prototree.core.topology import Topology
 from prototree.data import open_data
 from prototree.data.loading import ViewDataset
 from prototree.data.views import evaluation_views
+from prototree.features.batches import PhotoBatches, maps_of
 from prototree.run import Run
-from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.leaf_training import refit_leaves
 from prototree.training.projection import SourcePhotos, measure_again, project
 from tiny_training import write_squares
 
 
-def tiny_run(folder: Path, question: Question = PAPER) -> Run:
+def tiny_run(folder: Path, question: NodeFunction = PAPER) -> Run:
     """A projected tree of height 2 over three classes, with fitted leaves, in the form of a run."""
     data = open_data(write_squares(folder / "squares", train=6, test=4))
     torch.manual_seed(0)

@@ -13,8 +13,8 @@ from prototree.backbones.geometry import Box
 from prototree.data import open_data
 from prototree.data.loading import BatchOrder, Entry, Shard, ViewDataset
 from prototree.data.views import View
+from prototree.features.cache import Inputs
 from prototree.run import Run
-from prototree.training.feature_cache import Inputs
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 180, 60), "blue": (50, 60, 200)}
 

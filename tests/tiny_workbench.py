@@ -8,13 +8,13 @@ from conftest import random_maps
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.backbones.geometry import Box
 from prototree.core.model import ProtoTree, PrototypeSource
-from prototree.core.nodes import PAPER, Question
+from prototree.core.nodes import PAPER, NodeFunction
 from prototree.core.topology import Topology
 from prototree.data.dataset import Sample
 from prototree.data.loading import Entry
 from prototree.data.views import FULL, View
 from prototree.editing.workbench import Workbench
-from prototree.training.feature_cache import MapCache, StoredMaps
+from prototree.features.cache import MapCache, StoredMaps
 
 ROOT = Path("/data")
 N_TRAIN, N_FEEDBACK, K = 12, 9, 3
@@ -32,7 +32,7 @@ def photos(n: int, *views: View) -> list[Entry]:
 
 
 def make_bench(
-    backbone: Backbone, *, two_views: bool = False, size: tuple[int, int] = (1, 1), question: Question = PAPER
+    backbone: Backbone, *, two_views: bool = False, size: tuple[int, int] = (1, 1), question: NodeFunction = PAPER
 ) -> Workbench:
     torch.manual_seed(0)
     tree = ProtoTree(Topology.full(3), FeatureExtractor(backbone, 4), K, size, question=question)

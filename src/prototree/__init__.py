@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from prototree.core.ensemble import Ensemble
     from prototree.core.model import ProtoTree, PrototypeSource, TreeOutput, TreePrediction
     from prototree.core.pruning import prune
-    from prototree.core.routing import Path
+    from prototree.core.routing import DecisionPath
     from prototree.core.topology import Topology
     from prototree.data import ImageData, open_data
     from prototree.editing.finetuning import finetune
     from prototree.editing.session import EditSession, open_session
     from prototree.errors import ProtoTreeError
     from prototree.evaluation.metrics import Metrics
-    from prototree.explain.answers import Answer, ask
     from prototree.explain.decisions import explain_image
-    from prototree.explain.predictions import Prediction, predict, predict_each
     from prototree.explain.records import DecisionExplanation, TreeExplanation
     from prototree.explain.tree import explain_tree
+    from prototree.inference.answers import Answer, ask
+    from prototree.inference.predict import Prediction, predict, predict_each
     from prototree.integrations.hub_push import push
     from prototree.integrations.onnx_export import export_onnx
     from prototree.integrations.reference import import_reference
@@ -61,7 +61,7 @@ _HOMES = {
     "FeatureExtractor": "backbones.backbone",
     "ImageData": "data",
     "Metrics": "evaluation.metrics",
-    "Path": "core.routing",
+    "DecisionPath": "core.routing",
     "Prediction": "explain.predictions",
     "Preprocessing": "backbones.preprocessing",
     "ProtoTree": "core.model",
@@ -112,12 +112,12 @@ __all__ = [
     "Backbone",
     "Config",
     "DecisionExplanation",
+    "DecisionPath",
     "EditSession",
     "Ensemble",
     "FeatureExtractor",
     "ImageData",
     "Metrics",
-    "Path",
     "Prediction",
     "Preprocessing",
     "ProtoTree",

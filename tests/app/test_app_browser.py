@@ -14,7 +14,7 @@ from tiny_training import TINY_DISTILL, write_squares
 pytest.importorskip("fastapi", reason="needs the extra 'serve'")
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 from app_server import Running, serving  # noqa: E402
-from prototree.core.nodes import Question  # noqa: E402
+from prototree.core.nodes import NodeFunction  # noqa: E402
 from prototree.pipeline.fit import fit  # noqa: E402
 from prototree.pipeline.stages import Run  # noqa: E402
 
@@ -241,7 +241,7 @@ def test_nothing_keeps_anybody_out(browser: "sync_api.Browser", server: Running)
 
 
 def test_where_two_are_compared_each_can_be_edited(browser: "sync_api.Browser", tmp_path: Path) -> None:
-    run = tiny_run(tmp_path, Question("pairwise", 6.0))
+    run = tiny_run(tmp_path, NodeFunction("pairwise", 6.0))
     with serving(run.folder, cache=tmp_path) as server:
         page = browser.new_page(base_url=server.address, viewport={"width": 390, "height": 800})
         page.goto("/edit/1")

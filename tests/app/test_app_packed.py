@@ -11,11 +11,11 @@ pytest.importorskip("fastapi", reason="needs the extra 'serve'")
 httpx = pytest.importorskip("httpx", reason="needs httpx")
 
 from app_server import Running, serving  # noqa: E402
-from prototree.core.nodes import Question  # noqa: E402
+from prototree.core.nodes import NodeFunction  # noqa: E402
 from prototree.errors import CheckpointError  # noqa: E402
-from prototree.explain.answers import ask  # noqa: E402
 from prototree.explain.tree import explain_tree  # noqa: E402
 from prototree.files import write_json  # noqa: E402
+from prototree.inference.answers import ask  # noqa: E402
 from prototree.pipeline.share import pack  # noqa: E402
 from prototree.run import Run  # noqa: E402
 from tiny_editing import tiny_run  # noqa: E402
@@ -26,7 +26,7 @@ def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        run = tiny_run(folder, Question("pairwise", 4.0))
+        run = tiny_run(folder, NodeFunction("pairwise", 4.0))
         pack(run, folder / "squares.prototree")
     found = sorted(Path(run.source).rglob("*.png"))[0]
     found.rename(folder / "photo.png")

@@ -8,7 +8,7 @@ pytest.importorskip("fastapi", reason="needs the extra 'serve'")
 
 from prototree.app import pages, schemas
 from prototree.app.service import Service
-from prototree.core.nodes import Question
+from prototree.core.nodes import NodeFunction
 from prototree.editing.session import open_session
 from prototree.errors import EditError
 from tiny_editing import tiny_run
@@ -16,7 +16,7 @@ from tiny_editing import tiny_run
 
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
-    return Service(open_session(tiny_run(tmp_path, Question("pairwise", 6.0))))
+    return Service(open_session(tiny_run(tmp_path, NodeFunction("pairwise", 6.0))))
 
 
 def replace(side: schemas.Side, patch: schemas.PatchShape, revision: int = 0) -> schemas.EditQuestion:

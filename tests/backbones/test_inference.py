@@ -167,7 +167,7 @@ def test_which_engine_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_picture_looked_at_twice_fills_one_piece(small: Backbone) -> None:
     """Pieces are filled up with nothing, which costs as much as a picture: looks share one."""
     features = FeatureExtractor(small, prototype_dim=8)
-    small.looks = (1.0, 0.7)
+    small.crops = (1.0, 0.7)
     found = frozen_features(features)
     passes: list[int] = []
 

@@ -11,9 +11,9 @@ from torch.nn.functional import avg_pool2d
 
 from prototree import files
 from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.backbones.crops import FULL_ONLY, Crops, checked, extent, look, stacked
 from prototree.backbones.geometry import Box, PatchGrid
 from prototree.backbones.inference import frozen_features
-from prototree.backbones.multicrop import ONCE, Looks, checked, extent, look, stacked
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.core import checkpoint
 from prototree.core.localization import peak_places
@@ -25,12 +25,12 @@ from prototree.data.views import FULL, evaluation_views
 from prototree.errors import CheckpointError, ConfigError, ShapeError
 from prototree.explain.attribution import Probes, attribute, hidden
 from prototree.explain.localization import InputFrame
-from prototree.training.batches import looking, maps_of
-from prototree.training.feature_cache import MapCache, cache_borders, cache_features, kept_borders
-from prototree.training.shared_maps import shared_folder
+from prototree.features.batches import looking, maps_of
+from prototree.features.cache import MapCache, cache_borders, cache_features, kept_borders
+from prototree.features.registry import shared_folder
 from tiny_training import write_squares
 
-TWICE: Looks = (1.0, 0.7)
+TWICE: Crops = (1.0, 0.7)
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def test_a_look_shows_the_middle_enlarged() -> None:
     assert middle[10:] - middle[:10] == pytest.approx(5 * np.ones(10), abs=0.51), "half as steep"
 
 
-@pytest.mark.parametrize("looks", [(), (0.7,), (1.0, 1.0), (1.0, 0.5, 0.7), (1.0, 0.05), (1.0, 0.9, 0.8, 0.7, 0.6)])
-def test_only_ever_closer_looks_are_looks(looks: Looks) -> None:
+@pytest.mark.parametrize("crops", [(), (0.7,), (1.0, 1.0), (1.0, 0.5, 0.7), (1.0, 0.05), (1.0, 0.9, 0.8, 0.7, 0.6)])
+def test_only_ever_closer_looks_are_looks(crops: Crops) -> None:
     with pytest.raises(ConfigError, match="each smaller than the one before"):
-        checked(looks)
+        checked(crops)
 
 
 @pytest.mark.parametrize("place", [0, 5, 15, 16, 19, 26, 31])
@@ -108,7 +108,7 @@ def test_the_nearest_patch_of_all_looks_decides(tiny_tree: ProtoTree) -> None:
 def test_trunk_and_tail_look_once(tiny_backbone: Backbone) -> None:
     images, backbone = torch.rand(1, 3, 64, 64), copy.copy(tiny_backbone.eval())
     expected, rows = backbone(images), backbone.map_size[0]
-    backbone.looks = TWICE
+    backbone.crops = TWICE
     assert backbone(images).shape[2] == 2 * rows
     assert torch.equal(backbone(images)[:, :, :rows], expected)
     assert torch.equal(backbone.tail(backbone.trunk(images)), expected)
@@ -118,13 +118,13 @@ def test_larger_prototypes_would_reach_from_one_look_into_another(tiny_backbone:
     tree = ProtoTree(Topology.full(1), FeatureExtractor(tiny_backbone, 4), 2, (2, 1))
     with pytest.raises(ShapeError, match=r"prototypes of one cell in a tree that looks 2 times.*got 2×1"):
         tree.look(TWICE)
-    assert tree.look(ONCE).grid.extents == ()
+    assert tree.look(FULL_ONLY).grid.extents == ()
 
 
 def test_a_peak_does_not_reach_into_another_look() -> None:
     apart = torch.full((2, 8, 4), 50.0)
     apart[:, 3, 1] = apart[:, 4, 1] = 0.0  # last row of the first look, first row of the second
-    row, column = peak_places(apart, torch.tensor([13, 17]), look_rows=4)
+    row, column = peak_places(apart, torch.tensor([13, 17]), rows_per_crop=4)
     assert row.tolist() == pytest.approx([3.0, 4.0])
     assert column.tolist() == pytest.approx([1.0, 1.0])
 
@@ -144,23 +144,23 @@ def test_a_tree_that_looks_twice_comes_back_and_older_ones_look_once(tiny_tree: 
     once = checkpoint.fingerprint(tiny_tree)
     checkpoint.save(tiny_tree.look(TWICE), tmp_path / "twice")
     loaded = checkpoint.load(tmp_path / "twice")
-    assert loaded.features.backbone.looks == TWICE
+    assert loaded.features.backbone.crops == TWICE
     assert loaded.grid == tiny_tree.grid
     assert checkpoint.fingerprint(loaded) != once
     images = torch.rand(2, 3, 64, 64)
     assert torch.equal(loaded.predict(images).soft, tiny_tree.predict(images).soft)
 
     header = json.loads((tmp_path / "once" / "tree.json").read_text())
-    del header["backbone"]["looks"], header[files.CHECKSUM]
+    del header["backbone"]["crops"], header[files.CHECKSUM]
     files.write_json(tmp_path / "once" / "tree.json", {**header, "version": 3})
-    assert checkpoint.load(tmp_path / "once").features.backbone.looks == ONCE
+    assert checkpoint.load(tmp_path / "once").features.backbone.crops == FULL_ONLY
 
 
-@pytest.mark.parametrize("looks", [[], [0.7], [1.0, 0.0], [1.0, 0.7, 0.8], [1.0, float("nan")], [1, "0.7"], 0.7])
-def test_looks_that_are_none_are_refused(tiny_tree: ProtoTree, tmp_path: Path, looks: object) -> None:
+@pytest.mark.parametrize("crops", [[], [0.7], [1.0, 0.0], [1.0, 0.7, 0.8], [1.0, float("nan")], [1, "0.7"], 0.7])
+def test_looks_that_are_none_are_refused(tiny_tree: ProtoTree, tmp_path: Path, crops: object) -> None:
     checkpoint.save(tiny_tree, tmp_path)
     header = json.loads((tmp_path / "tree.json").read_text())
-    header["backbone"]["looks"] = looks
+    header["backbone"]["crops"] = crops
     del header[files.CHECKSUM]
     (tmp_path / "tree.json").write_text(json.dumps(files.sealed(header)))
     with pytest.raises(CheckpointError, match="is damaged"):
@@ -193,7 +193,7 @@ def test_maps_of_looks_stay_together(tiny_tree: ProtoTree, data: ImageData, tmp_
     dataset = ViewDataset(data.train, evaluation_views, tiny_tree.preprocessing)
     backbone = tiny_tree.features.backbone.unsplit()
     data.train[2].path.write_bytes(b"no image")
-    both = MapCache.of_looks([cache_borders(backbone, dataset.looking(share), tmp_path) for share in TWICE])
+    both = MapCache.stack_crops([cache_borders(backbone, dataset.looking(share), tmp_path) for share in TWICE])
     every = both.read(range(6), 0)
     assert every.entries.tolist() == [0, 1, 3, 4, 5]
     rows = backbone.map_size[0]

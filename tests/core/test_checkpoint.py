@@ -49,9 +49,9 @@ def test_a_tree_that_is_read_twice_is_two_trees(saved: Path) -> None:
     with torch.no_grad():
         for parameter in one.parameters():
             parameter.add_(1)
-    one.features.backbone.looks = (1.0, 0.5)
+    one.features.backbone.crops = (1.0, 0.5)
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
-    assert other.features.backbone.looks == (1.0,)
+    assert other.features.backbone.crops == (1.0,)
     again = checkpoint.load(saved).state_dict()
     assert all(torch.equal(tensor, before[name]) for name, tensor in again.items())
 

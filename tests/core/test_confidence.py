@@ -1,4 +1,4 @@
-"""Confidence: what the lead is, and that fitted percentages are true."""
+"""Confidence: what the margin is, and that fitted percentages are true."""
 
 import pytest
 import torch
@@ -6,36 +6,36 @@ import torch
 from conftest import random_maps
 from prototree.core import confidence as module
 from prototree.core.confidence import (
-    MAX_LEAD,
+    MAX_MARGIN,
     MAX_OFFSET,
     MAX_SLOPE,
     Calibration,
     distance_ratio,
     fit_calibration,
-    lead,
+    margin,
 )
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import Question
+from prototree.core.nodes import NodeFunction
 
 
 def test_the_lead_is_over_the_best_leaf_of_another_class() -> None:
     log_probs = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]).log()
-    found = lead(log_probs, torch.tensor([0, 1]), torch.tensor([7, 8, 7]))
+    found = margin(log_probs, torch.tensor([0, 1]), torch.tensor([7, 8, 7]))
     torch.testing.assert_close(found, torch.tensor([0.5 / 0.3, 0.3 / 0.5]).log())
-    assert lead(log_probs, torch.tensor([0, 2]), torch.tensor([7, 7, 7])).tolist() == [MAX_LEAD, MAX_LEAD]
+    assert margin(log_probs, torch.tensor([0, 2]), torch.tensor([7, 7, 7])).tolist() == [MAX_MARGIN, MAX_MARGIN]
 
 
 def test_fitted_percentages_are_true() -> None:
     generator = torch.Generator().manual_seed(0)
-    leads = 3 * torch.randn(20_000, generator=generator) + 1
-    truth = torch.sigmoid(0.7 * leads - 0.4)
+    margins = 3 * torch.randn(20_000, generator=generator) + 1
+    truth = torch.sigmoid(0.7 * margins - 0.4)
     is_right = torch.rand(20_000, generator=generator) < truth
-    fitted = fit_calibration(leads, torch.ones(20_000), is_right)
+    fitted = fit_calibration(margins, torch.ones(20_000), is_right)
     assert (fitted.slope, fitted.offset) == pytest.approx((0.7, -0.4), abs=0.06)
     assert fitted.n_photos == 20_000
     for low in (0.1, 0.3, 0.5, 0.7):
-        some = (fitted.of(leads) > low) & (fitted.of(leads) < low + 0.2)
-        assert fitted.of(leads)[some].mean().item() == pytest.approx(is_right[some].float().mean().item(), abs=0.03)
+        some = (fitted.of(margins) > low) & (fitted.of(margins) < low + 0.2)
+        assert fitted.of(margins)[some].mean().item() == pytest.approx(is_right[some].float().mean().item(), abs=0.03)
 
 
 @pytest.mark.parametrize("is_right", [torch.ones(30, dtype=torch.bool), torch.zeros(30, dtype=torch.bool)])
@@ -49,7 +49,7 @@ def test_answers_that_are_all_right_or_all_wrong_do_not_break_it(is_right: torch
 @pytest.mark.parametrize("offset", [1e308, -1e308, -MAX_OFFSET])
 def test_no_calibration_gives_a_confidence_that_is_no_number(slope: float, offset: float) -> None:
     for dtype in (torch.float32, torch.float64):
-        found = Calibration(slope, offset).of(torch.tensor([-MAX_LEAD, -1.0, 0.0, 1e-6, MAX_LEAD], dtype=dtype))
+        found = Calibration(slope, offset).of(torch.tensor([-MAX_MARGIN, -1.0, 0.0, 1e-6, MAX_MARGIN], dtype=dtype))
         assert ((found >= 0) & (found <= 1)).all()
 
 
@@ -65,29 +65,29 @@ def test_decisions_carry_the_confidence_of_the_greedy_answer(tiny_tree: ProtoTre
     routed = tiny_tree.route(random_maps(0, 5, 8, 4, 4, dtype=torch.float32))
     decisions = tiny_tree.decide(routed)
     labels = tiny_tree.leaf_logits.argmax(dim=1)
-    expected = torch.sigmoid(0.5 * lead(routed.log_path_probs, decisions.greedy.leaf, labels) - 1)
+    expected = torch.sigmoid(0.5 * margin(routed.log_path_probs, decisions.greedy.leaf, labels) - 1)
     assert torch.equal(decisions.confidence, expected)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_limits_let_95_of_100_own_photos_pass_and_use_both_doubt_and_strangeness(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    leads, ood_score = torch.randn(400, generator=generator), torch.rand(400, generator=generator)
-    is_right = torch.rand(400, generator=generator) < torch.sigmoid(2 * leads - 0.5)
-    fitted = fit_calibration(leads, ood_score, is_right)
-    sure, near = fitted.of(leads) >= fitted.least, ood_score <= fitted.farthest
+    margins, ood_score = torch.randn(400, generator=generator), torch.rand(400, generator=generator)
+    is_right = torch.rand(400, generator=generator) < torch.sigmoid(2 * margins - 0.5)
+    fitted = fit_calibration(margins, ood_score, is_right)
+    sure, near = fitted.of(margins) >= fitted.least, ood_score <= fitted.farthest
     assert 0.95 <= (sure & near).float().mean() < 0.96
     assert not sure.all()
     assert not near.all()
-    assert torch.equal(fitted.knows(fitted.of(leads), ood_score), sure & near)
+    assert torch.equal(fitted.knows(fitted.of(margins), ood_score), sure & near)
 
 
 def test_an_answer_that_is_rather_right_than_wrong_is_given() -> None:
-    leads = torch.linspace(3, 9, 100)
-    fitted = fit_calibration(leads, torch.ones(100), torch.ones(100, dtype=torch.bool))
-    assert fitted.of(leads[:1]).item() > 0.5
+    margins = torch.linspace(3, 9, 100)
+    fitted = fit_calibration(margins, torch.ones(100), torch.ones(100, dtype=torch.bool))
+    assert fitted.of(margins[:1]).item() > 0.5
     assert fitted.least <= 0.5
-    assert fitted.knows(fitted.of(leads), torch.ones(100)).all()
+    assert fitted.knows(fitted.of(margins), torch.ones(100)).all()
 
 
 def test_what_was_never_fitted_always_answers() -> None:
@@ -98,7 +98,7 @@ def test_what_was_never_fitted_always_answers() -> None:
 def test_strangeness_is_the_worst_turn_of_the_greedy_path(tiny_tree: ProtoTree, kind: str) -> None:
     tree = tiny_tree
     if kind == "pairwise":
-        tree = ProtoTree(tree.topology, tree.features, tree.class_names, question=Question("pairwise", 3.0))
+        tree = ProtoTree(tree.topology, tree.features, tree.class_names, question=NodeFunction("pairwise", 3.0))
     tree.requires_grad_(False)
     n_nodes = tree.topology.n_nodes
     tree.distance_p95.copy_(torch.linspace(0.5, 1.5, 2 * n_nodes))

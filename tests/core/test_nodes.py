@@ -13,7 +13,7 @@ from conftest import grow, random_maps, tree_shapes
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core import checkpoint, routing
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import PAPER, Question, log_one_minus
+from prototree.core.nodes import PAPER, NodeFunction, log_one_minus
 from prototree.core.patches import nearest_patches
 from prototree.core.pruning import prune
 from prototree.core.topology import Topology
@@ -25,7 +25,7 @@ LN2 = math.log(2)
 @given(tree_shapes, st.integers(0, 1000), st.floats(1.0, 8.0), st.floats(0.3, 3.0))
 @settings(deadline=None)
 def test_presence_agrees_with_the_oracle(shape: list[int], seed: int, sharpness: float, reach: float) -> None:
-    topology, question = grow(shape), Question("presence", sharpness)
+    topology, question = grow(shape), NodeFunction("presence", sharpness)
     z, p = random_maps(seed, 2, 4, 2, 3), random_maps(seed + 1, topology.n_nodes, 4, 1, 1)
     reaches = torch.full((topology.n_nodes,), reach / LN2, dtype=torch.float64)
     turns = question.log_turns(nearest_patches(z, p).distance, reaches)
@@ -39,7 +39,7 @@ def test_presence_agrees_with_the_oracle(shape: list[int], seed: int, sharpness:
 @given(tree_shapes, st.integers(0, 1000), st.floats(0.5, 12.0))
 @settings(deadline=None)
 def test_choice_agrees_with_the_oracle(shape: list[int], seed: int, sharpness: float) -> None:
-    topology, question = grow(shape), Question("pairwise", sharpness)
+    topology, question = grow(shape), NodeFunction("pairwise", sharpness)
     z, p = random_maps(seed, 2, 4, 2, 3), random_maps(seed + 1, 2 * topology.n_nodes, 4, 1, 1)
     turns = question.log_turns(nearest_patches(z, p).distance, torch.ones(len(p), dtype=torch.float64))
     right_of = oracle.choice(sharpness)
@@ -57,18 +57,18 @@ def test_the_papers_values_are_the_paper_to_the_last_bit() -> None:
         assert torch.equal(left, torch.log(-torch.expm1(-distance.clamp_min(1e-7))))
 
 
-@pytest.mark.parametrize("question", [PAPER, Question("presence", 6.0), Question("pairwise", 6.0)])
-def test_gradients_are_right(question: Question) -> None:
+@pytest.mark.parametrize("question", [PAPER, NodeFunction("presence", 6.0), NodeFunction("pairwise", 6.0)])
+def test_gradients_are_right(question: NodeFunction) -> None:
     distance = (2 * random_maps(0, 3, 4) + 0.05).requires_grad_()
     reach = (random_maps(1, 4) + 0.5).requires_grad_()
     assert torch.autograd.gradcheck(lambda d, r: question.log_turns(d, r), (distance, reach))
 
 
 @pytest.mark.parametrize(
-    "question", [PAPER, Question("presence", 2.5), Question("presence", 64.0), Question("pairwise", 9.0)]
+    "question", [PAPER, NodeFunction("presence", 2.5), NodeFunction("presence", 64.0), NodeFunction("pairwise", 9.0)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_everything_stays_finite_from_no_distance_to_far(question: Question, dtype: torch.dtype) -> None:
+def test_everything_stays_finite_from_no_distance_to_far(question: NodeFunction, dtype: torch.dtype) -> None:
     row = [0.0, 1e-38, 1e-12, 1e-7, 1e-3, LN2, 1.0, 1.5]
     row += [100.0, 1e4] if question.falloff < 10 else [2.0, 2.5]
     distance = torch.tensor([row], dtype=dtype, requires_grad=True)
@@ -83,7 +83,7 @@ def test_everything_stays_finite_from_no_distance_to_far(question: Question, dty
 @given(st.floats(0.0, 5.0), st.floats(0.05, 4.0), st.floats(1.0, 20.0))
 @settings(deadline=None)
 def test_similarity_is_one_at_nothing_one_half_at_the_reach_and_falls(d: float, reach: float, sharpness: float) -> None:
-    question, unit = Question("presence", sharpness), torch.tensor([reach / LN2], dtype=torch.float64)
+    question, unit = NodeFunction("presence", sharpness), torch.tensor([reach / LN2], dtype=torch.float64)
     at = lambda x: float(question.similarity(torch.tensor([x], dtype=torch.float64), unit)[0])  # noqa: E731
     assert at(0.0) == 1.0
     assert at(reach) == pytest.approx(0.5, abs=1e-9)
@@ -110,11 +110,11 @@ def test_log_one_minus_is_accurate_for_small_and_large_distances() -> None:
 @pytest.mark.usefixtures("as_users_run_it")
 def test_questions_out_of_range_are_refused(kind: str, sharpness: float, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Question(kind, sharpness)  # type: ignore[arg-type]
+        NodeFunction(kind, sharpness)  # type: ignore[arg-type]
     assert message in str(caught.value)
 
 
-@pytest.fixture(params=[Question("presence", 6.0), Question("pairwise", 6.0)], ids=["presence", "pairwise"])
+@pytest.fixture(params=[NodeFunction("presence", 6.0), NodeFunction("pairwise", 6.0)], ids=["presence", "pairwise"])
 def tree(request: pytest.FixtureRequest, tiny_backbone: Backbone) -> ProtoTree:
     torch.manual_seed(0)
     topology = Topology.from_children([1, ~0, ~1], [~3, 2, ~2])[0]

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
+from prototree.backbones.crops import look
 from prototree.backbones.geometry import Box
-from prototree.backbones.multicrop import look
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.data.dataset import Sample
 from prototree.data.loading import ViewDataset

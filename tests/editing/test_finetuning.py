@@ -11,16 +11,16 @@ import torch
 from prototree.core import checkpoint
 from prototree.core.checkpoint import PROJECTED
 from prototree.core.confidence import Calibration, fit_calibration
-from prototree.core.nodes import Question
+from prototree.core.nodes import NodeFunction
 from prototree.editing.edits import Exclude, Note, Side
 from prototree.editing.finetuning import _as_meant, _carry_over, finetune
 from prototree.editing.session import EDITS, OWN_FOLDER, open_session
 from prototree.errors import CheckpointError, ConfigError, DataError
+from prototree.features.registry import maps_used
 from prototree.files import write_file, write_json
 from prototree.pipeline.fit import fit
 from prototree.run import Run
 from prototree.training import calibrate
-from prototree.training.shared_maps import maps_used
 from tiny_editing import content_of, tiny_run
 from tiny_training import TINY, TINY_DISTILL, assert_prototypes_are_their_patches, write_squares
 
@@ -108,7 +108,7 @@ def test_how_sharp_and_how_sure_are_fitted_again_on_the_feedback(
     own = learned.config.recipe.sharpness  # type: ignore[attr-defined]
     assert own <= tree.question.sharpness <= 3 * own
     decisions, labels = session.state.decisions, session.workbench.feedback.labels
-    fitted = fit_calibration(decisions.lead, decisions.ood_score, decisions.labels("greedy") == labels)
+    fitted = fit_calibration(decisions.margin, decisions.ood_score, decisions.labels("greedy") == labels)
     assert tree.calibration.n_photos == len(labels) == 6
     expected = pytest.approx((fitted.slope, fitted.offset), abs=0.1)  # maps on the bench are rounded
     assert (tree.calibration.slope, tree.calibration.offset) == expected
@@ -163,7 +163,7 @@ def test_what_cannot_learn_on_says_why(edited: Run, tmp_path: Path) -> None:
 
 def test_a_note_follows_both_patches_of_its_node(tmp_path: Path) -> None:
     """One patch may serve two nodes; a node that shares only one of its patches is another."""
-    run = tiny_run(tmp_path, Question("pairwise", 6.0))
+    run = tiny_run(tmp_path, NodeFunction("pairwise", 6.0))
     tree = run.tree()
     right, left = tree.sources[:3], tree.sources[3:]
     tree.sources = (right[0], right[0], right[2], left[0], left[1], left[0])

@@ -9,7 +9,7 @@ import torch
 from prototree.app.edit_words import sentence
 from prototree.backbones.backbone import Backbone
 from prototree.core.confidence import Calibration, fit_calibration
-from prototree.core.nodes import LN2, Question
+from prototree.core.nodes import LN2, NodeFunction
 from prototree.editing.edits import Exclude, Note, Remove, Replace
 from prototree.editing.session import EditSession, open_session
 from prototree.editing.state import TreeState, copied
@@ -21,7 +21,7 @@ from prototree.training.projection import prototype_classes
 from tiny_editing import same_tree, tiny_run
 from tiny_workbench import N_FEEDBACK, N_TRAIN, K, make_bench
 
-CHOICE = Question("pairwise", 6.0)
+CHOICE = NodeFunction("pairwise", 6.0)
 N = 7  # nodes; prototypes from here on are the left ones
 
 
@@ -83,7 +83,7 @@ def test_confidence_is_fitted_again_where_it_was_fitted(workbench: Workbench, mo
     monkeypatch.setattr("prototree.editing.workbench.FEWEST_HELD", N_FEEDBACK)
     state = workbench.apply(workbench.start, edit)
     is_right = state.decisions.labels("greedy") == workbench.feedback.labels
-    assert state.tree.calibration == fit_calibration(state.decisions.lead, state.decisions.ood_score, is_right)
+    assert state.tree.calibration == fit_calibration(state.decisions.margin, state.decisions.ood_score, is_right)
     assert workbench.tree.calibration.n_photos == 50, "the tree before the edit stays as it was"
 
 

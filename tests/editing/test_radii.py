@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from prototree.backbones.backbone import Backbone
-from prototree.core.nodes import LN2, REACH_RANGE, Question
+from prototree.core.nodes import LN2, REACH_RANGE, NodeFunction
 from prototree.editing.edits import Exclude, Replace
 from prototree.editing.reaches import best_threshold, fitted_reach, has_reaches
 from prototree.editing.workbench import Workbench
 from tiny_workbench import make_bench
 
-PRESENCE = Question("presence", 6.0)
+PRESENCE = NodeFunction("presence", 6.0)
 
 
 @pytest.fixture

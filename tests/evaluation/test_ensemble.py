@@ -7,7 +7,7 @@ import torch
 from prototree.core.confidence import Calibration
 from prototree.core.ensemble import Ensemble
 from prototree.core.model import ProtoTree, TreePrediction
-from prototree.core.nodes import Question, QuestionKind
+from prototree.core.nodes import NodeFunction, NodeKind
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.ensembles import ensemble_metrics
 
@@ -46,10 +46,10 @@ def test_a_greedy_path_counts_as_much_as_its_tree_is_sure_of_it(trees: list[Prot
     ("kind", "own", "in_vote"), [("pairwise", 8.0, 4.0), ("presence", 6.0, 3.0), ("presence", 1.5, 1.0)]
 )
 def test_in_a_vote_questions_are_half_as_sharp_but_alone_they_are_not(
-    tiny_tree: ProtoTree, kind: QuestionKind, own: float, in_vote: float
+    tiny_tree: ProtoTree, kind: NodeKind, own: float, in_vote: float
 ) -> None:
     def tree_of(sharpness: float) -> ProtoTree:
-        question = Question(kind, sharpness)
+        question = NodeFunction(kind, sharpness)
         tree = ProtoTree(
             tiny_tree.topology, tiny_tree.features, 5, question=question, generator=torch.Generator().manual_seed(0)
         )

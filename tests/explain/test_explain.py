@@ -25,9 +25,9 @@ from prototree.explain.prototypes import explain_prototypes, fast_features, view
 from prototree.explain.records import DecisionExplanation, VoteExplanation
 from prototree.explain.tree import explain_tree, pictures_of
 from prototree.explain.votes import explain_decision, explain_vote, local_paths, open_voters
+from prototree.features.batches import PhotoBatches, maps_of
 from prototree.pipeline.fit import fit
 from prototree.run import PICTURES, Run
-from prototree.training.batches import PhotoBatches, maps_of
 from prototree.training.projection import SourcePhotos, project
 from tiny_training import TINY, write_squares
 

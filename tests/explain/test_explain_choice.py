@@ -9,7 +9,7 @@ import torch
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.confidence import Calibration
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import LN2, Question
+from prototree.core.nodes import LN2, NodeFunction
 from prototree.core.patches import NearestPatches
 from prototree.core.topology import Topology
 from prototree.data import ImageData, open_data
@@ -17,11 +17,11 @@ from prototree.data.images import read_image
 from prototree.data.loading import ViewDataset
 from prototree.data.transforms import to_input
 from prototree.data.views import FULL
-from prototree.explain.answers import ask
 from prototree.explain.decisions import explain_image
 from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
 from prototree.explain.prototypes import explain_prototypes
-from prototree.training.batches import PhotoBatches, maps_of
+from prototree.features.batches import PhotoBatches, maps_of
+from prototree.inference.answers import ask
 from prototree.training.projection import SourcePhotos, project
 from tiny_training import write_squares
 
@@ -38,7 +38,7 @@ def tree(tiny_backbone: Backbone, data: ImageData) -> ProtoTree:
     """A projected tree of 7 nodes and 14 prototypes, of which one reaches nowhere."""
     torch.manual_seed(0)
     features = FeatureExtractor(tiny_backbone, 8)
-    tree = ProtoTree(Topology.full(3), features, data.class_names, question=Question("pairwise", 6.0)).eval()
+    tree = ProtoTree(Topology.full(3), features, data.class_names, question=NodeFunction("pairwise", 6.0)).eval()
     tree.leaf_logits.data = 5 * torch.rand(8, 3)
     batches = PhotoBatches(ViewDataset(data.train, lambda _: (FULL,), tree.preprocessing), 16, shuffle=False)
     tree = project(tree, maps_of(batches, tree.features), SourcePhotos(data.root, batches.entries)).tree.eval()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy import ndarray
 
 from conftest import grow, tree_shapes
-from prototree.core.nodes import PAPER, Question
+from prototree.core.nodes import PAPER, NodeFunction
 from prototree.core.routing import greedy_leaves, log_path_probs, max_path_leaves
 from prototree.core.strategies import Strategy
 from prototree.core.topology import Topology
@@ -124,7 +124,7 @@ def test_a_prototype_at_distance_zero_can_be_flipped() -> None:
 
 def test_a_choice_says_which_prototype_would_have_to_be_nearer_and_by_how_much() -> None:
     """At a sharpness at which probabilities are 0 and 1 to the last digit, distances still tell."""
-    topology, question = Topology.full(2), Question("pairwise", 500.0)
+    topology, question = Topology.full(2), NodeFunction("pairwise", 500.0)
     distance = torch.tensor([[0.9, 0.4, 0.4, 0.5, 0.7, 0.7]], dtype=torch.float64)  # right ones, then left ones
     left, right = (side[0].numpy() for side in question.log_turns(distance, torch.ones(6, dtype=torch.float64)))
     (flip,) = smallest_flip(left, right, topology, np.array([3]), "greedy", question.sharpness)

@@ -8,7 +8,7 @@ import torch
 from conftest import random_maps
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import Question
+from prototree.core.nodes import NodeFunction
 from prototree.core.topology import Topology
 from prototree.explain.histograms import class_sides, decisive
 from prototree.explain.neighbours import find_matches
@@ -16,10 +16,10 @@ from prototree.explain.stored_histograms import count_spreads, keep_spreads, kep
 from prototree.files import read_json, write_json
 
 N_PHOTOS, N_CLASSES = 23, 4
-QUESTIONS = [Question("presence", 6.0), Question("pairwise", 6.0)]
+QUESTIONS = [NodeFunction("presence", 6.0), NodeFunction("pairwise", 6.0)]
 
 
-def tree_of(backbone: Backbone, question: Question) -> ProtoTree:
+def tree_of(backbone: Backbone, question: NodeFunction) -> ProtoTree:
     generator = torch.Generator().manual_seed(0)
     tree = ProtoTree(
         Topology.full(2), FeatureExtractor(backbone, 8), N_CLASSES, generator=generator, question=question
@@ -31,7 +31,7 @@ def tree_of(backbone: Backbone, question: Question) -> ProtoTree:
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.kind)
-def test_photos_are_counted_on_the_side_of_their_class(tiny_backbone: Backbone, question: Question) -> None:
+def test_photos_are_counted_on_the_side_of_their_class(tiny_backbone: Backbone, question: NodeFunction) -> None:
     tree = tree_of(tiny_backbone, question)
     maps, labels = random_maps(3, N_PHOTOS, 8, 4, 4, dtype=torch.float32), torch.arange(N_PHOTOS) % N_CLASSES
     places = torch.arange(N_PHOTOS)
@@ -53,7 +53,7 @@ def test_photos_are_counted_on_the_side_of_their_class(tiny_backbone: Backbone, 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.kind)
 def test_what_training_keeps_is_what_a_report_counts(
-    tiny_backbone: Backbone, question: Question, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_backbone: Backbone, question: NodeFunction, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tree = tree_of(tiny_backbone, question)
     maps, labels = random_maps(3, N_PHOTOS, 8, 4, 4, dtype=torch.float32), torch.arange(N_PHOTOS) % N_CLASSES
@@ -94,7 +94,7 @@ def test_a_class_on_both_sides_is_counted_on_neither(tiny_backbone: Backbone) ->
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.kind)
-def test_what_decides_agrees_with_the_turn(tiny_backbone: Backbone, question: Question) -> None:
+def test_what_decides_agrees_with_the_turn(tiny_backbone: Backbone, question: NodeFunction) -> None:
     tree = tree_of(tiny_backbone, question)
     routed = tree.route(random_maps(5, 9, 8, 4, 4, dtype=torch.float32))
     right, left = routed.distance[:, :3], routed.distance[:, 3:] if question.kind == "pairwise" else None

@@ -8,11 +8,11 @@ import torch
 from conftest import random_maps
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import Question
+from prototree.core.nodes import NodeFunction
 from prototree.core.patches import distance_map
 from prototree.core.topology import Topology
 from prototree.explain.neighbours import find_matches
-from prototree.training.feature_cache import MapBatch
+from prototree.features.cache import MapBatch
 
 N_PHOTOS, N_CLASSES = 23, 4
 
@@ -63,7 +63,7 @@ def test_equal_distances_stay_in_the_order_of_the_data(tree: ProtoTree) -> None:
 def test_a_choice_shares_out_every_class_between_its_two_prototypes(tiny_backbone: Backbone) -> None:
     torch.manual_seed(0)
     tree = ProtoTree(
-        Topology.full(2), FeatureExtractor(tiny_backbone, 8), N_CLASSES, question=Question("pairwise", 6.0)
+        Topology.full(2), FeatureExtractor(tiny_backbone, 8), N_CLASSES, question=NodeFunction("pairwise", 6.0)
     ).eval()
     maps, labels = random_maps(3, N_PHOTOS, 8, 4, 4, dtype=torch.float32), torch.arange(N_PHOTOS) % N_CLASSES
     found = find_matches(tree, batches(maps, labels), range(6), 2)

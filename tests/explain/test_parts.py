@@ -12,7 +12,7 @@ from torch.nn.functional import avg_pool2d
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.backbones.geometry import Box
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import PAPER, Question
+from prototree.core.nodes import PAPER, NodeFunction
 from prototree.core.topology import Topology
 from prototree.data import ImageData, Part, Sample, open_data
 from prototree.data.birds.dataset import make_species, write_birds
@@ -25,7 +25,7 @@ from prototree.explain.altered_photos import Outcome, Pair, alter_pairs
 from prototree.explain.bird_differences import deciding_parts, on_differences, touches
 from prototree.explain.parts import measure_parts, nearest_photos, taken_sides
 from prototree.explain.prototypes import Progress
-from prototree.training.batches import PhotoBatches, maps_of
+from prototree.features.batches import PhotoBatches, maps_of
 from prototree.training.projection import SourcePhotos, measure_again, project
 from tiny_training import write_squares
 
@@ -50,7 +50,7 @@ def photo(path: Path, cells: dict[tuple[int, int], tuple[int, int, int]]) -> Sam
     return Sample(path, 0, parts=tuple(parts), size=(64, 64))
 
 
-def colour_tree(backbone: Backbone, question: Question = PAPER) -> ProtoTree:
+def colour_tree(backbone: Backbone, question: NodeFunction = PAPER) -> ProtoTree:
     """One node: red to the right, blue (of a pairwise node) to the left."""
     tree = ProtoTree(Topology.full(1), FeatureExtractor(backbone, 3), 2, question=question).eval()
     mean, std = (torch.tensor(values) for values in (tree.preprocessing.mean, tree.preprocessing.std))
@@ -95,7 +95,7 @@ def test_a_choice_turns_when_the_taken_sides_patch_is_hidden(
     strong: tuple[int, int, int],
     weak: tuple[int, int, int],
 ) -> None:
-    tree = colour_tree(tiny_backbone, Question("pairwise", 6.0))
+    tree = colour_tree(tiny_backbone, NodeFunction("pairwise", 6.0))
     sample = photo(tmp_path / "a.png", {(1, 2): strong, (3, 0): weak})
     found = altered(tree, sample, Pair(0, prototype, patch, peak=(1.0, 2.0)))
     assert found.hiding["cell"].flip_rate == 1.0
@@ -104,7 +104,7 @@ def test_a_choice_turns_when_the_taken_sides_patch_is_hidden(
 
 def test_a_photo_is_lost_where_a_choice_finds_nothing_within_reach(tiny_backbone: Backbone, tmp_path: Path) -> None:
     """Grey is a little nearer to red than to this blue, so the photo stays, but with nothing to show for it."""
-    tree = colour_tree(tiny_backbone, Question("pairwise", 6.0))
+    tree = colour_tree(tiny_backbone, NodeFunction("pairwise", 6.0))
     tree.prototypes.data[1] *= 3
     found = altered(tree, photo(tmp_path / "a.png", {(1, 2): RED}), Pair(0, 0, patch=6, peak=(1.0, 2.0)))
     hiding = found.hiding["cell"]
@@ -114,7 +114,7 @@ def test_a_photo_is_lost_where_a_choice_finds_nothing_within_reach(tiny_backbone
 
 
 def test_a_photo_with_nothing_within_reach_cannot_be_lost(tiny_backbone: Backbone, tmp_path: Path) -> None:
-    tree = colour_tree(tiny_backbone, Question("pairwise", 6.0))
+    tree = colour_tree(tiny_backbone, NodeFunction("pairwise", 6.0))
     found = altered(tree, photo(tmp_path / "a.png", {}), Pair(0, 0, patch=6, peak=(1.0, 2.0)))
     assert (found.hiding["cell"].n_photos, found.hiding["cell"].n_in_radius, found.hiding["cell"].lost) == (1, 0, None)
 
@@ -128,7 +128,7 @@ def test_where_one_patch_is_asked_for_lost_and_turned_away_are_the_same(
 
 
 def test_a_prototype_without_photos_has_no_figures(tiny_backbone: Backbone, tmp_path: Path) -> None:
-    tree = colour_tree(tiny_backbone, Question("pairwise", 6.0))
+    tree = colour_tree(tiny_backbone, NodeFunction("pairwise", 6.0))
     sample = photo(tmp_path / "a.png", {(1, 2): RED})
     dataset = ViewDataset([sample], evaluation_views, tree.preprocessing)
     pairs = [Pair(0, 0, 6, (1.0, 2.0))]
@@ -140,7 +140,7 @@ def test_which_prototypes_a_path_turns_to(tiny_backbone: Backbone) -> None:
     nodes, right = torch.tensor([[0, 2, -1], [0, 1, -1]]), torch.tensor([[True, False, False], [False, True, False]])
     for question, expected in (
         (PAPER, [[0], [1]]),  # a turn to the left is to no prototype
-        (Question("pairwise", 6.0), [[0, 3 + 2], [1, 3 + 0]]),
+        (NodeFunction("pairwise", 6.0), [[0, 3 + 2], [1, 3 + 0]]),
     ):
         tree = ProtoTree(Topology.full(2), FeatureExtractor(tiny_backbone, 3), 2, question=question)
         taken = taken_sides(tree, nodes, right)
@@ -166,7 +166,7 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> ImageData:
 
 def projected(backbone: Backbone, data: ImageData) -> ProtoTree:
     torch.manual_seed(0)
-    question = Question("pairwise", 6.0)
+    question = NodeFunction("pairwise", 6.0)
     tree = ProtoTree(Topology.full(2), FeatureExtractor(backbone, 8), data.class_names, question=question).eval()
     tree.leaf_logits.data = 5 * torch.eye(4, 3)
     batches = PhotoBatches(ViewDataset(data.train, evaluation_views, tree.preprocessing), 8, shuffle=False)
@@ -235,7 +235,7 @@ def test_data_without_parts_gives_hiding_alone(tiny_backbone: Backbone, tmp_path
 def test_species_are_read_back_as_they_were_drawn(birds: ImageData) -> None:
     species = read_species(birds.root, birds.class_names)
     assert species is not None
-    assert [bird.looks for bird in species] == [bird.looks for bird in make_species(3, 0)]
+    assert [bird.crops for bird in species] == [bird.crops for bird in make_species(3, 0)]
     assert read_species(birds.root / "images", birds.class_names) is None
 
 

@@ -15,22 +15,22 @@ from typer.testing import CliRunner
 
 import prototree
 from prototree.cli import app
-from prototree.core.nodes import Question
-from prototree.data.listing import Listed, listed_photos
+from prototree.core.nodes import NodeFunction
 from prototree.data.transforms import to_input
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.tables import percent
-from prototree.explain.answers import UNKNOWN
-from prototree.explain.predictions import Prediction, predict_each
 from prototree.files import write_json
-from prototree.report.predictions import prediction_file
+from prototree.inference.answers import UNKNOWN
+from prototree.inference.inputs import Listed, listed_photos
+from prototree.inference.outputs import prediction_file
+from prototree.inference.predict import Prediction, predict_each
 from prototree.run import Run
 from tiny_editing import tiny_run
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return tiny_run(tmp_path_factory.mktemp("predictions"), Question("pairwise", 4.0))
+    return tiny_run(tmp_path_factory.mktemp("predictions"), NodeFunction("pairwise", 4.0))
 
 
 def photos_of(run: Run) -> list[Path]:

@@ -17,7 +17,7 @@ from prototree.cli.share import export
 from prototree.core import checkpoint
 from prototree.core.confidence import Calibration
 from prototree.core.model import ProtoTree, PrototypeSource
-from prototree.core.nodes import LN2, Question
+from prototree.core.nodes import LN2, NodeFunction
 from prototree.core.topology import Topology
 from prototree.data.transforms import to_input
 from prototree.errors import ConfigError, MissingExtraError
@@ -40,7 +40,7 @@ def inputs(tree: ProtoTree, pixels: np.ndarray) -> torch.Tensor:
     return torch.stack([to_input(Image.fromarray(one), tree.preprocessing) for one in pixels])
 
 
-def small_tree(name: str, size: int, question: Question, prototype_size: tuple[int, int]) -> ProtoTree:
+def small_tree(name: str, size: int, question: NodeFunction, prototype_size: tuple[int, int]) -> ProtoTree:
     """A lopsided tree on a tiny network; prototypes are patches of photos, and half of the photos come near enough."""
     torch.manual_seed(0)
     features = FeatureExtractor(Backbone(name, None, image_size=size).eval(), 8)
@@ -57,10 +57,10 @@ def small_tree(name: str, size: int, question: Question, prototype_size: tuple[i
 
 
 CASES = {
-    "cnn, presence, crop": ("test_resnet", 96, Question("presence", 2.0), (1, 1)),
-    "cnn, choice, twice": ("test_resnet", 64, Question("pairwise", 6.0), (1, 1)),
-    "vit, choice": ("test_vit", 96, Question("pairwise", 6.0), (1, 1)),
-    "cnn, choice, large patches": ("test_efficientnet", 64, Question("pairwise", 3.0), (2, 1)),
+    "cnn, presence, crop": ("test_resnet", 96, NodeFunction("presence", 2.0), (1, 1)),
+    "cnn, choice, twice": ("test_resnet", 64, NodeFunction("pairwise", 6.0), (1, 1)),
+    "vit, choice": ("test_vit", 96, NodeFunction("pairwise", 6.0), (1, 1)),
+    "cnn, choice, large patches": ("test_efficientnet", 64, NodeFunction("pairwise", 3.0), (2, 1)),
 }
 
 
@@ -180,20 +180,20 @@ def test_a_tree_of_one_leaf_can_be_written_down() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("looks", [(1.0,), (1.0, 0.7)], ids=["once", "twice"])
+@pytest.mark.parametrize("crops", [(1.0,), (1.0, 0.7)], ids=["once", "twice"])
 @pytest.mark.parametrize("network", ["tf_efficientnet_lite0", "vit_tiny_patch16_224"])
-def test_real_photos_get_the_same_answers(network: str, looks: tuple[float, ...], tmp_path: Path) -> None:
+def test_real_photos_get_the_same_answers(network: str, crops: tuple[float, ...], tmp_path: Path) -> None:
     """On 200 photos of birds; the tree's patches are photos' own, so that its answers spread."""
     folder = shared("data/CUB_50")
     torch.manual_seed(0)
     files = sorted(folder.rglob("*.jpg"))[::7][:200]
     assert len(files) == 200
-    tree = small_tree(network, 128, Question("pairwise", 6.0), (1, 1))
+    tree = small_tree(network, 128, NodeFunction("pairwise", 6.0), (1, 1))
     opened = [Image.open(file).convert("RGB") for file in files]
     images = torch.stack([to_input(one, tree.preprocessing) for one in opened])
     maps = tree.features(images[: tree.n_prototypes]).detach()
     tree.prototypes.data = maps[:, :, 1:2, 2:3].clone()
-    tree.look(looks)
+    tree.look(crops)
     path = export_onnx(tree, tmp_path / "tree.onnx")
     session = onnxruntime.InferenceSession(path.read_bytes())
     found = [int(session.run(["leaf"], {"photos": np.asarray(one)[None]})[0][0]) for one in opened]

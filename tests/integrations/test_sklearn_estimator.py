@@ -20,8 +20,8 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 from prototree.errors import ConfigError, DataError
-from prototree.explain.answers import ask
 from prototree.explain.tree import pictures_of
+from prototree.inference.answers import ask
 from prototree.integrations.photo_rows import Rows, as_photos
 from prototree.integrations.sklearn_estimator import ProtoTreeClassifier
 from prototree.run import Run

@@ -11,9 +11,11 @@ import torch
 from prototree.config import Config, preset
 from prototree.data import open_data
 from prototree.errors import DataError
+from prototree.features import batches, extract
+from prototree.features import cache as feature_cache
 from prototree.pipeline.fit import fit
 from prototree.settings import Common
-from prototree.training import batches, extract, feature_cache, loop
+from prototree.training import loop
 from prototree.training.recipes.distill import Distill
 from prototree.training.recipes.paper import Paper
 from tiny_training import NETWORK, TINY, TINY_DISTILL, write_squares

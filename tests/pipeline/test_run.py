@@ -21,14 +21,14 @@ from prototree.core import checkpoint
 from prototree.data import open_data
 from prototree.errors import ConfigError, DataError, ImageSizeError, ProtoTreeError
 from prototree.evaluation.tables import percent
+from prototree.features.registry import maps_used
 from prototree.files import write_json
+from prototree.locks import held
 from prototree.pipeline.fit import derived, evaluate, evaluate_ensemble, fit, rerun
 from prototree.pipeline.folders import what_is_kept
 from prototree.pipeline.stages import STAGES, Stages
 from prototree.run import Run
-from prototree.training.locks import held
 from prototree.training.recipes.paper import Paper
-from prototree.training.shared_maps import maps_used
 from tiny_training import NETWORK, TINY, write_squares
 
 OPTIONS = [word for key, value in TINY.items() for word in (f"--{key.replace('_', '-')}", str(value))]

@@ -22,7 +22,7 @@ import prototree
 from prototree import files
 from prototree.cli import app
 from prototree.core import archive, checkpoint
-from prototree.core.nodes import Question
+from prototree.core.nodes import NodeFunction
 from prototree.core.strategies import HARD, STRATEGIES
 from prototree.data import open_data
 from prototree.errors import CheckpointError, ConfigError, DataError
@@ -36,7 +36,7 @@ from tiny_editing import content_of, same_tree, tiny_run
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = tiny_run(tmp_path_factory.mktemp("sharing"), Question("pairwise", 4.0))
+    run = tiny_run(tmp_path_factory.mktemp("sharing"), NodeFunction("pairwise", 4.0))
     write_json(run.folder / "notes.json", {"0": "a mark"})
     return run
 

@@ -14,12 +14,12 @@ from prototree.config import preset
 from prototree.core import checkpoint
 from prototree.data import open_data
 from prototree.errors import ConfigError, DataError, TrainError
+from prototree.features.cache import MapCache
+from prototree.features.registry import OWN_CACHE, USED, maps_used, shared_folder
 from prototree.pipeline.fit import fit
 from prototree.pipeline.share import clean
 from prototree.pipeline.sweep import Machine, cross_validate, fit_seeds, fold_table
 from prototree.run import Run
-from prototree.training.feature_cache import MapCache
-from prototree.training.shared_maps import OWN_CACHE, USED, maps_used, shared_folder
 from tiny_training import NETWORK, TINY, TINY_DISTILL, write_squares
 
 DISTILL = TINY_DISTILL | {"pretrain_epochs": 0, "head_epochs": 2, "epochs": 2, "hold_out": 0, "threshold": 0.34}

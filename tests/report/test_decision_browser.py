@@ -8,11 +8,11 @@ import pytest
 
 from browser_pages import NARROW, WIDE, Open, serious_findings
 from prototree.core.topology import Topology
-from prototree.explain.records import DecisionExplanation, QuestionKind, TreeExplanation
+from prototree.explain.records import DecisionExplanation, NodeKind, TreeExplanation
 from prototree.report import decision_page, index_entry, index_page
 from sample_explanations import AWKWARD_NAMES, decision, random_topology, spine, tree, vote
 
-QUESTIONS: tuple[QuestionKind, ...] = ("presence", "pairwise")
+QUESTIONS: tuple[NodeKind, ...] = ("presence", "pairwise")
 HEIGHT = "document.documentElement.scrollHeight"
 
 
@@ -27,7 +27,7 @@ def choosing() -> TreeExplanation:
 
 
 @cache
-def distance_p95(question: QuestionKind) -> DecisionExplanation:
+def distance_p95(question: NodeKind) -> DecisionExplanation:
     """A path of seven questions; where presence is asked, three of them find something."""
     shape = spine(7)
     if question == "presence":  # right at the second, the fifth and the last
@@ -40,7 +40,7 @@ def distance_p95(question: QuestionKind) -> DecisionExplanation:
 
 
 @cache
-def usual_page(question: QuestionKind) -> str:
+def usual_page(question: NodeKind) -> str:
     """Its page, which takes a while to write."""
     return decision_page(distance_p95(question))
 
@@ -48,7 +48,7 @@ def usual_page(question: QuestionKind) -> str:
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize(("viewport", "tallest"), [(WIDE, 1200), (NARROW, 2500)], ids=["wide", "phone"])
 def test_a_usual_path_is_no_taller_than_this(
-    open_page: Open, question: QuestionKind, viewport: dict[str, int], tallest: int
+    open_page: Open, question: NodeKind, viewport: dict[str, int], tallest: int
 ) -> None:
     assert len(distance_p95(question).shown_paths[0].steps) == 7
     page = open_page(usual_page(question), viewport)

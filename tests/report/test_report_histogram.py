@@ -5,13 +5,13 @@ from xml.etree import ElementTree
 import pytest
 
 import sample_explanations as sample
-from prototree.explain.records import QuestionKind, Spread
+from prototree.explain.records import NodeKind, Spread
 from prototree.report.histogram import spread_svg, spread_words
 
 
 @pytest.mark.parametrize("question", ["presence", "pairwise"])
 @pytest.mark.parametrize("at", [None, -99.0, 0.3, 1.2, 99.0])
-def test_everything_stays_within_the_drawing(question: QuestionKind, at: float | None) -> None:
+def test_everything_stays_within_the_drawing(question: NodeKind, at: float | None) -> None:
     svg = ElementTree.fromstring(spread_svg(sample.spread(3, question), question, at))
     _, _, width, height = map(float, svg.attrib["viewBox"].split())
     for text in svg.iter("text"):

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from prototree.core.topology import Topology
-from prototree.explain.records import UNKNOWN, Doubt, Method, PathExplanation, QuestionKind
+from prototree.explain.records import UNKNOWN, Doubt, Method, NodeKind, PathExplanation
 from prototree.report import (
     asset,
     decision_body,
@@ -37,7 +37,7 @@ from prototree.report.images import HEAT_COLOURS, heat_values, heated, reduced
 from sample_explanations import AWKWARD_NAMES, decision, match, picture, random_topology, tree, vote
 
 KINDS = ["tree", "decision", "vote", "choice tree", "choice decision"]
-QUESTIONS: tuple[QuestionKind, ...] = ("presence", "pairwise")
+QUESTIONS: tuple[NodeKind, ...] = ("presence", "pairwise")
 
 
 class Page(HTMLParser):

@@ -21,9 +21,9 @@ from prototree.data.loading import ViewDataset
 from prototree.data.transforms import augmentation
 from prototree.data.views import training_views
 from prototree.errors import TrainError
-from prototree.training import extract as rooms
-from prototree.training.batches import CachedBatches, PhasedBatches, PhotoBatches, maps_of
-from prototree.training.feature_cache import cache_borders, cache_size
+from prototree.features import extract as rooms
+from prototree.features.batches import CachedBatches, PhasedBatches, PhotoBatches, maps_of
+from prototree.features.cache import cache_borders, cache_size
 from prototree.training.grow import sample_maps
 from prototree.training.loop import Loop, Options
 from prototree.training.objectives import Schedule, TreeObjective

@@ -17,16 +17,16 @@ from prototree.backbones.backbone import Backbone
 from prototree.core import checkpoint
 from prototree.core.confidence import Calibration
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import Question, QuestionKind
+from prototree.core.nodes import NodeFunction, NodeKind
 from prototree.core.topology import Topology
 from prototree.data.dataset import Sample
 from prototree.data.loading import Entry
 from prototree.data.views import FULL
+from prototree.features.cache import MapCache
+from prototree.features.registry import OWN_CACHE
 from prototree.files import write_json
+from prototree.locks import if_free
 from prototree.training.calibrate import SHARPER_STEPS, Held, Sure, SureFile, fit_held, fit_sharpness
-from prototree.training.feature_cache import MapCache
-from prototree.training.locks import if_free
-from prototree.training.shared_maps import OWN_CACHE
 from tiny_training import NETWORK, TINY_DISTILL, write_squares
 
 TRUE = {"pairwise": 8.0, "presence": 3.6}
@@ -43,8 +43,8 @@ def held_by(tree: ProtoTree, sharpness: float, count: int = 4000) -> Held:
 
 @pytest.fixture(params=["pairwise", "presence"])
 def tree(request: pytest.FixtureRequest, tiny_tree: ProtoTree) -> ProtoTree:
-    kind: QuestionKind = request.param
-    question = Question(kind, 0.5 * TRUE[kind])
+    kind: NodeKind = request.param
+    question = NodeFunction(kind, 0.5 * TRUE[kind])
     found = ProtoTree(Topology.full(3), tiny_tree.features, 5, question=question)
     found.leaf_logits.data.copy_(12 * torch.eye(8)[:, :5])
     return found.eval()
@@ -80,7 +80,7 @@ def test_confidence_is_fitted_at_the_sharpness_of_the_tree(tree: ProtoTree) -> N
     confidence = fit_held(tree, held)
     is_right = (decisions.labels("greedy") == held.labels).float()
     assert confidence.n_photos == 4000
-    assert float(confidence.of(decisions.lead).mean()) == pytest.approx(float(is_right.mean()), abs=0.01)
+    assert float(confidence.of(decisions.margin).mean()) == pytest.approx(float(is_right.mean()), abs=0.01)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from conftest import random_maps
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core import checkpoint
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import Question, QuestionKind
+from prototree.core.nodes import NodeFunction, NodeKind
 from prototree.core.patches import nearest_patches
 from prototree.core.topology import Topology
 from prototree.data import open_data
@@ -24,16 +24,16 @@ from prototree.data.dataset import Sample
 from prototree.data.loading import Entry, ViewDataset
 from prototree.data.views import FULL, evaluation_views, source_views
 from prototree.explain.tree import spreads_of
+from prototree.features.batches import CachedBatches
+from prototree.features.cache import Inputs, MapCache, cache_borders
+from prototree.features.registry import maps_used
 from prototree.pipeline.fit import fit
 from prototree.training import anchored, class_hierarchy, grow
 from prototree.training.baseline import load_baseline
-from prototree.training.batches import CachedBatches
 from prototree.training.chance import WholeBatch
-from prototree.training.feature_cache import Inputs, MapCache, cache_borders
 from prototree.training.memory_budget import Room
 from prototree.training.objectives import LABEL_SMOOTHING, Cosine, SoftTargets
 from prototree.training.recipes.distill import Distill, temperature_for
-from prototree.training.shared_maps import maps_used
 from tiny_training import NETWORK, TINY_DISTILL, assert_prototypes_are_their_patches, write_squares
 
 SHORT = {"pretrain_epochs": 1, "head_epochs": 2, "epochs": 2}  # where nothing needs to be learned well
@@ -130,7 +130,7 @@ def test_information_gain_prefers_the_question_that_tells_the_sides_apart() -> N
 
 @pytest.mark.parametrize("question", ["presence", "pairwise"])
 def test_the_first_tree_has_one_leaf_a_class_and_real_patches(
-    features: FeatureExtractor, maps: torch.Tensor, question: QuestionKind
+    features: FeatureExtractor, maps: torch.Tensor, question: NodeKind
 ) -> None:
     labels = torch.arange(30) % 6
     for label in range(6):  # each class has a patch of its own
@@ -252,7 +252,7 @@ def test_without_memory_answers_go_to_a_file_and_distances_are_measured_again(
     probs = head.probs(sources, recipe.temperature, tmp_path)
     assert isinstance(probs, torch.Tensor) == bool(memory)
     start = grow.grow(features, maps, labels, "pairwise", recipe.max_mean_depth, recipe.init_median_distance, 0)
-    tree = ProtoTree(start.topology, features, data.class_names, question=Question("pairwise", 6.0))
+    tree = ProtoTree(start.topology, features, data.class_names, question=NodeFunction("pairwise", 6.0))
     objective = anchored.AnchoredObjective(tree, sources, recipe, 1, SoftTargets(probs, 1.0), start, sources)
     objective.update_tree()
     reads, read = list[int](), MapCache.read
@@ -280,7 +280,7 @@ def test_a_warm_run_learns_and_projection_moves_nothing(tmp_path: Path) -> None:
     assert found["n_prototypes"] == 4
     assert run.metrics["projection"]["mean_distance"] < 0.02, "the cache rounds to float16, nothing else differs"
     assert found["accuracy"] == run.metrics["stages"]["pruned"]["accuracy"]
-    assert run.tree().features.backbone.looks == (1.0, 0.7)
+    assert run.tree().features.backbone.crops == (1.0, 0.7)
     assert len(maps_used(run.folder)) == 7, "sources, test photos and hidden places at two looks, varied views at one"
     assert_prototypes_are_their_patches(run)
     spreads = spreads_of(run, run.tree())  # a decision is shown among the training photos before the first report

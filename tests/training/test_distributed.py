@@ -14,8 +14,8 @@ import torch
 
 from prototree.data.loading import Shard
 from prototree.errors import TrainError
+from prototree.features.registry import shared_folder
 from prototree.training import distributed
-from prototree.training.shared_maps import shared_folder
 from tiny_training import write_squares
 
 HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]

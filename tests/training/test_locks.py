@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from prototree import locks
 from prototree.errors import ConfigError
-from prototree.training import locks
-from prototree.training.locks import held, if_free
-from prototree.training.shared_maps import alone
+from prototree.features.registry import alone
+from prototree.locks import held, if_free
 
 
 def test_a_folder_is_held_by_one_and_free_again_afterwards(tmp_path: Path) -> None:

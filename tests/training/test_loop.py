@@ -14,9 +14,9 @@ from prototree.core.model import ProtoTree
 from prototree.core.topology import Topology
 from prototree.data.loading import BatchOrder, Shard
 from prototree.errors import CheckpointError, TrainError
+from prototree.features.cache import Inputs
 from prototree.progress import EpochLog, Observer
 from prototree.training import loop as loop_module
-from prototree.training.feature_cache import Inputs
 from prototree.training.leaf_training import LEAF_TRAINERS
 from prototree.training.loop import Loop, Options
 from prototree.training.objectives import Schedule, TreeObjective

@@ -9,11 +9,11 @@ from torch.nn.functional import one_hot
 
 from conftest import random_maps
 from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.backbones.crops import patch_grid
 from prototree.backbones.geometry import Box, PatchGrid
-from prototree.backbones.multicrop import patch_grid
 from prototree.core.localization import peak_box, peak_places
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import LN2, Question, QuestionKind
+from prototree.core.nodes import LN2, NodeFunction, NodeKind
 from prototree.core.patches import distance_map, nearest_patches
 from prototree.core.topology import Topology
 from prototree.data import open_data
@@ -21,11 +21,11 @@ from prototree.data.dataset import Sample
 from prototree.data.loading import Entry, ViewDataset
 from prototree.data.occlusion import HiddenView, HiddenViews
 from prototree.data.views import FULL, source_views
+from prototree.features.batches import CachedBatches
+from prototree.features.cache import Inputs, MapCache, cache_borders
 from prototree.training import occlusion_loss
 from prototree.training.anchored import AnchoredObjective
-from prototree.training.batches import CachedBatches
 from prototree.training.chance import WholeBatch
-from prototree.training.feature_cache import Inputs, MapCache, cache_borders
 from prototree.training.grow import Start, calibrate, sample_maps, standardise
 from prototree.training.loop import Options
 from prototree.training.objectives import SoftTargets, train
@@ -71,10 +71,10 @@ def test_how_much_of_a_square_is_hidden() -> None:
 
 
 @pytest.mark.parametrize("kind", ["presence", "pairwise"])
-def test_own_sides_are_those_of_the_class(tiny_backbone: Backbone, kind: QuestionKind) -> None:
+def test_own_sides_are_those_of_the_class(tiny_backbone: Backbone, kind: NodeKind) -> None:
     topology, _, _ = Topology.from_children([~0, ~1], [1, ~2])
     features = FeatureExtractor(tiny_backbone, 4)
-    tree = ProtoTree(topology, features, ["a", "b", "c"], question=Question(kind, 6.0))
+    tree = ProtoTree(topology, features, ["a", "b", "c"], question=NodeFunction(kind, 6.0))
     leaf_class = torch.tensor([2, 0, 1])
     tree.leaf_logits.data.zero_().scatter_(1, leaf_class[:, None], 5.0)
     left, right = side_classes(tree)
@@ -308,6 +308,6 @@ def objective_of(
     standardise(features, maps)
     calibrate(features, maps, recipe.init_median_distance, torch.Generator().manual_seed(0))
     start = Start(Topology.full(1), torch.tensor([0, 1]), maps[1, :, 1, 1][None, :, None, None])
-    tree = ProtoTree(start.topology, features, ["a", "b"], question=Question("presence", 6.0))
+    tree = ProtoTree(start.topology, features, ["a", "b"], question=NodeFunction("presence", 6.0))
     probs = 0.9 * one_hot(torch.arange(N_PHOTOS) % 2, 2) + 0.05
     return AnchoredObjective(tree, batches, recipe, EPOCHS, SoftTargets(probs, 1.0), start, batches, twins)

@@ -17,9 +17,9 @@ from prototree.data.loading import Shard, ViewDataset, photo_loader
 from prototree.data.stat_cache import photo_digests
 from prototree.data.transforms import augmentation
 from prototree.data.views import View, evaluation_views, source_views, squared, varied_views
-from prototree.training import extract
-from prototree.training.batches import CachedBatches, looking, maps_of
-from prototree.training.feature_cache import cache_all_borders, cache_borders, cache_features, kept_borders
+from prototree.features import extract
+from prototree.features.batches import CachedBatches, looking, maps_of
+from prototree.features.cache import cache_all_borders, cache_borders, cache_features, kept_borders
 from tiny_training import write_squares
 
 

@@ -13,7 +13,7 @@ from prototree.data.dataset import Sample
 from prototree.data.loading import Entry, ViewDataset
 from prototree.data.views import FULL, evaluation_views
 from prototree.errors import DataError
-from prototree.training.feature_cache import (
+from prototree.features.cache import (
     MapCache,
     StoredMaps,
     cache_all_borders,
@@ -21,7 +21,7 @@ from prototree.training.feature_cache import (
     cache_features,
     kept_borders,
 )
-from prototree.training.shared_maps import OWN_CACHE, maps_used, shared_folder
+from prototree.features.registry import OWN_CACHE, maps_used, shared_folder
 from tiny_training import write_squares
 
 

@@ -19,9 +19,9 @@ from prototree.data.views import evaluation_views, training_views
 from prototree.evaluation.ensembles import ensemble_metrics
 from prototree.evaluation.errors import ErrorCollector
 from prototree.evaluation.metrics import evaluate
+from prototree.features.batches import PhotoBatches, maps_of
+from prototree.features.cache import cache_borders
 from prototree.training import distributed
-from prototree.training.batches import PhotoBatches, maps_of
-from prototree.training.feature_cache import cache_borders
 from prototree.training.loop import Options
 from prototree.training.objectives import Schedule, TreeObjective, train
 from prototree.training.projection import project

@@ -12,11 +12,11 @@ import torch
 
 from prototree.config import preset
 from prototree.data import open_data
+from prototree.features.cache import Inputs, MapCache
 from prototree.progress import Observer
 from prototree.training import distributed
 from prototree.training.anchored import FEWEST_OF_HEAD
 from prototree.training.baseline import load_baseline
-from prototree.training.feature_cache import Inputs, MapCache
 from prototree.training.recipes.distill import Distill
 from prototree.training.workshop import Workshop
 from tiny_training import TINY_DISTILL

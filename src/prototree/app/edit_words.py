@@ -1,10 +1,10 @@
 """Edits in words."""
 
-from prototree.core.nodes import QuestionKind
+from prototree.core.nodes import NodeKind
 from prototree.editing.edits import Edit, Exclude, Note, Remove, Replace
 
 
-def sentence(edit: Edit, question: QuestionKind = "presence") -> str:
+def sentence(edit: Edit, question: NodeKind = "presence") -> str:
     """What an edit does, with the number that the prototype had at the time."""
     match edit:
         case Replace():

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, relu
 
 import prototree.backbones.torchvision_guard  # noqa: F401  (before timm)
-from prototree.backbones.multicrop import ONCE, Looks, stacked
+from prototree.backbones.crops import FULL_ONLY, Crops, stacked
 from prototree.backbones.preprocessing import MAX_SIDE, Preprocessing
 from prototree.backbones.weights import load_weights, packaged_lite0
 from prototree.errors import ConfigError, ImageSizeError, ShapeError, WeightsError, how_to_install
@@ -49,7 +49,7 @@ class Backbone(nn.Module):
 
     `weights` is a file, "hub" for timm's own pretrained weights, "auto" for the hub or else the packaged
     EfficientNet-Lite0, or None for a random start. `feature_level` −1 is the last map, −2 the finer one before it.
-    Without `split` all of it is trunk. After training, a network may look at a picture more than once (`looks`);
+    Without `split` all of it is trunk. After training, a network may look at a picture more than once (`crops`);
     `once`, trunk
     and tail, which training uses, look once, and `map_size` is that of one look.
 
@@ -72,7 +72,7 @@ class Backbone(nn.Module):
         self.name = _AUTO_NAME if name == AUTO else name
         self.feature_level = feature_level
         self.frozen = False
-        self.looks: Looks = ONCE
+        self.crops: Crops = FULL_ONLY
         self._tail_names: list[str] = []
         self.net, self.preprocessing = _build(self.name, image_size)
         self.eval()  # the trial runs below must not move batch-norm statistics
@@ -105,7 +105,7 @@ class Backbone(nn.Module):
         return image.to(next(self.net.parameters()).device)
 
     def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C nH W"]:
-        return stacked(self.once, images, self.looks)
+        return stacked(self.once, images, self.crops)
 
     def once(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C H W"]:
         """The map of a single look, at all of the picture."""

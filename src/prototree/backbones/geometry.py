@@ -124,14 +124,14 @@ class PatchGrid:
     extents: tuple[Box, ...] = ()  # none: one look at all of the input
 
     @property
-    def look_rows(self) -> int:
+    def rows_per_crop(self) -> int:
         """How many rows of patches one look has."""
         return self.rows - self.height + 1
 
     @property
     def shape(self) -> tuple[int, int]:
         """How many patches there are, down and across."""
-        return self.look_rows * max(len(self.extents), 1), self.columns - self.width + 1
+        return self.rows_per_crop * max(len(self.extents), 1), self.columns - self.width + 1
 
     @property
     def n_patches(self) -> int:
@@ -151,9 +151,9 @@ class PatchGrid:
 
     def box(self, row: int | float, column: int | float) -> Box:
         """The cells of a patch, in pixels of the input; a place between patches has a box of the same size."""
-        place = int(row // self.look_rows) if self.extents else 0
+        place = int(row // self.rows_per_crop) if self.extents else 0
         extent = self.extents[place] if self.extents else Box.whole((self.side, self.side))
-        row, down, across = row - place * self.look_rows, extent.height / self.rows, extent.width / self.columns
+        row, down, across = row - place * self.rows_per_crop, extent.height / self.rows, extent.width / self.columns
         return Box(
             extent.left + column * across,
             extent.top + row * down,

@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from prototree.backbones import onnx
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.backbones.bn_fusion import TOLERANCE, folded
-from prototree.backbones.multicrop import stacked
+from prototree.backbones.crops import stacked
 from prototree.errors import ConfigError, MissingExtraError, ProtoTreeError
 from prototree.files import cache_folder, write_file
 
@@ -63,7 +63,7 @@ class FrozenFeatures:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        maps = stacked(self.trunk, images, self.features.backbone.looks, at_once=True)
+        maps = stacked(self.trunk, images, self.features.backbone.crops, at_once=True)
         return self.features.from_map(maps).contiguous()
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from prototree.evaluation.agreement import Agreement
-    from prototree.explain.predictions import Prediction
+    from prototree.inference.predict import Prediction
 
 
 @app.command()
@@ -43,11 +43,11 @@ def predict(
     threads: Annotated[int, typer.Option(help="Threads that read photos; 0: one per core.", min=0)] = 0,
 ) -> None:
     """Predict many photos. A photo that cannot be read becomes a row with the reason."""
-    from prototree.data.listing import STANDARD_INPUT, listed_photos
     from prototree.evaluation.agreement import Agreement
-    from prototree.explain.answers import expect_share
-    from prototree.explain.predictions import DEFAULT_TOP, open_for_predicting, predict_each
-    from prototree.report.predictions import prediction_file
+    from prototree.inference.answers import expect_share
+    from prototree.inference.inputs import STANDARD_INPUT, listed_photos
+    from prototree.inference.outputs import prediction_file
+    from prototree.inference.predict import DEFAULT_TOP, open_for_predicting, predict_each
     from prototree.report.text import plain
 
     expect_share(min_confidence)

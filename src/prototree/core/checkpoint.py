@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from prototree.backbones.backbone import Backbone, FeatureExtractor, check_image_size
-from prototree.backbones.multicrop import ONCE
+from prototree.backbones.crops import FULL_ONLY
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.core import archive, hub
 from prototree.core.confidence import Calibration
 from prototree.core.model import ProtoTree, PrototypeSource
-from prototree.core.nodes import Question
+from prototree.core.nodes import NodeFunction
 from prototree.core.topology import Topology
 from prototree.core.validation import check_fit, check_header, check_height, check_values
 from prototree.errors import CheckpointError, ImageSizeError, ProtoTreeError
@@ -77,7 +77,7 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
         "backbone": {
             "name": backbone.name,
             "feature_level": backbone.feature_level,
-            "looks": list(backbone.looks),
+            "crops": list(backbone.crops),
             "head_hidden_dim": tree.features.head_hidden_dim,
         },
         "preprocessing": tree.preprocessing.to_json(),
@@ -139,8 +139,8 @@ def located(place: Path | str) -> Path:
 def fingerprint(tree: ProtoTree) -> str:
     """What names a tree: the questions it asks, in which order, and its answers."""
     digest = hashlib.sha256(repr((tree.topology.left.tolist(), tree.topology.right.tolist())).encode())
-    if tree.features.backbone.looks != ONCE:
-        digest.update(repr(tree.features.backbone.looks).encode())
+    if tree.features.backbone.crops != FULL_ONLY:
+        digest.update(repr(tree.features.backbone.crops).encode())
     for tensor in (tree.prototypes, tree.leaf_logits):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:32]
@@ -221,7 +221,7 @@ def check_version(header: dict[str, Any], name: str) -> None:
 def _as_now(header: dict[str, Any]) -> dict[str, Any]:
     """A description by itself, with what version 3 did not say."""
     own = {key: value for key, value in header.items() if key not in _SEALS}
-    own["backbone"] = {"looks": list(ONCE), **own["backbone"]}
+    own["backbone"] = {"crops": list(FULL_ONLY), **own["backbone"]}
     return own
 
 
@@ -254,13 +254,13 @@ def _build(header: dict[str, Any], backbone_of: Callable[[str, int, int], Backbo
     check_image_size(backbone.name, preprocessing.resize)
     height, width = header["prototypes"]["size"]
     features = FeatureExtractor(backbone, header["prototypes"]["prototype_dim"], header["backbone"]["head_hidden_dim"])
-    question = Question(**header["question"])
+    question = NodeFunction(**header["question"])
     names = [str(name) for name in header["classes"]]
     tree = ProtoTree(topology, features, names, (height, width), question=question)
     tree.preprocessing = preprocessing
     tree.calibration = Calibration(**header["calibration"])
     tree.sources = tuple(source and _source(source) for source in header["prototypes"]["sources"])
-    return tree.look(tuple(float(share) for share in header["backbone"]["looks"]))
+    return tree.look(tuple(float(share) for share in header["backbone"]["crops"]))
 
 
 def _source(values: dict[str, Any]) -> PrototypeSource:

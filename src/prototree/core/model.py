@@ -15,14 +15,14 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from prototree.backbones.backbone import FeatureExtractor
+from prototree.backbones.crops import FULL_ONLY, Crops, checked, patch_grid
 from prototree.backbones.geometry import PatchGrid
-from prototree.backbones.multicrop import ONCE, Looks, checked, patch_grid
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.core import leaves, routing
-from prototree.core.confidence import Calibration, distance_ratio, lead
-from prototree.core.nodes import PAPER, Question
+from prototree.core.confidence import Calibration, distance_ratio, margin
+from prototree.core.nodes import PAPER, NodeFunction
 from prototree.core.patches import NearestPatches, extract_patches, is_exporting, nearest_patches
-from prototree.core.routing import Path
+from prototree.core.routing import DecisionPath
 from prototree.core.strategies import Strategy
 from prototree.core.topology import Topology
 from prototree.errors import ShapeError
@@ -90,10 +90,10 @@ class TreePrediction:
     """
 
     soft: Float[Tensor, "B K"]
-    max_path: Path
-    greedy: Path
+    max_path: DecisionPath
+    greedy: DecisionPath
     leaf_probs: Float[Tensor, "L K"]
-    lead: Float[Tensor, " B"]  # of the greedy answer over the best other one
+    margin: Float[Tensor, " B"]  # of the greedy answer over the best other one
     confidence: Float[Tensor, " B"]  # that the greedy answer is right
     distance_ratio: Float[
         Tensor, "B height"
@@ -109,7 +109,7 @@ class TreePrediction:
         """The most probable class."""
         return self.class_probs(strategy).argmax(dim=1)
 
-    def path(self, strategy: Strategy) -> Path:
+    def path(self, strategy: Strategy) -> DecisionPath:
         """The path through the tree; the soft strategy has none."""
         if strategy == "soft":
             raise ShapeError("expected strategy 'max_path' or 'greedy', got 'soft', which takes every path")
@@ -138,7 +138,7 @@ class ProtoTree(nn.Module):
         class_names: Sequence[str] | int,
         prototype_size: tuple[int, int] = (1, 1),
         generator: torch.Generator | None = None,
-        question: Question = PAPER,
+        question: NodeFunction = PAPER,
     ) -> None:
         super().__init__()
         names = [str(k) for k in range(class_names)] if isinstance(class_names, int) else class_names
@@ -187,18 +187,18 @@ class ProtoTree(nn.Module):
     def grid(self) -> PatchGrid:
         """Where in the network's input the patches lie that prototypes are compared with."""
         backbone, patch = self.features.backbone, (self.prototypes.shape[2], self.prototypes.shape[3])
-        return patch_grid(backbone.map_size, self.preprocessing.size, backbone.looks, patch)
+        return patch_grid(backbone.map_size, self.preprocessing.size, backbone.crops, patch)
 
-    def look(self, looks: Looks) -> "ProtoTree":
-        """Sets which parts of every picture the tree looks at from now on (`network.looks`)."""
-        if checked(looks) != ONCE and tuple(self.prototypes.shape[2:]) != (1, 1):
+    def look(self, crops: Crops) -> "ProtoTree":
+        """Sets which parts of every picture the tree looks at from now on (`network.crops`)."""
+        if checked(crops) != FULL_ONLY and tuple(self.prototypes.shape[2:]) != (1, 1):
             raise ShapeError(
-                f"expected prototypes of one cell in a tree that looks {len(looks)} times, because larger ones would "
+                f"expected prototypes of one cell in a tree that looks {len(crops)} times, because larger ones would "
                 f"reach from one look into another; got {self.prototypes.shape[2]}×{self.prototypes.shape[3]} cells"
             )
         features, backbone = copy.copy(self.features), copy.copy(self.features.backbone)  # others may share them
         features._modules = dict(self.features._modules)
-        features.backbone, backbone.looks = backbone, looks
+        features.backbone, backbone.crops = backbone, crops
         self.features = features
         return self
 
@@ -221,7 +221,7 @@ class ProtoTree(nn.Module):
             return self.routed(nearest)
 
     def routed(
-        self, nearest: NearestPatches, question: Question | None = None, reach: Float[Tensor, " P"] | None = None
+        self, nearest: NearestPatches, question: NodeFunction | None = None, reach: Float[Tensor, " P"] | None = None
     ) -> TreeOutput:
         """Eq. 2–3 from the distances to all prototypes, with the tree's own question and reaches or others."""
         left, right = (question or self.question).log_turns(nearest.distance, self.reach if reach is None else reach)
@@ -253,7 +253,7 @@ class ProtoTree(nn.Module):
         greedy = routing.greedy_leaves(p_right, self.topology)
         max_path = routing.max_path_leaves(log_path_probs)
         path = routing.path_to(greedy, p_right, self.topology)
-        ahead = lead(log_path_probs, greedy, table.labels)
+        ahead = margin(log_path_probs, greedy, table.labels)
         confidence, apart = self.calibration.of(ahead), distance_ratio(routed.distance, path, self.distance_p95)
         ood_score = apart.amax(dim=1) if apart.shape[1] else torch.zeros_like(confidence)
         return TreePrediction(
@@ -261,7 +261,7 @@ class ProtoTree(nn.Module):
             max_path=routing.path_to(max_path, p_right, self.topology),
             greedy=path,
             leaf_probs=table.probs,
-            lead=ahead,
+            margin=ahead,
             confidence=confidence,
             distance_ratio=apart,
             ood_score=ood_score,
@@ -274,7 +274,7 @@ class ProtoTree(nn.Module):
         return self.decide(self(images))
 
     @torch.no_grad()
-    def follow(self, feature_map: Float[Tensor, "B D H W"]) -> Path:
+    def follow(self, feature_map: Float[Tensor, "B D H W"]) -> DecisionPath:
         """Only the greedy path; if that is faster, only the prototypes on it are compared."""
         n_nodes, n_levels = self.topology.n_nodes, len(self.topology.levels)
         if not n_nodes or (len(feature_map) > 1 and n_nodes <= _FEW_A_LEVEL * n_levels):

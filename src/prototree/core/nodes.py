@@ -20,10 +20,10 @@ from torch.nn.functional import logsigmoid
 
 from prototree.errors import ConfigError
 
-QuestionKind = Literal["presence", "pairwise"]
+NodeKind = Literal["presence", "pairwise"]
 LN2 = math.log(2.0)
 # β below 1 would make the slope at distance 0 infinite; above these, decisions are hard to the last digit.
-SHARPNESS_RANGE: dict[QuestionKind, tuple[float, float]] = {"presence": (1.0, 64.0), "pairwise": (0.01, 1000.0)}
+SHARPNESS_RANGE: dict[NodeKind, tuple[float, float]] = {"presence": (1.0, 64.0), "pairwise": (0.01, 1000.0)}
 REACH_RANGE = (1e-6, 1e6)
 
 # A projected prototype can be at distance 0, where 1 − p_right is 0; this keeps its logarithm and gradient finite.
@@ -31,10 +31,10 @@ _SMALLEST = 1e-7
 
 
 @dataclass(frozen=True)
-class Question:
+class NodeFunction:
     """What every node of a tree asks, and how sharply."""
 
-    kind: QuestionKind = "presence"
+    kind: NodeKind = "presence"
     sharpness: float = 1.0  # β of presence, γ of choice
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Question:
         return log_one_minus(log_right), log_right
 
 
-PAPER = Question()
+PAPER = NodeFunction()
 
 
 def log_one_minus(log_probability: Float[Tensor, "*pairs"]) -> Float[Tensor, "*pairs"]:

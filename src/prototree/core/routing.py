@@ -39,13 +39,13 @@ def greedy_leaves(p_right: Float[Tensor, "B N"], topology: Topology) -> Int[Tens
     return _descend(start, lambda at: p_right.gather(1, at[:, None])[:, 0], topology)[0]
 
 
-def follow_greedily(start: Int[Tensor, " B"], right_at: RightAt, topology: Topology) -> "Path":
+def follow_greedily(start: Int[Tensor, " B"], right_at: RightAt, topology: Topology) -> "DecisionPath":
     """The greedy path, asking only the nodes that lie on it. `start` is the root for every image."""
     leaf, found = _descend(start, right_at, topology)
     chosen = leaf.cpu().numpy()
     nodes = torch.as_tensor(topology.paths[chosen], device=leaf.device)
     turns = torch.as_tensor(topology.goes_right[chosen], device=leaf.device)
-    return Path(leaf, nodes, turns, found.masked_fill(nodes < 0, 0))
+    return DecisionPath(leaf, nodes, turns, found.masked_fill(nodes < 0, 0))
 
 
 def _descend(
@@ -72,7 +72,7 @@ def max_path_leaves(log_path_probs: Float[Tensor, "B L"]) -> Int[Tensor, " B"]:
 
 
 @dataclass(frozen=True)
-class Path:
+class DecisionPath:
     """The path of each image to one leaf, padded with −1 and False after the leaf.
 
     Examples:
@@ -94,15 +94,15 @@ class Path:
         return (self.nodes >= 0).sum(dim=1)
 
 
-def path_to(leaf: Int[Tensor, " B"], p_right: Float[Tensor, "B N"], topology: Topology) -> Path:
+def path_to(leaf: Int[Tensor, " B"], p_right: Float[Tensor, "B N"], topology: Topology) -> DecisionPath:
     """The nodes on the way to each image's leaf, the turns taken, and the probability of going right at each."""
     chosen = leaf.cpu().numpy()
     nodes = torch.as_tensor(topology.paths[chosen], device=leaf.device)
     turns = torch.as_tensor(topology.goes_right[chosen], device=leaf.device)
     if not topology.n_nodes:
-        return Path(leaf, nodes, turns, p_right.new_zeros(len(leaf), 0))
+        return DecisionPath(leaf, nodes, turns, p_right.new_zeros(len(leaf), 0))
     found = p_right.gather(1, nodes.clamp_min(0)).masked_fill(nodes < 0, 0)
-    return Path(leaf, nodes, turns, found)
+    return DecisionPath(leaf, nodes, turns, found)
 
 
 def _pick(children: Float[Tensor, "B n"], positions: Int[ndarray, " m"]) -> Float[Tensor, "B m"]:

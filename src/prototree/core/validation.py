@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prototree.backbones.multicrop import LEAST_SHARE, MOST_LOOKS
+from prototree.backbones.crops import LEAST_SHARE, MOST_LOOKS
 from prototree.backbones.preprocessing import MAX_SIDE
 from prototree.core.confidence import MAX_OFFSET, MAX_SLOPE
 from prototree.core.fields import Check, Name, integer, list_of, number, one_of, perhaps, record, text, truth, wrong
@@ -151,7 +151,7 @@ _FIELDS: dict[str, Check] = {
         {
             "name": text,
             "feature_level": integer(-64, -1),
-            "looks": list_of(number(LEAST_SHARE, 1.0), 1, MOST_LOOKS),
+            "crops": list_of(number(LEAST_SHARE, 1.0), 1, MOST_LOOKS),
             "head_hidden_dim": integer(0, MAX_WIDTH),
         }
     ),

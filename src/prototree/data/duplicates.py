@@ -59,12 +59,12 @@ def look_alikes(data: ImageData) -> list[Group]:
     paths = {content: one.sample.path for content, one in zip(contents, placed, strict=True)}
     with ThreadPoolExecutor(THREADS) as pool:
         found = dict(zip(paths, pool.map(_look, paths.values()), strict=True))
-    looks = {content: look for content, look in found.items() if look is not None}
-    if not looks:
+    crops = {content: look for content, look in found.items() if look is not None}
+    if not crops:
         return []
-    hashes = np.array([hash_ for hash_, _ in looks.values()], dtype=np.uint64)
-    colours = np.stack([colours for _, colours in looks.values()])
-    alike = dict(zip(looks, _chains(hashes, colours).tolist(), strict=True))
+    hashes = np.array([hash_ for hash_, _ in crops.values()], dtype=np.uint64)
+    colours = np.stack([colours for _, colours in crops.values()])
+    alike = dict(zip(crops, _chains(hashes, colours).tolist(), strict=True))
     groups = _repeated(placed, [alike.get(content, content) for content in contents])
     content_of = dict(zip(placed, contents, strict=True))
     return [group for group in groups if len({content_of[one] for one in group}) > 1]

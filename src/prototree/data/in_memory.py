@@ -19,9 +19,9 @@ from PIL import Image
 from prototree.data.dataset import check_name
 from prototree.data.folder import TEST_NAMES, TRAIN_NAMES, VALIDATION_NAMES
 from prototree.data.images import from_pillow
-from prototree.data.listing import is_frame
 from prototree.errors import DataError
 from prototree.files import prepared_beside, write_file
+from prototree.inference.inputs import is_frame
 
 _LIST = "data.csv"
 

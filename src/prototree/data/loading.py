@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
+from prototree.backbones.crops import CropTransform, look
 from prototree.backbones.geometry import Box, Size
-from prototree.backbones.multicrop import Closer, look
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.backbones.thread_map import side_by_side
 from prototree.data.dataset import Problem, Sample
@@ -120,11 +120,11 @@ class ViewDataset(Dataset[Item]):
         return ViewDataset(samples, self._views, self.preprocessing, transform=self.transform, seed=self.seed)
 
     def looking(self, share: float) -> "ViewDataset":
-        """The same entries as the network is shown them at a look (`network.looks`)."""
+        """The same entries as the network is shown them at a look (`network.crops`)."""
         if share == 1:
             return self
         closer = copy.copy(self)
-        closer.transform = Closer(self.transform, share)
+        closer.transform = CropTransform(self.transform, share)
         return closer
 
     def __len__(self) -> int:
@@ -283,14 +283,14 @@ class _Done:
     def item(self, dataset: ViewDataset, epoch: int, index: int) -> Item:
         """An item of a data set that shows this photo."""
         entry, transform = dataset.entries[index], dataset.transform
-        plain = transform.plain if isinstance(transform, Closer) else transform
+        plain = transform.plain if isinstance(transform, CropTransform) else transform
         if not isinstance(plain, Plain):
             return dataset.shown(epoch, index, self._square(dataset, index))
         key = entry.view, plain
         if key not in self.inputs:
             self.inputs[key] = plain(self._square(dataset, index))
         image = self.inputs[key]
-        shown = look(image, transform.share) if isinstance(transform, Closer) else image
+        shown = look(image, transform.share) if isinstance(transform, CropTransform) else image
         return Item(shown, entry.sample.label, index)
 
     def _square(self, dataset: ViewDataset, index: int) -> Image.Image:

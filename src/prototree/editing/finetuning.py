@@ -19,11 +19,11 @@ from prototree.core import checkpoint
 from prototree.core.model import ProtoTree
 from prototree.editing.session import EDITS, OWN_FOLDER, meant_classes
 from prototree.errors import ConfigError
+from prototree.features.registry import OWN_CACHE, link_maps, shared_folder
 from prototree.files import make_folder, read_json, write_json
 from prototree.pipeline.fit import train_run
 from prototree.progress import Observer
 from prototree.run import CONFIG, NOTES, Run
-from prototree.training.shared_maps import OWN_CACHE, link_maps, shared_folder
 
 PARENT = "parent.json"  # in the new run: which tree it began with
 

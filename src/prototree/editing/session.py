@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from prototree import files
+from prototree import files, locks
 from prototree.core import checkpoint
 from prototree.core.checkpoint import PROJECTED
 from prototree.core.model import ProtoTree
@@ -40,11 +40,10 @@ from prototree.editing.workbench import Workbench, photo_set, training_set
 from prototree.errors import CheckpointError, ConfigError, EditError
 from prototree.evaluation.errors import ErrorCollector
 from prototree.evaluation.metrics import evaluate_all
+from prototree.features.cache import StoredMaps, cache_features, kept_borders, kept_sets
+from prototree.features.extract import Tick
 from prototree.files import make_folder, read_json, write_file, write_json
 from prototree.run import METRICS_VERSION, NOTES, Run
-from prototree.training import locks
-from prototree.training.extract import Tick
-from prototree.training.feature_cache import StoredMaps, cache_features, kept_borders, kept_sets
 
 HISTORY, EDITS = "history.json", "edits.json"
 OWN_FOLDER = "photos given for validation"  # what feedback that comes from another folder is called

@@ -24,6 +24,6 @@ def shown_box(
 ) -> Region:
     """In pixels of the photo: where in a view something is like a prototype, around its nearest patch."""
     apart = distance_map(feature_map, vector[None])[0] / (LN2 * reach)
-    row, column = peak_places(apart, torch.tensor([tree.grid.number(*patch)]), tree.grid.look_rows)
+    row, column = peak_places(apart, torch.tensor([tree.grid.number(*patch)]), tree.grid.rows_per_crop)
     box = peak_box(tree.grid, float(row), float(column))
     return to_photo(box, entry.view, photo_size(entry.sample), tree.preprocessing).edges

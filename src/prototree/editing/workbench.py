@@ -29,10 +29,10 @@ from prototree.editing.reaches import fitted_reach, has_reaches
 from prototree.editing.shown_boxes import shown_box
 from prototree.editing.state import TreeState, copied, routed, with_prototype, with_reach, without_node
 from prototree.errors import EditError
+from prototree.features.cache import StoredMaps
 from prototree.training import leaf_training
 from prototree.training.anchored import learn_usual
 from prototree.training.calibrate import FEWEST_HELD
-from prototree.training.feature_cache import StoredMaps
 from prototree.training.projection import prototype_classes
 
 N_SWEEPS = 5  # of Eq. 5 over the training photos after an edit
@@ -337,7 +337,7 @@ class Workbench:
         if not state.tree.calibration.n_photos or len(labels) < FEWEST_HELD:
             return state
         tree, is_right = copied(state.tree), decisions.labels("greedy") == labels
-        tree.calibration = fit_calibration(decisions.lead, decisions.ood_score, is_right)
+        tree.calibration = fit_calibration(decisions.margin, decisions.ood_score, is_right)
         return replace(state, tree=tree)
 
 

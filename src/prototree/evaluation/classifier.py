@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import torch
 
 from prototree.backbones.backbone import FeatureExtractor
+from prototree.features.batches import Batches, CachedBatches
+from prototree.features.cache import MapBatch
 from prototree.training import distributed
 from prototree.training.baseline import Baseline
-from prototree.training.batches import Batches, CachedBatches
-from prototree.training.feature_cache import MapBatch
 
 
 class ClassifierAccuracy:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from prototree.core.model import ProtoTree
 from prototree.core.strategies import Strategy
+from prototree.features.cache import MapBatch
 from prototree.training import distributed
-from prototree.training.feature_cache import MapBatch
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from prototree.core.leaves import class_log_probs
 from prototree.core.model import ProtoTree, TreePrediction
 from prototree.core.strategies import HARD, STRATEGIES, Strategy
 from prototree.errors import DataError
+from prototree.features.cache import MapBatch
 from prototree.training import distributed
-from prototree.training.feature_cache import MapBatch
 
 _CALIBRATION_BINS = 15
 _LEAF_BINS = 20

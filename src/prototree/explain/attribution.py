@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from prototree.backbones.backbone import FeatureExtractor
+from prototree.backbones.crops import FULL_ONLY, look
 from prototree.backbones.geometry import Box
-from prototree.backbones.multicrop import ONCE, look
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import Question
+from prototree.core.nodes import NodeFunction
 from prototree.core.patches import extract_patches
 from prototree.explain.records import Hiding
 
@@ -51,7 +51,7 @@ class Probes:
     prototypes: Float[Tensor, "B D H1 W1"]
     patch: Int[Tensor, " B"]
     reach: Float[Tensor, " B"]
-    question: Question
+    question: NodeFunction
 
     def __len__(self) -> int:
         return len(self.patch)
@@ -113,10 +113,10 @@ def attribute(features: Features, probes: Probes, generator: torch.Generator) ->
 
 def _own_distances(features: Features, images: Float[Tensor, "B 3 h w"], probes: Probes) -> Float[Tensor, " B"]:
     """Of the patch of each probe; of a network that looks several times, only the look that shows it is run."""
-    if not isinstance(features, FeatureExtractor) or features.backbone.looks == ONCE:
+    if not isinstance(features, FeatureExtractor) or features.backbone.crops == FULL_ONLY:
         return patch_distances(features(images), probes.prototypes).gather(1, probes.patch[:, None])[:, 0]
     n_patches, found = math.prod(features.backbone.map_size), []
-    for number, share in enumerate(features.backbone.looks):
+    for number, share in enumerate(features.backbone.crops):
         rows = torch.nonzero(probes.patch // n_patches == number)[:, 0]
         if len(rows):
             maps = features.from_map(features.backbone.once(look(images[rows], share)))

@@ -22,7 +22,6 @@ from prototree.core.strategies import Strategy
 from prototree.data.images import from_pillow, read_photo
 from prototree.data.transforms import to_input
 from prototree.data.views import FULL
-from prototree.explain.answers import doubts_of
 from prototree.explain.attribution import Probes, attribute, occlude
 from prototree.explain.counterfactual import runner_up
 from prototree.explain.histograms import decisive
@@ -47,6 +46,7 @@ from prototree.explain.records import (
     Step,
 )
 from prototree.explain.tree import pictures_of, spreads_of
+from prototree.inference.answers import doubts_of
 from prototree.run import Run, run_or_tree_at
 
 _PATHS: tuple[Strategy, ...] = ("greedy", "max_path")  # the explanation first

@@ -52,7 +52,7 @@ def cell_finding(tree: ProtoTree, patch: int, similarity_map: Grid) -> Finding:
 def peak_finding(tree: ProtoTree, patch: int, similarity_map: Grid) -> Finding:
     """What pages show: a square around the middle of the peak of the similarity map."""
     apart = tree.question.relative_distance(torch.from_numpy(similarity_map.copy()))
-    found = peak_places(apart[None], torch.tensor([patch]), tree.grid.look_rows)
+    found = peak_places(apart[None], torch.tensor([patch]), tree.grid.rows_per_crop)
     row, column = (float(place) for place in found)
     return Finding("peak", peak_box(tree.grid, row, column), similarity_map)
 
@@ -62,7 +62,7 @@ def peaks(
 ) -> Float[Tensor, "n 2"]:
     """Row and column of the middle of each peak, from the distances of all patches of a photo to a prototype."""
     reach = LN2 * tree.reach[prototypes]
-    return torch.stack(peak_places(apart / reach[:, None, None], patch, tree.grid.look_rows), dim=1)
+    return torch.stack(peak_places(apart / reach[:, None, None], patch, tree.grid.rows_per_crop), dim=1)
 
 
 def grid_finding(method: Method, grid: Grid, preprocessing: Preprocessing) -> Finding:

@@ -15,7 +15,7 @@ from prototree.core.patches import nearest_patches
 from prototree.explain.attribution import patch_distances
 from prototree.explain.histograms import SpreadCounts
 from prototree.explain.records import Spread
-from prototree.training.feature_cache import MapBatch
+from prototree.features.cache import MapBatch
 
 _PAIRS = 64  # whose maps are computed at a time
 

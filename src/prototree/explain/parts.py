@@ -41,8 +41,8 @@ from prototree.explain.altered_photos import TICKS, Pair, alter_pairs
 from prototree.explain.bird_differences import on_differences
 from prototree.explain.localization import peaks
 from prototree.explain.prototypes import Progress, fast_features
-from prototree.training.batches import looking, maps_of
-from prototree.training.extract import Tick
+from prototree.features.batches import looking, maps_of
+from prototree.features.extract import Tick
 
 PHOTOS_TESTED = 10  # of those that go to a prototype's side
 _PHOTOS_AT_ONCE = 32

@@ -40,9 +40,9 @@ from prototree.explain.neighbours import Matches, find_matches
 from prototree.explain.perturbations import causes
 from prototree.explain.prototype_pictures import THUMB_SIDE, open_photo, reduced
 from prototree.explain.records import Cause, Match, PrototypeExplanation, Side
-from prototree.training.batches import looking, maps_of
-from prototree.training.extract import Tick
-from prototree.training.feature_cache import MapBatch, kept_sets
+from prototree.features.batches import looking, maps_of
+from prototree.features.cache import MapBatch, kept_sets
+from prototree.features.extract import Tick
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ Heat = Float[ndarray, "_ _"]
 """From 0 to 1, to be stretched over the whole photo; 0 where the network did not look."""
 
 Method = Literal["peak", "cell", "attribution", "occlusion"]
-QuestionKind = Literal["presence", "pairwise"]
+NodeKind = Literal["presence", "pairwise"]
 """Whether a node asks for one patch, or which of two is nearer; as in `tree.questions`, which needs torch."""
 Side = Literal["right", "left"]
 AROUND = 3.0
@@ -71,8 +71,8 @@ class Cause:
 
 
 SPREAD_RANGES = 64
-SPREAD_LIMITS: dict[QuestionKind, tuple[float, float]] = {"presence": (0.0, 3.2), "pairwise": (-1.0, 1.0)}
-SPREAD_LINES: dict[QuestionKind, float] = {"presence": 1.0, "pairwise": 0.0}
+SPREAD_LIMITS: dict[NodeKind, tuple[float, float]] = {"presence": (0.0, 3.2), "pairwise": (-1.0, 1.0)}
+SPREAD_LINES: dict[NodeKind, float] = {"presence": 1.0, "pairwise": 0.0}
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class TreeExplanation:
     prototypes: tuple[PrototypeExplanation, ...]  # P
     leaf_probs: Float[ndarray, "L K"]
     accuracy: dict[str, float]  # by strategy on the test photos; empty if never evaluated
-    question: QuestionKind = "presence"
+    question: NodeKind = "presence"
     sharpness: float = 1.0
     tests: str = ""  # whether patches mean what they show, in one line; empty if never measured
     classes: tuple[ClassExplanation, ...] = ()  # K, or none where nothing is known of them
@@ -305,7 +305,7 @@ class DecisionExplanation:
     soft: tuple[float, ...]  # K
     paths: dict[Strategy, PathExplanation]  # "greedy", which is the explanation, and "max_path"
     runner_up: dict[Strategy, RunnerUp | None]  # None where no change of similarities can do it
-    question: QuestionKind = "presence"
+    question: NodeKind = "presence"
     # That the greedy answer is right: of the answers called 70 % sure, 70 of 100 are. None where there is no answer.
     confidence: float | None = 1.0
     doubt: Doubt | None = None  # why the tree does not know; None: it knows

@@ -18,8 +18,8 @@ from prototree.core.patches import nearest_patches
 from prototree.errors import CheckpointError
 from prototree.explain.histograms import SpreadCounts
 from prototree.explain.records import SPREAD_LIMITS, SPREAD_LINES, SPREAD_RANGES, Spread
+from prototree.features.cache import MapBatch
 from prototree.files import read_json, write_json
-from prototree.training.feature_cache import MapBatch
 
 log = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from prototree.backbones.bn_fusion import folded
 from prototree.backbones.onnx import NEEDED, OPSET, to_onnx
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.core import checkpoint, hub, leaves, routing
-from prototree.core.confidence import lead
+from prototree.core.confidence import margin
 from prototree.core.model import ProtoTree
 from prototree.data.views import centre_offset
 from prototree.errors import ConfigError, MissingExtraError
-from prototree.explain.answers import turn_at
 from prototree.files import write_file
+from prototree.inference.answers import turn_at
 from prototree.run import Run
 
 OUTPUTS = ("probabilities", "answer", "confidence", "leaf", "right", "similarity", "patch")
@@ -38,7 +38,7 @@ MEANING = {
     "leaf": "number of the leaf that the path ends in; its conditions are in `rules`",
     "right": "probability of going right at each node; the path goes right above one half",
     "similarity": "of each prototype to the patch of the photo that is nearest to it",
-    "patch": "number of that patch, row by row in a grid of `patches`, whose rows are shared evenly by the `looks`",
+    "patch": "number of that patch, row by row in a grid of `patches`, whose rows are shared evenly by the `crops`",
 }
 _MAX_BYTES = 2**31 - 1  # a protobuf cannot hold more
 
@@ -69,7 +69,7 @@ class Asked(nn.Module):
     ]:
         routed = self.tree(images)
         leaf = routing.greedy_leaves(routed.p_right, self.tree.topology)
-        ahead = lead(routed.log_path_probs, leaf, self.leaf_labels)
+        ahead = margin(routed.log_path_probs, leaf, self.leaf_labels)
         return (
             leaves.predict(routed.log_path_probs, self.leaf_probs),
             self.leaf_labels[leaf],
@@ -123,7 +123,7 @@ def metadata(tree: ProtoTree, notes: dict[int, str] | None = None) -> dict[str, 
             for number, source in enumerate(tree.sources)
         ],
         "patches": list(grid.shape),
-        "looks": list(tree.features.backbone.looks),
+        "crops": list(tree.features.backbone.crops),
         "preprocessing": tree.preprocessing.to_json(),
         "meaning": MEANING,
     }

@@ -20,13 +20,13 @@ from prototree.errors import ConfigError, DataError
 from prototree.evaluation.ensembles import EnsembleMetrics, ensemble_metrics
 from prototree.evaluation.metrics import Metrics
 from prototree.evaluation.metrics import evaluate as evaluate_maps
+from prototree.features.batches import CachedBatches, looking, maps_of
+from prototree.features.cache import MapBatch, kept_sets
 from prototree.pipeline import folders
 from prototree.pipeline.stages import STAGES, Stages, identity_of
 from prototree.progress import Observer
 from prototree.run import Run, run_or_tree_at
 from prototree.training import distributed
-from prototree.training.batches import CachedBatches, looking, maps_of
-from prototree.training.feature_cache import MapBatch, kept_sets
 
 Given = Any
 """A path, `ImageData`, or photos and labels as `prototree.data.in_memory` takes them."""

@@ -8,14 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from prototree import locks
 from prototree.config import Config
 from prototree.core import checkpoint
 from prototree.errors import ConfigError, ProtoTreeError
+from prototree.features.cache import remove_unfinished
 from prototree.files import make_folder, read_json, remove_leftovers, write_file
 from prototree.pipeline.stages import OWN_FILES
 from prototree.run import CONFIG, METRICS, RESULTS, Run
-from prototree.training import distributed, locks
-from prototree.training.feature_cache import remove_unfinished
+from prototree.training import distributed
 from prototree.training.identity import expect_same
 from prototree.training.loop import STATE
 

@@ -15,11 +15,11 @@ from prototree.data.views import evaluation_views
 from prototree.errors import ConfigError
 from prototree.evaluation.metrics import Judged, judge
 from prototree.evaluation.ood import OODMetrics, tell_apart
+from prototree.features.batches import looking, maps_of
+from prototree.features.cache import kept_sets
 from prototree.progress import Observer
 from prototree.run import Run
 from prototree.training import distributed
-from prototree.training.batches import looking, maps_of
-from prototree.training.feature_cache import kept_sets
 
 
 def evaluate_ood(

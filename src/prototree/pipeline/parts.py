@@ -5,10 +5,10 @@ from pathlib import Path
 from prototree.core import checkpoint
 from prototree.evaluation.parts import PartFigures
 from prototree.explain.parts import PHOTOS_TESTED, measure_parts
+from prototree.features.cache import kept_sets
 from prototree.pipeline.results import write_results
 from prototree.progress import Observer
 from prototree.run import Run
-from prototree.training.feature_cache import kept_sets
 
 
 def evaluate_parts(

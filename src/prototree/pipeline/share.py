@@ -18,9 +18,9 @@ from prototree.explain.assets import PAGE_LIST, PAGES, KeptPages, keep_pages
 from prototree.explain.prototype_pictures import PICTURE_LIST, PrototypePictures, write_pictures
 from prototree.explain.stored_histograms import SPREADS, kept_spreads
 from prototree.explain.tree import explain_tree
+from prototree.features.registry import OWN_CACHE, maps_used, shared_folder
 from prototree.files import prepared_beside, read_json, write_file, write_json
 from prototree.run import CONFIG, METRICS, NOTES, PICTURES, Run
-from prototree.training.shared_maps import OWN_CACHE, maps_used, shared_folder
 
 # What a finished run no longer needs: states that an interrupted training goes on from, and maps computed again.
 _SPARE = ("last", "head", "held", "pretrained", "teacher", OWN_CACHE)

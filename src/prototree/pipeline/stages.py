@@ -24,6 +24,9 @@ from prototree.explain.assets import PAGES
 from prototree.explain.prototype_pictures import write_pictures
 from prototree.explain.prototypes import first_views
 from prototree.explain.stored_histograms import count_spreads, keep_spreads
+from prototree.features.batches import Batches, maps_of
+from prototree.features.cache import MapCache, kept_sets
+from prototree.features.registry import OWN_CACHE, USED
 from prototree.files import write_json
 from prototree.pipeline.results import write_results
 from prototree.progress import Observer
@@ -31,10 +34,7 @@ from prototree.run import CONFIG, ERRORS, METRICS, METRICS_VERSION, NOTES, PICTU
 from prototree.training import distributed
 from prototree.training.baseline import FOLDER as CLASSIFIER
 from prototree.training.baseline import Baseline, load_baseline
-from prototree.training.batches import Batches, maps_of
-from prototree.training.feature_cache import MapCache, kept_sets
 from prototree.training.projection import Projected, SourcePhotos, measure_again, project
-from prototree.training.shared_maps import OWN_CACHE, USED
 from prototree.training.workshop import Workshop
 
 STAGES = ("train", "prune", "project", "evaluate")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup
 
 from prototree.evaluation.tables import percent
-from prototree.explain.records import QuestionKind, Side, Spread
+from prototree.explain.records import NodeKind, Side, Spread
 
 WIDTH, HEIGHT = 360.0, 146.0
 _LEFT, _RIGHT = 6.0, WIDTH - 6.0
@@ -20,7 +20,7 @@ _STEPS = (0.1, 0.2, 0.5, 1.0)  # between two numbers at the axis
 _MOST_NUMBERS = 7
 
 
-def spread_svg(spread: Spread, question: QuestionKind, at: float | None = None) -> Markup:
+def spread_svg(spread: Spread, question: NodeKind, at: float | None = None) -> Markup:
     """As an element for a page; `base.css` has its colours. `at` marks one photo, as `Step.at` has it.
 
     Photos of the classes on the right stand above the axis, those of the left below; each side's area is the same,
@@ -48,7 +48,7 @@ def spread_svg(spread: Spread, question: QuestionKind, at: float | None = None) 
     )
 
 
-def spread_words(spread: Spread, question: QuestionKind) -> str:
+def spread_words(spread: Spread, question: NodeKind) -> str:
     """How many photos of each side are on their side of the line, as a sentence; nothing where none were counted."""
     below = round((spread.line - spread.low) / spread.width)  # ranges under the line
     right_is_below = question == "presence"
@@ -63,7 +63,7 @@ def spread_words(spread: Spread, question: QuestionKind) -> str:
     return f"On their side of the line: {' and '.join(said)}." if said else ""
 
 
-def _where(spread: Spread, question: QuestionKind, at: float | None) -> str:
+def _where(spread: Spread, question: NodeKind, at: float | None) -> str:
     if at is None:
         return ""
     if question == "presence":
@@ -114,7 +114,7 @@ def _numbers(low: float, high: float, across: Callable[[float], float]) -> list[
     ]
 
 
-def _words(question: QuestionKind, line: float) -> list[str]:
+def _words(question: NodeKind, line: float) -> list[str]:
     before, after = ("present", "absent") if question == "presence" else ("more like the left", "more like the right")
     ground, start = HEIGHT - 6, max(line - 8, 7 * len(before) + 14)  # about the width of the words
     start = min(start, WIDTH - 7 * len(after) - 14)

@@ -14,8 +14,8 @@ from prototree.explain.records import (
     Flip,
     Hiding,
     Method,
+    NodeKind,
     PrototypeExplanation,
-    QuestionKind,
     RunnerUp,
     SeenPatch,
     Step,
@@ -43,14 +43,14 @@ _STRATEGY_LONG: dict[Strategy, str] = {
     "soft": "All leaves vote, each weighted by how likely the photo is to reach it.",
     "max_path": "The leaf that the photo is most likely to reach decides.",
 }
-_GREEDY_LONG: dict[QuestionKind, str] = {
+_GREEDY_LONG: dict[NodeKind, str] = {
     "presence": "At each prototype the photo goes to “present” if the similarity is above 0.5, otherwise to “absent”.",
     "pairwise": "At each node the photo goes to the side of the prototype that it is nearer to.",
 }
 NEITHER_CLOSE = "neither is close"
 
 
-def strategy_words(strategy: Strategy, question: QuestionKind) -> str:
+def strategy_words(strategy: Strategy, question: NodeKind) -> str:
     """What a strategy does, as a sentence."""
     return _GREEDY_LONG[question] if strategy == "greedy" else _STRATEGY_LONG[strategy]
 

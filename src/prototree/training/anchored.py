@@ -18,13 +18,13 @@ from torch.nn.functional import cross_entropy, one_hot, relu
 from prototree.backbones.backbone import FeatureExtractor
 from prototree.core.leaves import class_log_probs, log_predict, log_predict_classes
 from prototree.core.model import ProtoTree, TreeOutput
-from prototree.core.nodes import LN2, REACH_RANGE, Question, QuestionKind
+from prototree.core.nodes import LN2, REACH_RANGE, NodeFunction, NodeKind
 from prototree.core.patches import NearestPatches, nearest_patches
+from prototree.features.batches import Batches, CachedBatches, maps_of
+from prototree.features.cache import Inputs
 from prototree.training import distributed
 from prototree.training.baseline import LOGIT_GAIN
-from prototree.training.batches import Batches, CachedBatches, maps_of
 from prototree.training.chance import WholeBatch
-from prototree.training.feature_cache import Inputs
 from prototree.training.grow import Start, wide_head
 from prototree.training.leaf_training import LeafTrainer, Visit
 from prototree.training.loop import Group, Objective
@@ -36,7 +36,7 @@ from prototree.training.recipes.distill import Distill
 from prototree.training.target_rows import TargetRows, target_rows
 
 FEWEST_OF_HEAD, FEWEST_OF_TREE = 60, 40  # patches of a map that a step sees, whatever their share
-FIRST_SHARPNESS: dict[QuestionKind, float] = {"presence": 1.0, "pairwise": 3.0}  # where the recipe leaves it open
+FIRST_SHARPNESS: dict[NodeKind, float] = {"presence": 1.0, "pairwise": 3.0}  # where the recipe leaves it open
 MOST_USUAL = 10_000_000  # distances per turn that this is computed from
 USUAL = 0.95  # share of the photos of the classes on a side whose distance counts as usual
 
@@ -171,7 +171,7 @@ class AnchoredObjective(TreeObjective):
         return self._pace.at(epoch + share)
 
     @property
-    def _question(self) -> Question:
+    def _question(self) -> NodeFunction:
         """As sharp as it is by now."""
         end = self.tree.question.sharpness
         return replace(self.tree.question, sharpness=between(self._begin, end, self._done / self._recipe.sharp_at))

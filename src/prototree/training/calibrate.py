@@ -19,16 +19,16 @@ from torch import Tensor
 from prototree.core.confidence import Calibration, fit_calibration
 from prototree.core.fields import number, record
 from prototree.core.model import ProtoTree, TreeOutput
-from prototree.core.nodes import SHARPNESS_RANGE, Question
+from prototree.core.nodes import SHARPNESS_RANGE, NodeFunction
 from prototree.core.patches import NearestPatches
 from prototree.core.validation import check_calibration
 from prototree.data.loading import Entry
 from prototree.data.views import FULL
 from prototree.errors import CheckpointError
+from prototree.features.batches import CachedBatches, maps_of
+from prototree.features.cache import MapCache
 from prototree.files import read_json, write_json
 from prototree.training import distributed
-from prototree.training.batches import CachedBatches, maps_of
-from prototree.training.feature_cache import MapCache
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Held:
     distance: Float[Tensor, "M P"]
     labels: Int[Tensor, " M"]
 
-    def routed(self, tree: ProtoTree, question: Question | None = None) -> TreeOutput:
+    def routed(self, tree: ProtoTree, question: NodeFunction | None = None) -> TreeOutput:
         """The photos through the tree, with its own question or another."""
         return tree.routed(NearestPatches(self.distance, torch.zeros_like(self.distance, dtype=torch.long)), question)
 
@@ -102,7 +102,7 @@ def fit_held(tree: ProtoTree, held: Held) -> Calibration:
     """How sure the tree's answers are, and when it gives none."""
     decisions = tree.decide(held.routed(tree))
     is_right = decisions.labels("greedy") == held.labels
-    return fit_calibration(decisions.lead.cpu(), decisions.ood_score.cpu(), is_right.cpu())
+    return fit_calibration(decisions.margin.cpu(), decisions.ood_score.cpu(), is_right.cpu())
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from prototree.backbones.backbone import FeatureExtractor, WideHead
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import QuestionKind
+from prototree.core.nodes import NodeKind
 from prototree.core.patches import rough_nearest
 from prototree.core.topology import Topology
 from prototree.data.dataset import name_in
 from prototree.data.loading import derived_seed
 from prototree.errors import DataError
-from prototree.training.batches import CachedBatches
+from prototree.features.batches import CachedBatches
 from prototree.training.class_hierarchy import Part, classes_in, halves, hierarchy
 from prototree.training.memory_budget import USUAL_ROOM, Room
 
@@ -99,7 +99,7 @@ def grow(
     features: FeatureExtractor,
     maps: Float[Tensor, "M C H W"],
     labels: Int[Tensor, " M"],
-    question: QuestionKind,
+    question: NodeKind,
     max_mean_depth: float,
     init_median_distance: float,
     seed: int,
@@ -188,7 +188,7 @@ class _Planter:
         apart: _Apart,
         labels: Int[Tensor, " M"],
         candidate_class: Int[Tensor, " candidates"],
-        question: QuestionKind,
+        question: NodeKind,
     ) -> None:
         self._is_choice, self._apart = question == "pairwise", apart
         n_classes = int(torch.cat([labels, candidate_class]).max()) + 1

@@ -21,11 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from prototree.core.checkpoint import VERSION, read_state, write_state
 from prototree.errors import CheckpointError, ShapeError, TrainError
+from prototree.features.batches import Batches
+from prototree.features.cache import Inputs
 from prototree.files import write_file
 from prototree.progress import EpochLog, Observer
 from prototree.training import distributed
-from prototree.training.batches import Batches
-from prototree.training.feature_cache import Inputs
 from prototree.training.identity import expect_same
 from prototree.training.signals import Interrupted, asked_to_stop
 

@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy, one_hot
 from prototree.backbones.backbone import Backbone
 from prototree.core.leaves import class_log_probs, predict
 from prototree.core.model import ProtoTree, TreeOutput
+from prototree.features.batches import Batches
+from prototree.features.cache import Inputs
 from prototree.progress import Observer
 from prototree.training import distributed
-from prototree.training.batches import Batches
-from prototree.training.feature_cache import Inputs
 from prototree.training.leaf_training import Interleaved, LeafTrainer, Target, Visit
 from prototree.training.loop import Group, Loop, Objective, Options
 from prototree.training.target_rows import TargetRows

@@ -24,13 +24,13 @@ from prototree.backbones.geometry import Box, PatchGrid
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.core.localization import peak_places, peak_squares
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import QuestionKind
+from prototree.core.nodes import NodeKind
 from prototree.data.occlusion import HiddenView
 from prototree.data.views import FULL, centre_offset
+from prototree.features.batches import CachedBatches
+from prototree.features.cache import MapCache
 from prototree.training import distributed
-from prototree.training.batches import CachedBatches
 from prototree.training.chance import WholeBatch
-from prototree.training.feature_cache import MapCache
 from prototree.training.nearest_gradient import patch_rows
 
 PHOTOS_A_STEP = 8
@@ -52,7 +52,7 @@ def striking_squares(maps: Float[Tensor, "B C H W"], grid: PatchGrid, count: int
     for _ in range(count):
         best, patch = strength.flatten(1).max(dim=1)
         weaker = 1 - strength / best[:, None, None].clamp_min(1e-12)
-        squares = peak_squares(grid, *peak_places(weaker, patch, grid.look_rows))
+        squares = peak_squares(grid, *peak_places(weaker, patch, grid.rows_per_crop))
         found.append(squares)
         x, y = _middles(squares)
         size = (squares[:, 2:] - squares[:, :2])[:, None]
@@ -157,7 +157,7 @@ class Matches:
         """`places` are hidden in the photos' twins; `unit` are the reaches, as distances."""
         apart = _apart(feature_map, prototypes)
         distance, patch = apart.flatten(2).min(dim=2)
-        middles = peak_places((apart / unit[:, None, None]).flatten(0, 1), patch.flatten(), grid.look_rows)
+        middles = peak_places((apart / unit[:, None, None]).flatten(0, 1), patch.flatten(), grid.rows_per_crop)
         is_far = ~_touch(_every_square(grid, places), _surroundings(places))
         elsewhere = apart.flatten(2).masked_fill(~is_far[:, None], torch.inf).amin(dim=2)
         elsewhere = torch.where(is_far.any(dim=1)[:, None], elsewhere, 0)  # a map too small to have anything elsewhere
@@ -214,7 +214,7 @@ def hiding_loss(
     places: Float[Tensor, "B 4"],
     own: Bool[Tensor, "B P"],
     unit: Float[Tensor, " P"],
-    kind: QuestionKind,
+    kind: NodeKind,
 ) -> Float[Tensor, ""]:
     """How much nearer than out of reach the photos are whose shown square is hidden, and how much farther than within
     reach, or nearer to the other side, those are whose square is not.

@@ -25,8 +25,8 @@ from prototree.data.dataset import name_in
 from prototree.data.loading import Entry, ViewDataset
 from prototree.data.views import photo_size, to_photo
 from prototree.errors import DataError
+from prototree.features.cache import MapBatch
 from prototree.training import distributed
-from prototree.training.feature_cache import MapBatch
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ def measure_again(projected: Projected, entries: Sequence[Entry]) -> None:
         own = patches[nearest.patch[nodes]]
         apart = torch.cdist(own, patches, compute_mode="donot_use_mm_for_euclid_dist").view(-1, *tree.grid.shape)
         apart = apart / (LN2 * tree.reach[nodes, None, None])
-        rows, columns = peak_places(apart, nearest.patch[nodes], tree.grid.look_rows)
+        rows, columns = peak_places(apart, nearest.patch[nodes], tree.grid.rows_per_crop)
         peaks = [peak_box(tree.grid, *peak) for peak in zip(rows.tolist(), columns.tolist(), strict=True)]
         return nodes, own, [_in_photo(peak, entries[place], tree.preprocessing) for peak in peaks]
 

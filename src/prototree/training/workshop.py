@@ -14,15 +14,15 @@ from prototree.data.dataset import ImageData, Sample
 from prototree.data.loading import ViewDataset, derived_seed
 from prototree.data.transforms import augmentation
 from prototree.data.views import View
+from prototree.features.batches import Batches, CachedBatches, PhotoBatches
+from prototree.features.cache import MapCache, cache_all_borders, cache_size, kept_borders
+from prototree.features.registry import note_use, shared_folder
 from prototree.progress import Observer
 from prototree.settings import Common
 from prototree.training import distributed
 from prototree.training.baseline import save_baseline
-from prototree.training.batches import Batches, CachedBatches, PhotoBatches
-from prototree.training.feature_cache import MapCache, cache_all_borders, cache_size, kept_borders
 from prototree.training.loop import Objective, Options
 from prototree.training.objectives import ClassifierObjective, Cosine, blend_with_start, train
-from prototree.training.shared_maps import note_use, shared_folder
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Workshop:
         backbone.to(self.device).freeze(True)
         found = kept_borders(backbone, dataset, self.folder, among, [self.engine])
         if distributed.any_process(found is None) or found is None:
-            return MapCache.of_looks(self._kept(backbone, [dataset.looking(share) for share in backbone.looks], 1))
+            return MapCache.stack_crops(self._kept(backbone, [dataset.looking(share) for share in backbone.crops], 1))
         for name in found.names:
             note_use(self.folder, name)
         return found

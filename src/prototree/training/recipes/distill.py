@@ -27,11 +27,11 @@ from prototree.training.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from prototree.backbones.backbone import Backbone, FeatureExtractor
-    from prototree.backbones.multicrop import Looks
+    from prototree.backbones.crops import Crops
     from prototree.core.model import ProtoTree
-    from prototree.training.batches import Batches, CachedBatches
+    from prototree.features.batches import Batches, CachedBatches
+    from prototree.features.cache import MapCache
     from prototree.training.calibrate import Sure, SureFile
-    from prototree.training.feature_cache import MapCache
     from prototree.training.objectives import SoftTargets
     from prototree.training.workshop import Workshop
 
@@ -237,31 +237,31 @@ class Distill(Recipe):
         is_fitted = self.hold_out and start.calibration.n_photos and len(photos) >= FEWEST_HELD
         if is_fitted:
             start.question = replace(start.question, sharpness=self.sharpness)
-        tree = self._learn(workshop, backbone, self._maps(workshop, backbone, backbone.looks), "", start)
+        tree = self._learn(workshop, backbone, self._maps(workshop, backbone, backbone.crops), "", start)
         if is_fitted:
-            whole = self._whole(workshop, backbone, backbone.looks, photos)
+            whole = self._whole(workshop, backbone, backbone.crops, photos)
             found = look_at_held(tree, workshop.cached(whole), range(len(photos)))
             tree.question = replace(tree.question, sharpness=fit_sharpness(tree, found))
             tree.calibration = fit_held(tree, found)
         return tree
 
     def _whole(
-        self, workshop: "Workshop", backbone: "Backbone", looks: "Looks", photos: Sequence[Sample]
+        self, workshop: "Workshop", backbone: "Backbone", crops: "Crops", photos: Sequence[Sample]
     ) -> "MapCache":
         """Whole photos as a finished tree sees them; where a run has kept their maps, those."""
         from prototree.data.loading import ViewDataset
         from prototree.data.views import evaluation_views
-        from prototree.training.feature_cache import kept_sets
+        from prototree.features.cache import kept_sets
 
         looking = copy(backbone)
-        looking.looks = looks
+        looking.crops = crops
         sets = kept_sets(workshop.data, source_views, backbone.preprocessing)
         return workshop.judged_maps(looking, ViewDataset(photos, evaluation_views, backbone.preprocessing), sets)
 
-    def _looks(self) -> "Looks":
-        from prototree.backbones.multicrop import ONCE, checked
+    def _looks(self) -> "Crops":
+        from prototree.backbones.crops import FULL_ONLY, checked
 
-        return checked((*ONCE, self.center_crop)) if self.center_crop else ONCE
+        return checked((*FULL_ONLY, self.center_crop)) if self.center_crop else FULL_ONLY
 
     def _learn(
         self,
@@ -273,7 +273,7 @@ class Distill(Recipe):
     ) -> "ProtoTree":
         """Head, tree and leaves, from cached maps."""
         from prototree.core.model import ProtoTree
-        from prototree.core.nodes import Question
+        from prototree.core.nodes import NodeFunction
         from prototree.training.anchored import AnchoredObjective
         from prototree.training.grow import grow, rest_norm, sample_maps, standardise, start_from
         from prototree.training.leaf_training import refit_leaves
@@ -286,13 +286,13 @@ class Distill(Recipe):
         targets = self._targets(workshop, features, batches, folder)
         if start is None:
             rest_norm(features.to("cpu"), some)
-            seed, question = workshop.settings.seed, Question(self.question, self.sharpness)
+            seed, question = workshop.settings.seed, NodeFunction(self.question, self.sharpness)
             scale = self.max_mean_depth, self.init_median_distance
             grown = grow(features, some, labels, self.question, *scale, seed, self.room)
             tree = ProtoTree(grown.topology, features, workshop.data.class_names, question=question)
         else:
             tree, grown = start, start_from(start, judged, workshop.data.folder)
-        tree.look(maps.looks)
+        tree.look(maps.crops)
         twins = OccludedPairs.of(maps.judged, maps.hidden, tree.preprocessing) if maps.hidden is not None else None
         epochs = self._tree_epochs(len(batches.entries), 1.0 if start is None else self.continue_fraction)
         objective = AnchoredObjective(tree, batches, self, epochs, targets, grown, judged, twins)
@@ -330,10 +330,10 @@ class Distill(Recipe):
         Where there are cores for both, they are learned side by side. Else, of several runs at a time, the first learns
         the second tree before its own, so that none has to wait for it.
         """
+        from prototree.features.registry import alone, note_use
+        from prototree.locks import if_free
         from prototree.training import distributed
         from prototree.training.beside import beside, is_possible
-        from prototree.training.locks import if_free
-        from prototree.training.shared_maps import alone, note_use
 
         file = self._sure_file(workshop, backbone, maps)
         note_use(workshop.folder, file.path.name)
@@ -361,9 +361,9 @@ class Distill(Recipe):
         """The same for all seeds, unless the network is another one for each."""
         import torch
 
+        from prototree.features.registry import folder_beside, shared_folder
         from prototree.training.beside import is_possible
         from prototree.training.calibrate import SureFile
-        from prototree.training.shared_maps import folder_beside, shared_folder
 
         settings = {**workshop.settings.identity(), **self.identity()}
         if self._is_same_for_all_seeds(backbone):
@@ -404,12 +404,12 @@ class Distill(Recipe):
             self._whole(workshop, backbone, self._looks(), workshop.data.test)
 
     def source_batches(self, workshop: "Workshop", tree: "ProtoTree") -> "Batches":
-        from prototree.training.feature_cache import MapCache
+        from prototree.features.cache import MapCache
 
         backbone = tree.features.backbone.unsplit()
         views = workshop.views(source_views, tree.preprocessing)
-        looks = workshop.all_maps(backbone, [views.looking(share) for share in backbone.looks])
-        return workshop.cached(MapCache.of_looks(looks))  # all of them are there already
+        crops = workshop.all_maps(backbone, [views.looking(share) for share in backbone.crops])
+        return workshop.cached(MapCache.stack_crops(crops))  # all of them are there already
 
     def _backbone(self, workshop: "Workshop") -> "Backbone":
         from prototree.data.loading import ViewDataset
@@ -423,34 +423,34 @@ class Distill(Recipe):
             workshop.pretrain(backbone, photos, self.pretrain_epochs, self.rate, self.lr_pretrain)
         return backbone
 
-    def _maps(self, workshop: "Workshop", backbone: "Backbone", looks: "Looks") -> "Maps":
+    def _maps(self, workshop: "Workshop", backbone: "Backbone", crops: "Crops") -> "Maps":
         """What the frozen network makes of all views."""
-        from prototree.training.feature_cache import MapCache
+        from prototree.features.cache import MapCache
 
         preprocessing = backbone.preprocessing
         plain = workshop.views(source_views, preprocessing)
-        views = [plain.looking(share) for share in looks]
+        views = [plain.looking(share) for share in crops]
         if self.views > 2:
             # The same for every seed, so that runs can share the cache.
             more = partial(varied_views, count=self.views - 2, seed=0)
             views.append(workshop.views(more, preprocessing, augment=True))
         found = workshop.all_maps(backbone, views)
-        judged, every = MapCache.of_looks(found[: len(looks)]), reduce(MapCache.join, found[len(looks) :], found[0])
-        return Maps(judged, every, looks, self._hidden_maps(workshop, backbone, looks) if self.hiding else None)
+        judged, every = MapCache.stack_crops(found[: len(crops)]), reduce(MapCache.join, found[len(crops) :], found[0])
+        return Maps(judged, every, crops, self._hidden_maps(workshop, backbone, crops) if self.hiding else None)
 
-    def _hidden_maps(self, workshop: "Workshop", backbone: "Backbone", looks: "Looks") -> "MapCache | None":
+    def _hidden_maps(self, workshop: "Workshop", backbone: "Backbone", crops: "Crops") -> "MapCache | None":
         """The same of photos with a place hidden, which depends on the photo and the network alone."""
-        from prototree.backbones.multicrop import patch_grid
+        from prototree.backbones.crops import patch_grid
         from prototree.data.occlusion import HiddenViews
-        from prototree.training.feature_cache import MapCache
+        from prototree.features.cache import MapCache
         from prototree.training.occlusion_loss import striking_places
 
         preprocessing = backbone.preprocessing
-        grid = patch_grid(backbone.map_size, preprocessing.size, looks)
-        whole = self._whole(workshop, backbone, looks, workshop.photos_of_all_folds)
+        grid = patch_grid(backbone.map_size, preprocessing.size, crops)
+        whole = self._whole(workshop, backbone, crops, workshop.photos_of_all_folds)
         hidden = workshop.views(HiddenViews(striking_places(whole, grid, preprocessing)), preprocessing)
-        found = workshop.all_maps(backbone, [hidden.looking(share) for share in looks]) if len(hidden) else []
-        return MapCache.of_looks(found) if found else None
+        found = workshop.all_maps(backbone, [hidden.looking(share) for share in crops]) if len(hidden) else []
+        return MapCache.stack_crops(found) if found else None
 
     def _targets(
         self, workshop: "Workshop", features: "FeatureExtractor", batches: "CachedBatches", folder: str
@@ -477,7 +477,7 @@ class Maps:
 
     judged: "MapCache"  # the views that prototypes come from, at all looks: as a finished tree sees them
     every: "MapCache"  # all views to learn from, each looked at once
-    looks: "Looks"
+    crops: "Crops"
     hidden: "MapCache | None" = None  # of photos with places hidden, at all looks
 
     def without(self, photos: Collection[int]) -> "Maps":
@@ -485,7 +485,7 @@ class Maps:
         from prototree.training.calibrate import without
 
         hidden = None if self.hidden is None else without(self.hidden, photos)
-        return Maps(without(self.judged, photos), without(self.every, photos), self.looks, hidden)
+        return Maps(without(self.judged, photos), without(self.every, photos), self.crops, hidden)
 
     @property
     def plain(self) -> "MapCache":

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prototree.backbones.preprocessing import Preprocessing
     from prototree.core.model import ProtoTree
     from prototree.data.loading import ViewDataset
-    from prototree.training.batches import Batches
+    from prototree.features.batches import Batches
     from prototree.training.objectives import Schedule, SoftTargets
     from prototree.training.workshop import Workshop
 
@@ -150,7 +150,7 @@ class Paper(Recipe):
 
     def _batches(self, workshop: "Workshop", tree: "ProtoTree") -> "Batches":
         """Photos through the whole network; while the trunk is frozen, its cached maps where there are to be any."""
-        from prototree.training.batches import PhasedBatches
+        from prototree.features.batches import PhasedBatches
 
         dataset = self._photos(workshop, tree.preprocessing)
         photos = workshop.photos(dataset, shuffle=True)

@@ -10,7 +10,7 @@ from prototree.settings import Common, Settings
 
 if TYPE_CHECKING:
     from prototree.core.model import ProtoTree
-    from prototree.training.batches import Batches
+    from prototree.features.batches import Batches
     from prototree.training.workshop import Workshop
 
 

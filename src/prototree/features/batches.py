@@ -11,8 +11,8 @@ from torch import Tensor
 from prototree.backbones.backbone import FeatureExtractor
 from prototree.backbones.inference import frozen_features
 from prototree.data.loading import BatchOrder, Entry, ViewDataset, make_loader
+from prototree.features.cache import Inputs, MapBatch, MapCache, kept_borders
 from prototree.training import distributed
-from prototree.training.feature_cache import Inputs, MapBatch, MapCache, kept_borders
 
 _PHOTOS_AT_ONCE = 32
 

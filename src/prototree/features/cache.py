@@ -23,8 +23,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prototree.backbones.backbone import Backbone
+from prototree.backbones.crops import FULL_ONLY
 from prototree.backbones.inference import ONNXRUNTIME, TORCH, frozen, frozen_features
-from prototree.backbones.multicrop import ONCE
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.core.model import ProtoTree
 from prototree.core.patches import NearestPatches, extract_patches, nearest_patches
@@ -33,9 +33,9 @@ from prototree.data.loading import Entry, ViewDataset, Views
 from prototree.data.stat_cache import photo_digests
 from prototree.data.views import View, evaluation_views
 from prototree.errors import TrainError
+from prototree.features.extract import VERSION, Job, Made, MapFile, Tick, fill_missing, from_photos
+from prototree.features.registry import OWN_CACHE, folder_beside, note_use, shared_folder
 from prototree.training import distributed
-from prototree.training.extract import VERSION, Job, Made, MapFile, Tick, fill_missing, from_photos
-from prototree.training.shared_maps import OWN_CACHE, folder_beside, note_use, shared_folder
 
 _ROWS = 256  # maps compared at a time, so that memory does not grow with the data
 
@@ -72,9 +72,9 @@ class MapCache:
         return own + [name for cache in self.closer for name in cache.names]
 
     @staticmethod
-    def of_looks(looks: Sequence["MapCache"]) -> "MapCache":
+    def stack_crops(crops: Sequence["MapCache"]) -> "MapCache":
         """Maps of all looks at the same entries, from those of each."""
-        first, *closer = looks
+        first, *closer = crops
         return replace(
             first, unreadable=first.unreadable.union(*(one.unreadable for one in closer)), closer=tuple(closer)
         )
@@ -106,8 +106,8 @@ class MapCache:
     def read(self, indices: Sequence[int], epoch: int) -> Inputs:
         usable = [index for index in indices if index not in self.unreadable]
         labels = torch.tensor([self.entries[index].sample.label for index in usable], dtype=torch.long)
-        looks = [one._values(usable, epoch) for one in (self, *self.closer)]
-        values = torch.cat(looks, dim=2) if self.closer else looks[0]
+        crops = [one._values(usable, epoch) for one in (self, *self.closer)]
+        values = torch.cat(crops, dim=2) if self.closer else crops[0]
         return Inputs(values, labels, torch.tensor(usable, dtype=torch.long))
 
     def _values(self, usable: Sequence[int], epoch: int) -> Tensor:
@@ -269,9 +269,9 @@ def kept_borders(
         return None
 
     for engine in engines:
-        looks = [one for share in backbone.looks if (one := found(share, engine)) is not None]
-        if len(looks) == len(backbone.looks):
-            return MapCache.of_looks(looks)
+        crops = [one for share in backbone.crops if (one := found(share, engine)) is not None]
+        if len(crops) == len(backbone.crops):
+            return MapCache.stack_crops(crops)
     return None
 
 
@@ -291,7 +291,7 @@ def cache_features(
     name = _feature_name(tree, dataset) if kept is None else f"{_feature_name(tree, dataset)}-kept"
     backbone = tree.features.backbone
     n_rows, n_columns = backbone.map_size
-    shape = (1, len(dataset), tree.features.prototype_dim, len(backbone.looks) * n_rows, n_columns)
+    shape = (1, len(dataset), tree.features.prototype_dim, len(backbone.crops) * n_rows, n_columns)
     file, device = MapFile(folder / f"{name}.f32", shape), tree.prototypes.device
 
     def make() -> Made:
@@ -370,8 +370,8 @@ def _add_views(digest: "hashlib._Hash", dataset: ViewDataset) -> None:
 
 def _feature_name(tree: ProtoTree, dataset: ViewDataset) -> str:
     backbone = tree.features.backbone
-    looks = f" {backbone.looks}" if backbone.looks != ONCE else ""
-    digest = hashlib.sha256(f"{VERSION} features {backbone.feature_level} {dataset.preprocessing}{looks}".encode())
+    crops = f" {backbone.crops}" if backbone.crops != FULL_ONLY else ""
+    digest = hashlib.sha256(f"{VERSION} features {backbone.feature_level} {dataset.preprocessing}{crops}".encode())
     for name, tensor in tree.features.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -23,9 +23,9 @@ from torch import Tensor
 from prototree.core.fields import Name, integer, list_of, record, wrong
 from prototree.data.loading import Batch, Loader, ViewDataset, photo_loader
 from prototree.errors import CheckpointError, DataError, TrainError
+from prototree.features.registry import alone
 from prototree.files import amount, file_digest, make_folder, read_json, write_json
 from prototree.training import distributed
-from prototree.training.shared_maps import alone
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from prototree.errors import ConfigError
 from prototree.files import replacing
 
 if TYPE_CHECKING:
-    from prototree.explain.predictions import Prediction
+    from prototree.inference.predict import Prediction
 
 SUFFIXES = (".csv", ".json", ".jsonl")
 

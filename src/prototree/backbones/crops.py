@@ -20,20 +20,20 @@ from torch.nn.functional import interpolate
 from prototree.backbones.geometry import Box, PatchGrid
 from prototree.errors import ConfigError
 
-Looks = tuple[float, ...]
-ONCE: Looks = (1.0,)
+Crops = tuple[float, ...]
+FULL_ONLY: Crops = (1.0,)
 LEAST_SHARE, MOST_LOOKS = 0.1, 4
 
 
-def checked(looks: Looks) -> Looks:
+def checked(crops: Crops) -> Crops:
     """The same looks, if there are such: the whole picture, then ever smaller shares of it."""
-    falls = all(wider > closer for wider, closer in pairwise(looks))
-    if not 1 <= len(looks) <= MOST_LOOKS or looks[0] != 1 or looks[-1] < LEAST_SHARE or not falls:
+    falls = all(wider > closer for wider, closer in pairwise(crops))
+    if not 1 <= len(crops) <= MOST_LOOKS or crops[0] != 1 or crops[-1] < LEAST_SHARE or not falls:
         raise ConfigError(
             f"expected one to {MOST_LOOKS} looks, the first 1 and each smaller than the one before, but at least "
-            f"{LEAST_SHARE}; got {looks}"
+            f"{LEAST_SHARE}; got {crops}"
         )
-    return looks
+    return crops
 
 
 def extent(share: float, side: int) -> Box:
@@ -43,9 +43,9 @@ def extent(share: float, side: int) -> Box:
     return Box(float(start), float(start), float(start + length), float(start + length))
 
 
-def patch_grid(map_size: tuple[int, int], side: int, looks: Looks, patch: tuple[int, int] = (1, 1)) -> PatchGrid:
+def patch_grid(map_size: tuple[int, int], side: int, crops: Crops, patch: tuple[int, int] = (1, 1)) -> PatchGrid:
     """Where the patches lie in an input of this side, given rows and columns of one look's map and of a patch."""
-    extents = () if looks == ONCE else tuple(extent(share, side) for share in looks)
+    extents = () if crops == FULL_ONLY else tuple(extent(share, side) for share in crops)
     return PatchGrid(*map_size, side, *patch, extents)
 
 
@@ -63,7 +63,7 @@ def look(images: Float[Tensor, "*B 3 side side"], share: float) -> Float[Tensor,
 def stacked(
     network: Callable[[Tensor], Tensor],
     images: Float[Tensor, "B 3 side side"],
-    looks: Looks,
+    crops: Crops,
     *,
     at_once: bool = False,
 ) -> Float[Tensor, "B C nH W"]:
@@ -71,15 +71,15 @@ def stacked(
 
     A network that takes images in pieces, and fills the last piece up, is best asked `at_once` for all looks.
     """
-    if looks == ONCE:
+    if crops == FULL_ONLY:
         return network(images)
-    shown = [look(images, share) for share in looks]
-    maps = network(torch.cat(shown)).chunk(len(looks)) if at_once else [network(one) for one in shown]
+    shown = [look(images, share) for share in crops]
+    maps = network(torch.cat(shown)).chunk(len(crops)) if at_once else [network(one) for one in shown]
     return torch.cat(maps, dim=2)
 
 
 @dataclass(frozen=True)
-class Closer:
+class CropTransform:
     """A transform of photos that ends in a closer look at what another one gives."""
 
     plain: Callable[..., Tensor]

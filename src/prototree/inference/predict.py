@@ -24,11 +24,11 @@ from prototree.backbones.inference import frozen_features
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.core.model import ProtoTree, TreePrediction
 from prototree.core.strategies import Strategy
-from prototree.data.listing import Listed, is_frame, listed_in_frame, listed_photos
 from prototree.data.transforms import to_input
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.tables import percent
-from prototree.explain.answers import Answer, answers, expect_share, opened, tree_of
+from prototree.inference.answers import Answer, answers, expect_share, opened, tree_of
+from prototree.inference.inputs import Listed, is_frame, listed_in_frame, listed_photos
 from prototree.run import Run
 
 BATCH, DEFAULT_TOP = 32, 5

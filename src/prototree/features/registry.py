@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prototree.files import read_json, write_json
+from prototree.locks import waited_for
 from prototree.training import distributed
-from prototree.training.locks import waited_for
 
 OWN_CACHE = "cache"  # of a run that an earlier version made, or that was lent maps
 USED = "maps.json"

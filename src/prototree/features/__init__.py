@@ -1,0 +1,1 @@
+"""Feature maps of a frozen network, computed once and kept on disk."""
