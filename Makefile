@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup browser test test-all check demo bench settings docs clean
+.PHONY: setup browser test test-fast test-all check demo bench docs clean
 
 setup: $(VENV)/.ready
 
@@ -32,6 +32,10 @@ SPREAD = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 test: check browser
 	$(BIN)/python -m pytest -q $(SPREAD) -m "not slow"
 
+# For the daily loop: everything that is quick by itself, without browsers, servers and whole trainings.
+test-fast: setup
+	$(BIN)/python -m pytest -q $(SPREAD) -m "not slow and not long"
+
 test-all: check browser
 	$(BIN)/python -m pytest -q $(SPREAD)
 
@@ -39,20 +43,13 @@ bench: setup
 	$(BIN)/python benchmarks/bench_inference.py
 	$(BIN)/python benchmarks/bench_tree.py
 	$(BIN)/python benchmarks/bench_train.py
-	$(BIN)/python benchmarks/bench_steps.py
 	$(BIN)/python benchmarks/bench_data.py
 	$(BIN)/python benchmarks/bench_stages.py
 	$(BIN)/python benchmarks/bench_explain.py
 	$(BIN)/python benchmarks/bench_export.py
 	$(BIN)/python benchmarks/bench_predict.py
-	$(BIN)/python benchmarks/bench_growth.py --classes 200,1000 --views 5000,50000
 
-# The two pages that are made from the code.
-settings: setup
-	$(BIN)/python -c "from prototree.cli.options import settings_page; print(settings_page(), end='')" > docs/settings.md
-	$(BIN)/python -c "from prototree.cli.commands_page import commands_page; print(commands_page(), end='')" > docs/reference/commands.md
-
-docs: settings
+docs: setup
 	$(BIN)/mkdocs build --strict
 	@echo "open site/index.html in a browser"
 

@@ -1,56 +1,54 @@
-"""What each ingredient of the recipe `distill` gives, on a validation share of the training photos.
+"""Ablation: what each ingredient of the recipe `distill` gives, on a validation fraction of the training images.
 
-python benchmarks/ablation.py DATA --out FOLDER [--rows "the recipe,one look"] [--seeds 0,1,2] [--fold 0] [--cut 50x30]
+python benchmarks/ablation.py DATA --out FOLDER [--rows "the recipe,full image only"] [--seeds 0,1,2] [--fold 0]
+    [--cut 50x30]
 
-Every fifth training photo of each class is held out (`--fold` says which); the test photos are not touched. With
-`--cut` it is a part of the data as in cuts.py, judged by its own test photos: for data whose figures are reported
-nowhere else. Each row changes settings of the preset `default`; no second tree is trained to calibrate the
-confidence, so questions stay as sharp as they learned to be. Runs that are finished are not done again; the frozen
-network runs
-once for all rows that see the same views.
+Every fifth training image of each class is held out (`--fold` says which); the test images are not touched. With
+`--cut` it is a part of the data as in cuts.py, judged by its own test images. Each row changes settings of the preset
+`default` or constants of the recipe; no second tree is trained to calibrate the confidence. Runs that are finished are
+not done again; the frozen network runs once for all rows that see the same views.
 """
 
 import argparse
 import dataclasses
 import statistics
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from cuts import cut
 from prototree.data import ImageData, Sample, open_data
 from prototree.pipeline.fit import fit
 from prototree.run import Run
-from prototree.training.recipes.distill import Distill
+from prototree.training import distill
 
 FOLDS = 5
-ROWS: dict[str, dict[str, Any]] = {
+ROWS: dict[str, dict[str, Any]] = {  # settings, or constants of modules of `training`
     "the recipe": {},
-    "one look": {"center_crop": 0.0},
-    "no single patches": {"single_patch_loss_weight": 0.0},
-    "half as long": {"tree_views": Distill.tree_views // 2},
-    "twice as long": {"tree_views": Distill.tree_views * 2},
-    "head's time halved": {"head_views": Distill.head_views // 2},
-    "rate 2e-3": {"rate": 2e-3},
-    "rate 1e-2": {"rate": 1e-2},
+    "full image only": {"center_crop": 0.0},
+    "half as long": {"distill._TREE_VIEWS": distill._TREE_VIEWS // 2},
+    "twice as long": {"distill._TREE_VIEWS": distill._TREE_VIEWS * 2},
+    "head's time halved": {"distill._HEAD_VIEWS": distill._HEAD_VIEWS // 2},
+    "lr 2e-3": {"lr": 2e-3},
+    "lr 1e-2": {"lr": 1e-2},
     "batches of 64": {"batch_size": 64},
-    "temperature 1": {"temperature": 1.0},
-    "temperature 5": {"temperature": 5.0},
+    "temperature 1": {"distill_temperature": 1.0},
+    "temperature 5": {"distill_temperature": 5.0},
     "labels instead of the teacher": {"distill_weight": 0.0},
-    "one patch a question": {"question": "presence"},
-    "one patch a question, no margin": {"question": "presence", "margin": 0.0},
     "sharpness 3": {"sharpness": 3.0},
     "sharpness 10": {"sharpness": 10.0},
-    "the tree's answer never softened": {"student_temperature_start": 1.0, "student_temperature_end": 1.0},
-    "softened from the start": {"student_temperature_start": 0.0, "student_temperature_end": 0.01},
-    "all patches": {"patch_fraction": 1.0, "head_patch_fraction": 1.0},
-    "half of the patches for the head, too": {"head_patch_fraction": 0.5},
-    "one patch a question, flat hierarchy": {"question": "presence", "max_mean_depth": 1e9},
-    "no calibration of the scale: 2.6": {"init_median_distance": 2.6},
-    "head without cutmix": {"cutmix": 0.0},
-    "head without dropout": {"channel_dropout": 0.0, "pooled_dropout": 0.0},
+    "student never softened": {"distill._STUDENT_START": 1.0, "distill._STUDENT_END": 1.01},
+    "student softened from the start": {"distill._STUDENT_START": 0.0, "distill._STUDENT_END": 0.01},
+    "all patches": {"distill._PATCH_FRACTION": 1.0, "head._PATCH_FRACTION": 1.0},
+    "half of the patches for the head, too": {"head._PATCH_FRACTION": 0.5},
+    "no rescaling of distances: 2.6": {"grow.MEDIAN_DISTANCE": 2.6},
+    "head without cutmix": {"head._CUTMIX": 0.0},
+    "head without dropout": {"head._CHANNEL_DROPOUT": 0.0, "head._POOLED_DROPOUT": 0.0},
+    "no occlusion loss": {"occlusion_weight": 0.0},
     "no weight decay": {"weight_decay": 0.0},
-    "depth 128": {"prototype_dim": 128},
+    "128 numbers a prototype": {"prototype_dim": 128},
     "plain views only": {"views": 2},
     "four views": {"views": 4},
     "224 pixels": {"image_size": 224},
@@ -92,11 +90,16 @@ def held_out(data: ImageData, fold: int) -> ImageData:
 
 
 def one_run(data: ImageData, out: Path, name: str, seed: int, fold: int) -> Run:
-    """A finished run, from before or from now."""
-    folder = out / f"{name.replace(' ', '_').replace(':', '')}-{seed}-{fold}"
-    run = Run(folder)
+    """Return a finished run, from before or from now."""
+    run = Run(out / f"{name.replace(' ', '_').replace(':', '')}-{seed}-{fold}")
     if "evaluate" not in run.metrics.get("seconds", {}):
-        fit(data, folder, settings={**ROWS[name], "seed": seed, "hold_out": 0}, resume=True)
+        changes = ROWS[name]
+        settings = {key: value for key, value in changes.items() if "." not in key}
+        with ExitStack() as stack:
+            for key in changes.keys() - settings.keys():
+                stack.enter_context(patch(f"prototree.training.{key}", changes[key]))
+            settings |= {"seed": seed, "calibration_fraction": 0.0}
+            fit(data, run.folder, settings=settings, resume=True)
     return run
 
 

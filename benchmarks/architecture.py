@@ -1,170 +1,116 @@
-"""Figures of the house itself: how many rooms an image goes through, how long files are, what stands twice.
+"""Measure the package itself: modules, lines, public names, settings, files to open for each recipe, stores on disk.
 
-python benchmarks/architecture.py
+    python benchmarks/architecture.py [SRC]      # SRC: another checkout's src folder, to compare with
 
-A module is on the way of an image if one of its functions was given the image, in whatever form (a sample, a photo, an
-array, a tensor, or what was made of these), while a tiny run was trained or a photo explained.
+The targets are those of the architecture page. Files of a recipe are those of the package `training` that its module
+imports, directly or through others of `training`, without what is shared with the rest of the program (distribution
+over processes, teachers).
 """
 
 import ast
+import re
+import statistics
 import sys
-import tempfile
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
-import numpy as np
-from PIL import Image
-from torch import Tensor
-
-import prototree
-from prototree.core.model import TreeOutput
-from prototree.core.patches import NearestPatches
-from prototree.data.dataset import Sample
-from prototree.data.images import Photo
-from prototree.data.loading import Entry
-from prototree.explain.records import DecisionExplanation
-from prototree.explain.votes import explain_decision, open_voters
-from prototree.features.cache import Inputs
-from prototree.pipeline.fit import fit
-from prototree.report import write_decision
-
-SOURCE = Path(prototree.__file__).parent
-TINY = {
-    "backbone": "resnet18",
-    "weights": "none",
-    "image_size": 32,
-    "feature_level": -3,
-    "prototype_dim": 8,
-    "head_hidden_dim": 8,
-    "batch_size": 8,
-    "epochs": 1,
-    "workers": 0,
-    "threshold": 0.1,
-}
-TWICE = 6  # so many lines in a row count as standing twice
+ROOT = Path(__file__).parents[1]
+SHARED = {"distributed", "teacher", "__init__"}
+GLOSSARY = (  # words of an earlier dialect that no identifier should have
+    "sureness", "stranger", "strangers", "yardstick", "workshop", "mend", "relearn", "ballot", "twins", "beside",
+    "trunk", "holding_out", "looked_at", "followed", "striking", "reach", "said", "apart", "border", "tidy", "mistakes",
+    "looks",
+)  # fmt: skip
 
 
 def main() -> None:
-    print(f"files at the root: {len(list(SOURCE.glob('*.py')))}")
-    lengths = {path: len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
-    for path in sorted(lengths, key=lambda path: -lengths[path])[:3]:
-        print(f"longest files: {path.relative_to(SOURCE)}, {lengths[path]} lines")
-    for lines, name in sorted(functions(), reverse=True)[:3]:
-        print(f"longest functions: {name}, {lines} lines")
-    print(f"lines that stand twice (runs of {TWICE} or more): {twice()} of {sum(lengths.values())}")
-    with tempfile.TemporaryDirectory() as folder:
-        photos, out = write_photos(Path(folder) / "photos"), Path(folder)
-        for recipe in ("distill", "paper"):
-            calls = traced(lambda recipe=recipe: fit(photos, out / recipe, settings=TINY | {"recipe": recipe}))  # type: ignore[misc]
-            way = modules(calls, within="Stages.train")
-            print(f"modules on the way through train, recipe {recipe}: {len(way)}: {', '.join(way)}")
-            print(f"calls from the pipeline into the recipe {recipe} and back: {', '.join(seam(calls))}")
-        voters = open_voters([out / "distill"])
-        photo = next(photos.rglob("*.png"))
-        calls = traced(lambda: write_decision(explain_decision(voters, photo), out / "explained", "greedy"))
-        way = modules(calls)
-        print(f"modules on the way through explain: {len(way)}: {', '.join(way)}")
+    source = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "src"
+    files = {path: path.read_text() for path in sorted(source.rglob("*.py"))}
+    trees = {path: ast.parse(text) for path, text in files.items()}
+    n_lines = sum(len(text.splitlines()) for text in files.values())
+    print(f"modules: {len(files)} (at most 120)")
+    print(f"lines of src: {n_lines} (at most 20,000)")
+    for room, count, lines in rooms(source, files):
+        print(f"    {room}: {count} files, {lines} lines")
+    lengths = [
+        (node.end_lineno or node.lineno) - node.lineno + 1 for tree in trees.values() for node in functions(tree)
+    ]
+    print(f"functions: {len(lengths)}, median {statistics.median(lengths):.0f} lines, longest {max(lengths)}")
+    print(f"public names: {len(public_names(source))} (at most 32)")
+    print(f"settings: {len(settings())} (at most 45)")
+    for recipe in ("paper", "distill"):
+        parts = recipe_files(source / "prototree" / "training", recipe)
+        lines = sum(len(files[path].splitlines()) for path in parts)
+        print(f"files to open for the recipe {recipe}: {len(parts)}, {lines} lines: {', '.join(p.name for p in parts)}")
+    numbered = [path for path, text in files.items() if re.search(r"# 5: .*Eq\. 1", text)]
+    print(f"files with the numbered lines of Algorithm 1: {[str(path.relative_to(source)) for path in numbered]}")
+    print("stores on disk: " + "; ".join(STORES))
+    words = sorted({word for tree in trees.values() for word in identifiers(tree) if word in GLOSSARY})
+    print(f"identifiers in words that are not the field's: {len(words)} {words} (at most 5)")
 
 
-def functions() -> list[tuple[int, str]]:
-    """The length of every function, with where it stands."""
-    found = []
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                name = f"{path.relative_to(SOURCE)}:{node.name}"
-                found.append(((node.end_lineno or node.lineno) - node.lineno + 1, name))
-    return found
-
-
-def twice() -> int:
-    """Lines within runs that stand somewhere else too; imports, blank lines and lone brackets do not count."""
-    places: dict[tuple[str, ...], list[tuple[Path, int]]] = defaultdict(list)
-    for path in SOURCE.rglob("*.py"):
-        lines = [(number, line.strip()) for number, line in enumerate(path.read_text().splitlines())]
-        told = [(n, line) for n, line in lines if len(line) > 3 and not line.startswith(("import ", "from ", "#"))]
-        for start in range(len(told) - TWICE + 1):
-            run = told[start : start + TWICE]
-            places[tuple(line for _, line in run)].extend((path, number) for number, _ in run)
-    return len({place for found in places.values() if len(found) > TWICE for place in found})
-
-
-Call = tuple[str, str, str, str, tuple[str, ...], bool]
-"""Caller's module and function, callee's module and function, the functions above, and whether it got an image."""
-IMAGE_FORMS = (
-    Tensor,
-    np.ndarray,
-    Image.Image,
-    Sample,
-    Photo,
-    Entry,
-    Inputs,
-    TreeOutput,
-    NearestPatches,
-    DecisionExplanation,
+STORES = (
+    "run directory (config, checkpoints, trees, metrics)",
+    "feature cache beside the runs",
+    "assets of a run's pages",
+    "user cache (unpacked trees, converted networks, file digests)",
 )
 
 
-def traced(work: Callable[[], Any]) -> list[Call]:
-    """Every call of a function of the package while some work is done."""
-    calls: list[Call] = []
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        callee = frame.f_globals.get("__name__", "")
-        name = frame.f_code.co_qualname
-        if event != "call" or not callee.startswith("prototree.") or name == "<module>":
-            return
-        has_image = any(isinstance(value, IMAGE_FORMS) for value in frame.f_locals.values())
-        above, names = frame.f_back, []
-        caller = above
-        while caller is not None and not caller.f_globals.get("__name__", "").startswith("prototree"):
-            caller = caller.f_back
-        while above is not None:
-            names.append(above.f_code.co_qualname)
-            above = above.f_back
-        source = (caller.f_globals["__name__"], caller.f_code.co_qualname) if caller is not None else ("", "")
-        calls.append((*source, callee, name, tuple(names), has_image))
-
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return calls
+def rooms(source: Path, files: dict[Path, str]) -> Iterator[tuple[str, int, int]]:
+    counted: dict[str, list[int]] = {}
+    for path, text in files.items():
+        parts = path.relative_to(source).parts
+        room = parts[0] if len(parts) == 2 or parts[0] != "prototree" else parts[1]
+        counted.setdefault(room, []).append(len(text.splitlines()))
+    yield from ((room, len(lines), sum(lines)) for room, lines in counted.items())
 
 
-def modules(calls: list[Call], within: str = "") -> list[str]:
-    """The modules that had a function called, below a certain one where it is named."""
-    found = {callee for _, _, callee, name, above, has in calls if has and (not within or within in (*above, name))}
-    ran = {callee for _, _, callee, name, above, _ in calls if not within or within in (*above, name)}
-    print(f"modules of which any function ran, with or without the image: {len(ran)}")
-    return sorted(name.removeprefix("prototree.") for name in found)
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-def seam(calls: list[Call]) -> list[str]:
-    """What the pipeline calls of a recipe, and a recipe of the pipeline."""
-    rooms = ("prototree.pipeline.", "prototree.training.recipes.")
-    crossing = {
-        name
-        for caller, _, callee, name, _, _ in calls
-        if (caller.startswith(rooms[0]) and callee.startswith(rooms[1]))
-        or (caller.startswith(rooms[1]) and callee.startswith(rooms[0]))
-    }
-    return sorted(crossing)
+def identifiers(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
 
 
-def write_photos(folder: Path) -> Path:
-    """Three classes of coloured noise."""
-    random = np.random.default_rng(0)
-    for label, colour in enumerate(((200, 40, 40), (40, 200, 40), (40, 40, 200))):
-        (folder / str(label)).mkdir(parents=True)
-        for number in range(6):
-            pixels = (random.integers(0, 60, (40, 40, 3)) + colour).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / str(label) / f"{number}.png")
-    return folder
+def public_names(source: Path) -> list[str]:
+    stub = source / "prototree" / "__init__.pyi"
+    tree = ast.parse((stub if stub.exists() else stub.with_suffix(".py")).read_text())
+    listed = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    return list(ast.literal_eval(listed[0]))
+
+
+def settings() -> set[str]:
+    from prototree.config import RECIPE_SETTINGS, Common
+
+    return {"recipe", *Common.names(), *(name for recipe in RECIPE_SETTINGS.values() for name in recipe.names())}
+
+
+def recipe_files(folder: Path, recipe: str) -> list[Path]:
+    found, waiting = list[str](), [recipe]
+    while waiting:
+        name = waiting.pop(0)
+        if name in found or name in SHARED or not (folder / f"{name}.py").exists():
+            continue
+        found.append(name)
+        for node in ast.walk(ast.parse((folder / f"{name}.py").read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("prototree.training"):
+                module = (node.module or "").removeprefix("prototree.training").lstrip(".")
+                waiting += [module] if module else [alias.name for alias in node.names]
+    return [folder / f"{name}.py" for name in found]
 
 
 if __name__ == "__main__":

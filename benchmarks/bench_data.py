@@ -23,9 +23,9 @@ from torchvision.transforms import v2
 
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.data import Sample, open_data
-from prototree.data.loading import ViewDataset
+from prototree.data.crops import evaluation_views
+from prototree.data.loader import ViewDataset
 from prototree.data.transforms import augmentation
-from prototree.data.views import evaluation_views
 
 N_PHOTOS = 200
 N_ROUNDS = 9

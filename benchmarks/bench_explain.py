@@ -21,16 +21,17 @@ import torch
 
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.model import ProtoTree
+from prototree.core.projection import project
 from prototree.core.topology import Topology
 from prototree.data import ImageData, open_data
-from prototree.data.birds.dataset import write_birds
-from prototree.data.loading import ViewDataset
-from prototree.data.views import projection_views
-from prototree.explain.decisions import explain_image
-from prototree.explain.prototype_pictures import PrototypePictures
-from prototree.explain.prototypes import explain_prototypes
-from prototree.features.batches import PhotoBatches, maps_of
-from prototree.training.projection import SourcePhotos, project
+from prototree.data.crops import projection_views
+from prototree.data.loader import ViewDataset
+from prototree.explanation.assets import PrototypePictures
+from prototree.explanation.decision import explain_image
+from prototree.explanation.prototypes import explain_prototypes
+from prototree.features.cache import EvalBatches, eval_batches
+from prototree.training.sources import attach_sources
+from prototree_birds.dataset import write_birds
 
 PROTOTYPES_PER_PHOTO = 200 / 1500
 
@@ -42,15 +43,17 @@ def chain(n_nodes: int) -> Topology:
     return Topology.from_children(left, right)[0]
 
 
-def photos(data: ImageData, tree: ProtoTree) -> PhotoBatches:
+def photos(data: ImageData, tree: ProtoTree) -> EvalBatches:
     dataset = ViewDataset(data.train, partial(projection_views, kind=data.kind), tree.preprocessing)
-    return PhotoBatches(dataset, 32, shuffle=False)
+    return eval_batches(tree.features, dataset)
 
 
 def projected(topology: Topology, features: FeatureExtractor, data: ImageData) -> ProtoTree:
     tree = ProtoTree(topology, features, data.class_names).eval()
     batches = photos(data, tree)
-    return project(tree, maps_of(batches, features), SourcePhotos(data.root, batches.entries)).tree.eval()
+    projection = project(tree, batches.encoded(features))
+    attach_sources(projection, batches.entries, data.folder)
+    return projection.tree.eval()
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -85,7 +88,7 @@ def main() -> None:
         tree = projected(chain(n_nodes), features, data)
 
         def forward() -> None:
-            for _ in maps_of(photos(data, tree), tree.features):
+            for _ in photos(data, tree).encoded(tree.features):
                 pass
 
         report = partial(explain_prototypes, tree, data, range(n_nodes))

@@ -22,12 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from prototree.backbones.backbone import Backbone, FeatureExtractor
-from prototree.backbones.bn_fusion import folded
+from prototree.backbones.inference import folded
 from prototree.core.model import ProtoTree
 from prototree.core.nodes import NodeFunction
 from prototree.core.topology import Topology
-from prototree.data.transforms import to_input
-from prototree.integrations.onnx_export import OUTPUTS, export_onnx
+from prototree.data.transforms import eval_transform
+from prototree.integrations.onnx import OUTPUTS, export_onnx
 from prototree.run import Run
 
 BATCHES = (1, 16)
@@ -36,7 +36,7 @@ BATCHES = (1, 16)
 def some_tree() -> ProtoTree:
     torch.manual_seed(0)
     features = FeatureExtractor(Backbone(), 256, head_hidden_dim=512)
-    return ProtoTree(Topology.full(6), features, 50, question=NodeFunction("pairwise", 6.0)).eval()
+    return ProtoTree(Topology.full(6), features, 50, node_function=NodeFunction("pairwise", 6.0)).eval()
 
 
 def seconds(rounds: int, *works: Callable[[], object]) -> list[float]:
@@ -66,17 +66,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         session = one_thread(export_onnx(tree, Path(folder) / "tree.onnx"))
     quick = copy.deepcopy(tree)
-    quick.features.backbone = folded(tree.features.backbone.unsplit())
+    quick.features.backbone = folded(tree.features.backbone.merge_last_block())
     table = Table("batch", "torch, photos/s", "onnxruntime, photos/s", "ratio", title="photos of 500×375, one thread")
     for size in BATCHES:
         pixels = np.random.default_rng(0).integers(0, 256, (size, 375, 500, 3), dtype=np.uint8)
 
         def in_torch(pixels: np.ndarray = pixels) -> object:
-            images = [to_input(Image.fromarray(one), quick.preprocessing) for one in pixels]
+            images = [eval_transform(Image.fromarray(one), quick.preprocessing) for one in pixels]
             return quick.predict(torch.stack(images).contiguous(memory_format=torch.channels_last))
 
         def in_onnx(pixels: np.ndarray = pixels) -> object:
-            return session.run(list(OUTPUTS), {"photos": pixels})
+            return session.run(list(OUTPUTS), {"images": pixels})
 
         one, other = seconds(arguments.rounds, in_torch, in_onnx)
         table.add_row(str(size), f"{size / one:.1f}", f"{size / other:.1f}", f"{one / other:.2f}×")

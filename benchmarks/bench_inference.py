@@ -32,14 +32,12 @@ from torch import Tensor
 
 from prototree.backbones import inference
 from prototree.backbones.backbone import Backbone
-from prototree.backbones.bn_fusion import folded
-from prototree.backbones.inference import ONNXRUNTIME, TORCH, frozen
-from prototree.backbones.thread_map import side_by_side
+from prototree.backbones.inference import ONNXRUNTIME, TORCH, folded, frozen, thread_map
+from prototree.data.crops import random_views, source_views
 from prototree.data.dataset import Sample
-from prototree.data.loading import ViewDataset
+from prototree.data.loader import ViewDataset
 from prototree.data.transforms import augmentation
-from prototree.data.views import source_views, varied_views
-from prototree.features.extract import from_photos
+from prototree.features.extract import extract
 
 NETWORKS = (("auto", 288), ("resnet50", 224))
 BATCHES = (1, 4, 32)
@@ -69,16 +67,16 @@ def contenders(backbone: Backbone, folder: Path) -> dict[str, tuple[Run, int]]:
     small = folded(backbone)
     runs: dict[str, tuple[Run, int]] = {
         "the package, engine torch": (frozen(backbone), 32),
-        "torch as it comes, batch 32": (backbone.eval().trunk, 32),
+        "torch as it comes, batch 32": (backbone.eval().split_features, 32),
     }
     for batch in BATCHES:
         runs[f"torch, folded, channels last, batch {batch}"] = (
-            lambda images: small.trunk(images.contiguous(memory_format=torch.channels_last)),
+            lambda images: small.split_features(images.contiguous(memory_format=torch.channels_last)),
             batch,
         )
     if shutil.which("g++"):
         torch._inductor.config.freezing = True
-        runs["torch.compile with freezing, batch 4"] = (torch.compile(small.trunk), 4)
+        runs["torch.compile with freezing, batch 4"] = (torch.compile(small.split_features), 4)
     if importlib.util.find_spec(ONNXRUNTIME) is not None:
         converted = frozen(backbone, ONNXRUNTIME)
         if converted.engine == ONNXRUNTIME:
@@ -106,7 +104,7 @@ def _int8(backbone: Backbone, folder: Path) -> dict[str, tuple[Run, int]]:
 
     path = folder / "int8.onnx"
     kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "per_channel": True}
-    quantize_static(inference._file(backbone), path, Reader(), quant_format=QuantFormat.QDQ, **kinds)
+    quantize_static(inference._onnx_file(backbone), path, Reader(), quant_format=QuantFormat.QDQ, **kinds)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -130,7 +128,7 @@ def _openvino(backbone: Backbone) -> dict[str, tuple[Run, int]]:
     import openvino
 
     core = openvino.Core()
-    model = core.compile_model(core.read_model(inference._file(backbone)), "CPU", {"PERFORMANCE_HINT": "LATENCY"})
+    model = core.compile_model(core.read_model(inference._onnx_file(backbone)), "CPU", {"PERFORMANCE_HINT": "LATENCY"})
     return {f"OpenVINO, batch {batch}": (lambda images: model(images.numpy()), batch) for batch in (1, 4)}
 
 
@@ -153,18 +151,18 @@ def with_decoding(backbone: Backbone, name: str) -> tuple[float, float, int]:
         samples, preprocessing = photos(Path(folder)), backbone.preprocessing
         plain = ViewDataset(samples, source_views, preprocessing)
         colours = augmentation("colour", preprocessing)
-        varied = ViewDataset(samples, partial(varied_views, count=4, seed=0), preprocessing, transform=colours)
-        datasets = [plain, plain.looking(0.7), varied]
+        varied = ViewDataset(samples, partial(random_views, count=4, seed=0), preprocessing, transform=colours)
+        datasets = [plain, plain.center_crop(0.7), varied]
         n_views, trunk = sum(map(len, datasets)), frozen(backbone, name, threads=1)  # as when maps are computed
         taken: tuple[list[float], list[float]] = ([], [])
         images = torch.rand(32, 3, preprocessing.size, preprocessing.size)
 
         def whole_pass() -> None:
-            for _ in from_photos(datasets, trunk, variants=1, workers=2, device=torch.device("cpu")):
+            for _ in extract(datasets, trunk, variants=1, workers=2, device=torch.device("cpu")):
                 pass
 
         def alone() -> None:
-            for _ in side_by_side(lambda _: trunk(images), range(n_views // len(images))):
+            for _ in thread_map(lambda _: trunk(images), range(n_views // len(images))):
                 pass
 
         for _ in range(ROUNDS):

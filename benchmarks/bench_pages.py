@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from prototree.report import tree_page
+from prototree.reporting.tree_page import tree_page
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from sample_explanations import random_topology, tree  # type: ignore[import-not-found]

@@ -1,8 +1,8 @@
-"""Photos per second of `predict_each` against the floor: decoding, and batched passes of the folded backbone.
+"""Photos per second of `iter_predictions` against the floor: decoding, and batched passes of the folded backbone.
 
 The floor is written out with Pillow: open (reduced where the file allows it), convert, resize, normalise, stack 32, run
 the folded backbone once for each look of the tree. It knows no head, no tree, no rotation marks and no broken files.
-Both use one thread for the network; `predict_each` reads on one thread beside it. Rounds take turns, and medians are
+Both use one thread for the network; `iter_predictions` reads on one thread beside it. Rounds take turns; medians are
 compared: of processor time, which says what the package adds, and of time on the clock, which is what people wait for.
 
     python benchmarks/bench_predict.py [RUN FOLDER]
@@ -23,12 +23,12 @@ from PIL import Image
 from torch import Tensor
 
 from prototree.backbones.backbone import Backbone, FeatureExtractor
-from prototree.backbones.bn_fusion import folded
+from prototree.backbones.inference import folded
 from prototree.core.checkpoint import load
 from prototree.core.model import ProtoTree
 from prototree.core.topology import Topology
-from prototree.inference.inputs import listed_photos
-from prototree.inference.predict import predict_each
+from prototree.inference.io import list_images
+from prototree.inference.predict import iter_predictions
 
 N_PHOTOS, N_ROUNDS, BATCH = 96, 4, 32
 
@@ -37,7 +37,7 @@ def untrained_tree() -> ProtoTree:
     """Of the size of one that knows fifty classes; it looks twice, as trees of the default recipe do."""
     torch.manual_seed(0)
     features = FeatureExtractor(Backbone("auto", None, image_size=288), 256)
-    return ProtoTree(Topology.full(6), features, 50).eval().look((1.0, 0.7))
+    return ProtoTree(Topology.full(6), features, 50).eval().set_crops((1.0, 0.7))
 
 
 def generated(folder: Path) -> Path:
@@ -52,7 +52,7 @@ def generated(folder: Path) -> Path:
 @torch.inference_mode()
 def floor(tree: ProtoTree, paths: list[Path]) -> None:
     """Decoding and the folded backbone alone."""
-    backbone, given = folded(tree.features.backbone.unsplit()), tree.preprocessing
+    backbone, given = folded(tree.features.backbone.merge_last_block()), tree.preprocessing
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (given.mean, given.std))
     how = Image.Resampling.BICUBIC if given.interpolation == "bicubic" else Image.Resampling.BILINEAR
 
@@ -69,7 +69,7 @@ def floor(tree: ProtoTree, paths: list[Path]) -> None:
 
 def ours(tree: ProtoTree, paths: list[Path]) -> None:
     """Answers, confidence, paths and the likeliest classes."""
-    assert all(one.answer is not None for one in predict_each(tree, paths, batch_size=BATCH, threads=1))
+    assert not any(one.error for one in iter_predictions(tree, paths, batch_size=BATCH, threads=1))
 
 
 def seconds(work: Callable[[], None]) -> tuple[float, float]:
@@ -82,7 +82,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         tree = load(sys.argv[1]) if len(sys.argv) > 2 else untrained_tree()
-        paths = [one.path for one in listed_photos([sys.argv[2] if len(sys.argv) > 2 else generated(Path(folder))])]
+        paths = [one.path for one in list_images([sys.argv[2] if len(sys.argv) > 2 else generated(Path(folder))])]
         paths = paths[:N_PHOTOS]
         rounds = [
             (seconds(lambda: floor(tree, paths)), seconds(lambda: ours(tree, paths))) for _ in range(N_ROUNDS + 1)

@@ -17,12 +17,12 @@ from rich.table import Table
 
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.model import ProtoTree
+from prototree.core.projection import project
 from prototree.core.pruning import prune
 from prototree.core.topology import Topology
 from prototree.evaluation.errors import ErrorCollector
 from prototree.evaluation.metrics import evaluate_all
 from prototree.features.cache import MapBatch
-from prototree.training.projection import project
 
 BATCH, DEPTH, CLASSES = 32, 256, 200
 
@@ -81,13 +81,12 @@ def bench_height(features: FeatureExtractor, height: int, n_images: int, table: 
     evaluating = ratio(maps, lambda: evaluate_all(trees, finder.watch(maps)))
     one = torch.rand(1, DEPTH, 7, 7)
     with torch.no_grad():
-        everything = milliseconds(lambda: tree.decide(tree.route(one)))
+        everything = milliseconds(lambda: tree.decode(tree.forward_features(one)))
     rows = [
         ("projection, both ways / forward passes", f"{projecting:.3f}×", {9: "1.10×", 11: "1.25×"}[height]),
         ("evaluation of three stages, with mistakes / forward passes", f"{evaluating:.3f}×", "1.05×"),
         ("pruning", f"{milliseconds(lambda: prune(tree)):.1f} ms", "50 ms"),
         ("one image, all three strategies, tree part", f"{everything:.1f} ms", "5 ms"),
-        ("one image, greedy path alone, tree part", f"{milliseconds(lambda: tree.follow(one)):.1f} ms", "5 ms"),
     ]
     for what, measured, allowed in rows:
         table.add_row(f"h = {height}", what, measured, allowed)

@@ -6,12 +6,12 @@ The step: ResNet50, 224 px, batch 16, h = 9, everything trained. The bare step i
 backward and Adam. Both are taken in turns in one run. The cache: a few hundred photos with frozen EfficientNet-Lite0.
 """
 
+import dataclasses
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,47 +21,43 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.config import Config, PaperSettings
+from prototree.core.leaves import class_log_probs, predict
 from prototree.core.model import ProtoTree
 from prototree.core.topology import Topology
-from prototree.data import open_data
-from prototree.data.birds.dataset import write_birds
-from prototree.data.loading import Entry, ViewDataset
-from prototree.data.transforms import augmentation
-from prototree.data.views import training_views
-from prototree.features.batches import CachedBatches, PhotoBatches
-from prototree.features.cache import Inputs, cache_borders
-from prototree.training.loop import Loop, Options
-from prototree.training.objectives import Schedule, TreeObjective
+from prototree.data import ImageData, open_data
+from prototree.training.loop import Context, Loop
+from prototree.training.paper import param_groups, train, update_leaves
+from prototree_birds.dataset import write_birds
 
 BATCH, CLASSES, STEPS = 16, 200, 9
 N_PHOTOS = 200
 
 
-class SameBatch:
-    """One batch of random images, as often as asked."""
-
-    entries: tuple[Entry, ...] = ()
-
-    def __init__(self, n_batches: int) -> None:
-        self.n_batches = n_batches
-        self._inputs = Inputs(torch.rand(BATCH, 3, 224, 224), torch.arange(BATCH) % CLASSES, torch.arange(BATCH))
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Inputs]:
-        return (self._inputs for _ in range(self.n_batches))
-
-    def encode(self, features: FeatureExtractor, values: Tensor) -> Tensor:
-        return features(values)  # type: ignore[no-any-return]
-
-
-def tree_step() -> Callable[[], object]:
-    batches = SameBatch(1)
+def tree_step(data: ImageData, folder: Path) -> Callable[[], object]:
+    """One pass through the inner loop of `training.paper.train`, everything trained."""
+    settings = PaperSettings(height=9, freeze_epochs=0)
     tree = ProtoTree(Topology.full(9), FeatureExtractor(Backbone("resnet50", None), 256), CLASSES)
-    objective = TreeObjective(tree, batches, Schedule(1, freeze_epochs=0))
-    objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    loop = Loop(objective, batches, 10_000, Options(channels_last=True))
-    inputs = next(batches.epoch(0))
-    objective.start_epoch(0, is_continued=False)
-    return lambda: loop._step(objective, inputs)
+    tree.leaf_logits.requires_grad_(False)
+    tree.features.backbone.freeze(False)
+    groups, epoch_start = param_groups(tree, settings, 0), tree.leaf_logits.detach().clone()
+    loop = Loop(Context(folder, data, Config(recipe=settings)), "tree", tree.train(), groups, 10_000)
+    images, labels = same_batch()
+
+    def step() -> None:
+        loop.set_lr(groups)
+        out = tree.forward_features(tree.features(images))
+        losses = -tree.log_likelihood(out, labels)
+        y_hat = predict(out.log_path_probs.detach(), class_log_probs(tree.leaf_logits.detach()).exp())
+        loop.step(losses, (y_hat.argmax(dim=1) == labels).float())
+        update_leaves(tree, epoch_start, out, labels, 1)
+
+    return step
+
+
+def same_batch() -> tuple[Tensor, Tensor]:
+    images = torch.rand(BATCH, 3, 224, 224).contiguous(memory_format=torch.channels_last)
+    return images, torch.arange(BATCH) % CLASSES
 
 
 def bare_step() -> Callable[[], object]:
@@ -69,12 +65,11 @@ def bare_step() -> Callable[[], object]:
     model = nn.ModuleList([backbone, linear])
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimiser = torch.optim.Adam(model.parameters())
-    inputs = next(SameBatch(1).epoch(0))
-    images = inputs.values.contiguous(memory_format=torch.channels_last)
+    images, labels = same_batch()
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
-        cross_entropy(linear(backbone(images).mean(dim=(2, 3))), inputs.labels).backward()
+        cross_entropy(linear(backbone(images).mean(dim=(2, 3))), labels).backward()
         optimiser.step()
 
     return step
@@ -91,36 +86,31 @@ def in_turns(*actions: Callable[[], object]) -> list[float]:
     return [statistics.median(taken) for taken in times]
 
 
-def epoch_seconds(folder: Path) -> tuple[float, float, int]:
-    """One epoch of the tail without and with the cache, on the same views."""
-    data = open_data(folder)
-    backbone = Backbone(image_size=224)
-    views = partial(training_views, kind=data.kind)
-    transform = augmentation("cub", backbone.preprocessing)
-    photos = ViewDataset(data.train[:N_PHOTOS], views, backbone.preprocessing, transform=transform)
+def epoch_seconds(data: ImageData, folder: Path) -> tuple[float, float]:
+    """One epoch of the tail without and with cached maps of the frozen part, on the same views."""
+    settings = PaperSettings(height=7, epochs=1, freeze_epochs=1)
+    config = Config(augment="cub", recipe=settings)
     seconds = []
-    with tempfile.TemporaryDirectory() as temporary:
-        cache = cache_borders(backbone, photos, Path(temporary), workers=2)
-        for batches in (PhotoBatches(photos, 64, shuffle=True, workers=2), CachedBatches(cache, 64, shuffle=True)):
-            tree = ProtoTree(Topology.full(7), FeatureExtractor(backbone, 256), data.class_names)
-            objective = TreeObjective(tree, batches, Schedule(1))
-            objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            start = time.perf_counter()
-            Loop(objective, batches, 1, Options(channels_last=True)).run()
-            seconds.append(time.perf_counter() - start)
-    return seconds[0], seconds[1], len(photos)
+    for name, cache_views in (("first", 1), ("uncached", 0), ("cached", 1)):  # the first run computes the cache
+        (folder / name).mkdir(exist_ok=True)
+        start = time.perf_counter()
+        train(Context(folder / name, data, config), dataclasses.replace(settings, cache_views=cache_views))
+        seconds.append(time.perf_counter() - start)
+    return seconds[1], seconds[2]
 
 
-def main(folder: Path | None) -> None:
+def main(source: Path | None) -> None:
     torch.manual_seed(0)
     table = Table("what", "measured", "at most")
-    tree, bare = in_turns(tree_step(), bare_step())
-    table.add_row(f"train step, h = 9 / bare ResNet50 step ({bare:.1f} s)", f"{tree / bare:.3f}×", "1.03×")
     with tempfile.TemporaryDirectory() as temporary:
-        if folder is None:
-            folder = write_birds(Path(temporary) / "birds", train_per_species=20, test_per_species=2, workers=1)
-        uncached, cached, n_views = epoch_seconds(folder)
-    title = f"cached / uncached frozen epoch, {n_views} views ({uncached:.0f} s)"
+        folder = Path(temporary)
+        source = source or write_birds(folder / "birds", train_per_species=20, test_per_species=2, workers=1)
+        data = open_data(source)
+        data = dataclasses.replace(data, train=data.train[:N_PHOTOS])
+        tree, bare = in_turns(tree_step(data, folder / "step"), bare_step())
+        uncached, cached = epoch_seconds(data, folder)
+    table.add_row(f"train step, h = 9 / bare ResNet50 step ({bare:.1f} s)", f"{tree / bare:.3f}×", "1.03×")
+    title = f"cached / uncached frozen epoch, {N_PHOTOS} photos ({uncached:.0f} s)"
     table.add_row(title, f"1/{uncached / cached:.0f}", "1/20")
     Console().print(table)
 

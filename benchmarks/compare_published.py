@@ -8,9 +8,10 @@ import subprocess
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -154,12 +155,12 @@ def _batches(maps: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def ours(start: Numbers) -> Numbers:
+    from prototree.core.projection import project
     from prototree.core.pruning import prune
-    from prototree.training.projection import project
 
     tree, maps, labels = _our_tree(start), start["maps"], start["labels"]
-    routed = tree.route(tree.features.from_map(maps))
-    decisions = tree.decide(routed)
+    routed = tree.forward_features(tree.features.from_map(maps))
+    decisions = tree.decode(routed)
     (-tree.log_likelihood(routed, labels).mean()).backward()
     found = {
         "distance": routed.distance,
@@ -173,13 +174,13 @@ def ours(start: Numbers) -> Numbers:
     }
     pruned = prune(_our_tree(start | {"leaves": start["pruning"]}), THRESHOLD).tree
     found["pruned_leaves"] = pruned.leaf_logits
-    found["pruned_prediction"] = pruned.decide(pruned.route(tree.features.from_map(maps))).soft
+    found["pruned_prediction"] = pruned.decode(pruned.forward_features(tree.features.from_map(maps))).soft
     batches = zip(_batches(tree.features.from_map(maps), labels), torch.arange(PHOTOS).split(BATCH), strict=True)
     projected = project(pruned, ((one, of, places) for (one, of), places in batches))
-    found["projected_place"] = torch.stack([projected.nearest.place, projected.nearest.patch], dim=1)
+    found["projected_place"] = torch.stack([projected.nearest.index, projected.nearest.patch], dim=1)
     found["projected_distance"] = projected.nearest.distance
-    routed = projected.tree.route(tree.features.from_map(start["others"]))
-    found["projected_prediction"] = projected.tree.decide(routed).soft
+    routed = projected.tree.forward_features(tree.features.from_map(start["others"]))
+    found["projected_prediction"] = projected.tree.decode(routed).soft
     return found
 
 
@@ -188,9 +189,8 @@ def _our_tree(start: Numbers) -> Any:
     from prototree.core.model import ProtoTree
     from prototree.core.topology import Topology
 
-    backbone = Backbone(
-        "resnet18", None, image_size=32, feature_level=-4
-    )  # its maps are given, it only has as many channels
+    # Its maps are given; it only has as many channels.
+    backbone = Backbone("resnet18", None, image_size=32, feature_level=-4)
     tree = ProtoTree(Topology.full(HEIGHT), FeatureExtractor(backbone, DEPTH), CLASSES).double()
     with torch.no_grad():
         tree.features.head.weight.copy_(start["head"])  # type: ignore[operator]
@@ -200,27 +200,40 @@ def _our_tree(start: Numbers) -> Any:
 
 
 def _our_training(start: Numbers) -> Numbers:
+    from prototree.config import Config, PaperSettings
+    from prototree.data import ImageData
     from prototree.features.cache import Inputs
-    from prototree.training.loop import Loop, Options
-    from prototree.training.objectives import Schedule, TreeObjective
+    from prototree.training import paper
+    from prototree.training.loop import Context
 
-    class Ready:
+    class Given:
         """The maps that were given, in their order."""
 
-        entries: Sequence[Any] = ()
         n_batches = len(range(0, PHOTOS, BATCH))
 
-        def epoch(self, epoch: int, start_at: int = 0) -> Iterator[Inputs]:
-            places = torch.arange(PHOTOS).split(BATCH)
-            for (maps, labels), place in zip(_batches(start["maps"], start["labels"]), places, strict=True):
-                yield Inputs(maps, labels, place)
+        def __init__(self, *_: Any) -> None:
+            pass
 
-        def encode(self, features: Any, values: Tensor) -> Tensor:
-            return features.from_map(values)  # type: ignore[no-any-return]
+        def epoch(self, epoch: int) -> Iterator[Inputs]:
+            indices = torch.arange(PHOTOS).split(BATCH)
+            for (maps, labels), index in zip(_batches(start["maps"], start["labels"]), indices, strict=True):
+                yield Inputs(maps, labels, index)
 
-    tree, batches = _our_tree(start), Ready()
-    objective = TreeObjective(tree, batches, Schedule(EPOCHS, lr_prototypes=RATE, lr_last_block=RATE))
-    Loop(objective, batches, EPOCHS, Options(epsilon=EPSILON)).run()
+        def encode(self, tree: Any, batch: Inputs) -> Tensor:
+            return tree.features.from_map(batch.values)  # type: ignore[no-any-return]
+
+    tree = _our_tree(start)
+    lengths = {"height": HEIGHT, "epochs": EPOCHS, "freeze_epochs": EPOCHS}
+    rates = {"lr_prototypes": RATE, "lr_last_block": RATE, "adam_epsilon": EPSILON}
+    settings = PaperSettings().replace({**lengths, **rates})
+    network = {"backbone": "resnet18", "weights": "none", "image_size": 32, "feature_level": -4}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.object(paper, "ProtoTree", lambda *_: tree),
+        patch.object(paper, "Batches", Given),
+    ):
+        data = ImageData(Path(folder), "folder", tuple(map(str, range(CLASSES))), (), ())
+        paper.train(Context(Path(folder), data, Config().replace(network)), settings)
     return {
         "trained_prototypes": tree.prototypes,
         "trained_head": tree.features.head.weight,

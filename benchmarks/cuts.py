@@ -57,7 +57,9 @@ def cut(data: ImageData, name: str) -> ImageData:
 
     train = kept(data.train, n_photos)
     names = tuple(data.class_names[old] for old in chosen)
-    return dataclasses.replace(data, class_names=names, train=train, test=kept(data.test, float("inf")), validation=())
+    return dataclasses.replace(
+        data, class_names=names, train=train, test=kept(data.test, float("inf")), validation_split=()
+    )
 
 
 def table_row(name: str, data: ImageData, run: Run) -> str:

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import torch
 
-from prototree.data.birds.dataset import write_birds
+from prototree.core.projection import side_classes
+from prototree.data.crops import evaluation_views
 from prototree.editing.edits import Note, Region, Side
-from prototree.editing.finetuning import finetune
-from prototree.editing.session import open_session
-from prototree.features.batches import maps_of
+from prototree.editing.finetune import finetune
+from prototree.editing.session import edit as edit_run
 from prototree.pipeline.fit import fit
-from prototree.pipeline.stages import Stages
+from prototree.pipeline.stages import RunStages
 from prototree.progress import Observer
 from prototree.run import Run
-from prototree.training.projection import side_classes
+from prototree_birds.dataset import write_birds
 
 BESIDE_BERRIES, LOOK_ALIKE = 0, 1  # the species with the shortcut, and the one that differs from it in the beak alone
 OWN_TEST = 20  # test photos of a species that the run has, too
@@ -58,7 +58,7 @@ def three_trees(out: Path, seed: int, photo: int) -> dict[str, Run]:
     """As trained, as edited, and after learning; the first alone where no photo was misled."""
     run, edited = Run(out / f"seed{seed}"), Run(out / f"seed{seed}-photo{photo}")
     if "evaluate" not in run.metrics.get("seconds", {}):
-        fit(out.resolve() / "berries", run.folder, preset_name="demo", settings={"seed": seed}, resume=True)
+        fit(out.resolve() / "berries", run.folder, preset="demo", settings={"seed": seed}, resume=True)
     if not edited.folder.exists() and not edit(run, edited.folder, photo):
         return {"trained": run}
     learned = finetune(edited.folder, edited.folder.with_name(f"{edited.folder.name}-learned"))
@@ -67,15 +67,15 @@ def three_trees(out: Path, seed: int, photo: int) -> dict[str, Run]:
 
 def edit(run: Run, out: Path, photo: int) -> bool:
     """Puts a black beak where the most misleading node asks for something else; False: no photo was misled."""
-    session = open_session(run, work=out.with_name(f"{out.name}-work"))
-    blamed = session.mistakes()["nodes"]
+    session = edit_run(run, work=out.with_name(f"{out.name}-work"))
+    blamed = session.errors().by_node()
     if not blamed:
         return False
-    node = blamed[0]["node"]
+    node = blamed[0].node
     right = side_classes(session.state.tree)[1][node, BESIDE_BERRIES]
     side: Side = "right" if right else "left"
     beaks = [(name, box) for name, box in beak_boxes(session.data.root).items() if name.startswith("images/001.")]
-    session.apply(session.workbench.locate(*beaks[photo]).replaces(node, side))
+    session.apply(session.workbench.locate(*beaks[photo]).as_replacement(node, side))
     session.apply(Note(node, "black beak"))
     session.save(out)
     return True
@@ -98,11 +98,11 @@ def table_row(seed: int, photos: str, name: str, run: Run, data: Path, skip: int
     for sample in images.test:
         seen[sample.label] += 1
         kept += [sample] if seen[sample.label] > skip else []
-    work = Stages(run, dataclasses.replace(images, test=tuple(kept)), run.config, torch.device("cpu"), Observer())
+    work = RunStages(run, dataclasses.replace(images, test=tuple(kept)), run.config, torch.device("cpu"), Observer())
     found = [
         (decisions.labels("soft") == labels, decisions.labels("greedy") == labels, labels, decisions.confidence)
-        for z, labels, _ in maps_of(work.test_batches(tree), tree.features)
-        for decisions in (tree.decide(tree.route(z)),)
+        for z, labels, _ in work.batches(tree, kept, evaluation_views).encoded(tree.features)
+        for decisions in (tree.decode(tree.forward_features(z)),)
     ]
     soft, greedy, labels, confidence = (torch.cat(part) for part in zip(*found, strict=True))
     alone = (greedy[labels == species] for species in (BESIDE_BERRIES, LOOK_ALIKE))

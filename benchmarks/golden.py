@@ -27,8 +27,8 @@ from PIL import Image
 
 import prototree
 from prototree.core.model import ProtoTree
-from prototree.editing.finetuning import finetune
-from prototree.editing.session import open_session
+from prototree.editing.finetune import finetune
+from prototree.editing.session import edit
 from prototree.pipeline.share import pack
 from prototree.run import Run
 
@@ -37,11 +37,11 @@ NETWORK = {"backbone": "test_efficientnet", "weights": "none", "image_size": 32,
 PAPER = {
     **NETWORK, "recipe": "paper", "prototype_dim": 8, "height": 3, "batch_size": 8, "epochs": 3, "freeze_epochs": 1,
     "cache_views": 0, "train_last_block": True, "head_hidden_dim": 0, "lr_backbone": 1e-3, "augment": "light",
-    "threshold": 0.34,
+    "prune_threshold": 0.34,
 }  # fmt: skip
 DEFAULT = {
     **NETWORK, "prototype_dim": 16, "head_hidden_dim": 16, "batch_size": 8, "views": 3, "pretrain_epochs": 4,
-    "head_epochs": 20, "epochs": 15, "hold_out": 3,
+    "head_epochs": 20, "epochs": 15, "calibration_fraction": 1 / 3,
 }  # fmt: skip
 
 
@@ -73,8 +73,8 @@ def tiny_runs(folder: Path) -> dict[str, Any]:
         for seed in (0, 1):
             run = prototree.fit(data, folder / f"{name}-{seed}", settings={**settings, "seed": seed})
             numbers[f"{name}-{seed}"] = numbers_of(run, data)
-    session = open_session(folder / "default-0")
-    session.apply(session.workbench.candidates(session.state, 0)[3].cell.replaces(0))
+    session = edit(folder / "default-0")
+    session.apply(session.workbench.candidates(session.state, 0)[3].cell.as_replacement(0))
     edited = session.save(folder / "edited")
     numbers["edited"] = numbers_of(edited, data)
     numbers["fine-tuned"] = numbers_of(finetune(edited.folder, folder / "fine-tuned"), data)
@@ -101,14 +101,9 @@ def numbers_of(run: Run, data: Path) -> dict[str, Any]:
     """Digests of the tree's tensors, the values of its metrics, and what it says of every test image."""
     said = prototree.predict(run, sorted((data / "test").rglob("*.png")))
     answers = [
-        [
-            one.answer.label,
-            one.answer.confidence,
-            one.answer.probability,
-            [[t.node, t.p_right] for t in one.answer.path],
-        ]
+        [one.predicted_class, one.confidence, one.probability, [[step.node - 1, step.p_right] for step in one.path]]
         for one in said
-        if one.answer is not None
+        if not one.error
     ]
     return {"tensors": digests(run.tree()), "metrics": flat(run.last_metrics), "predictions": answers}
 

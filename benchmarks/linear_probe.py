@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from prototree.backbones.backbone import Backbone
-from prototree.backbones.bn_fusion import folded
+from prototree.backbones.inference import folded
 from prototree.data import ImageData, open_data
-from prototree.data.loading import ViewDataset, Views, make_loader
-from prototree.data.views import evaluation_views, training_views
+from prototree.data.crops import evaluation_views, training_views
+from prototree.data.loader import ViewDataset, Views, make_loader
 
 EPOCHS, BATCH, RATE, DECAY = 60, 64, 1e-2, 1e-4
 

@@ -1,5 +1,6 @@
-"""A real server process on loopback, for tests of the browser app."""
+"""A real server process on loopback, and requests to it, for tests of the browser app."""
 
+import io
 import os
 import subprocess
 import sys
@@ -7,8 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from PIL import Image
+
+BYTES = {"Content-Type": "application/octet-stream"}
 
 
 @dataclass(frozen=True)
@@ -39,3 +43,21 @@ def serving(run: Path, *options: str, cache: Path) -> Iterator[Running]:
             process.wait(timeout=3600)
             if process.stdout is not None:
                 process.stdout.close()
+
+
+def revision(client: Any) -> int:
+    return int(client.get("/api/health").json()["revision"])
+
+
+def edit(client: Any, **content: object) -> Any:
+    return client.post("/api/edits", json={"revision": revision(client), "edit": content})
+
+
+def undo(client: Any) -> Any:
+    return client.post("/api/edits/undo", json={"revision": revision(client)})
+
+
+def png(size: tuple[int, int] = (40, 40), colour: tuple[int, int, int] = (200, 40, 40)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, colour).save(file, "PNG")
+    return file.getvalue()

@@ -19,12 +19,12 @@ import numpy as np
 from PIL import Image
 
 from prototree.cli import app
-from prototree.editing.session import open_session
+from prototree.editing.session import edit
 from tiny_training import TINY, TINY_DISTILL
 
 ROOT = Path(__file__).parents[1]
 COLOURS = {"bluebird": (50, 60, 200), "cardinal": (200, 40, 40), "greenfinch": (40, 180, 60)}
-QUICK = {**TINY_DISTILL, "head_epochs": 3, "epochs": 3, "pretrain_epochs": 1, "views": 2, "hold_out": 0}
+QUICK = {**TINY_DISTILL, "head_epochs": 3, "epochs": 3, "pretrain_epochs": 1, "views": 2, "calibration_fraction": 0}
 _NOT_RUN = "<!-- not run:"
 _KEPT: dict[tuple[str, ...], Path] = {}
 _KEPT_IN = Path(tempfile.mkdtemp(prefix="prototree-documents-"))
@@ -121,7 +121,7 @@ def _run_prototree(words: list[str], given: str) -> None:
     elif words[:2] == ["data", "birds"]:
         words = [*words, "--species", "3", "--train", "8", "--test", "4"]
     elif words[0] == "finetune" and not Path(words[1]).exists():  # what the page has people save in the browser
-        open_session(words[1].removesuffix("-edited-1")).save()
+        edit(words[1].removesuffix("-edited-1")).save()
     before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(given.encode()))
     try:
         code = app(words, standalone_mode=False)
@@ -144,7 +144,7 @@ def _run_once(words: list[str], place: Path) -> None:
 def _quick_settings(words: list[str]) -> list[str]:
     """Settings that are appended; those that the document itself gives win."""
     is_paper = words[0] == "reproduce" or "paper-cub" in words
-    chosen = dict(TINY, threshold=0.34, epochs=2) if is_paper else dict(QUICK)
+    chosen = dict(TINY, prune_threshold=0.34, epochs=2) if is_paper else dict(QUICK)
     chosen.pop("recipe", None)
     if words[0] == "reproduce":
         chosen.pop("height")
@@ -155,7 +155,8 @@ def _quick_settings(words: list[str]) -> list[str]:
 def quick_python(code: str) -> str:
     """A program of the documents whose trainings take seconds."""
     code = re.sub(r"settings=\{", "settings=QUICK | {", code)
-    code = re.sub(r"(\bfit\((?!paths|train|pixels|other)(?:[^()]|\([^()]*\))*?)\)(?=$|\n)", _with_settings, code)
+    call = r"(\bfit\((?!paths|train|pixels|other)(?:[^()]|\([^()]*\))*?)\)"
+    code = re.sub(rf"{call}(?= *(?:#.*)?$)", _with_settings, code, flags=re.M)
     return code.replace("ProtoTreeClassifier(", "ProtoTreeClassifier(**QUICK, ")
 
 

@@ -1,4 +1,9 @@
-"""Commands in copies of one process that may be ended at any event, and what a run left on the disk, to compare."""
+"""Commands in forked copies of one process, which may be ended at any event, and what a run left on the disk.
+
+An event is a call that changes a disk, or a step that a run tells its observer of. Events are counted, so a run can be
+ended at the n-th of a stage: at any moment, without a clock. The server, this file run as a program, imports everything
+once and computes nothing, so that its copies may; it reads commands as lines of JSON.
+"""
 
 import csv
 import hashlib
@@ -8,20 +13,22 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SERVER = Path(__file__).parent / "fork_server.py"
+DISK_CALLS = ("replace", "rename", "fsync", "pwrite", "unlink", "mkdir", "posix_fallocate")
+STEPS = ("stage", "caching", "batch", "epoch")
 TIMES = ("images_per_second", "seconds")  # the columns of log.csv that no two runs share
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: its exit code (negative: by that signal), what it said, and the events before."""
+    """How a command ended: its exit code (negative: by that signal), what it wrote, and the events before."""
 
     code: int
     out: str
@@ -37,7 +44,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Commands:
-    """Runs commands of the program one after the other; each can be ended before its n-th event."""
+    """Runs commands of the program one after the other; `at` is a stage and the event in it before which to signal."""
 
     server: "subprocess.Popen[str]"
     folder: Path
@@ -51,33 +58,25 @@ class Commands:
         columns: int = 200,
         cache: Path | None = None,
     ) -> Ended:
-        """One command, perhaps in a folder; `at` is the stage and the event in it before which it gets the signal."""
         files = {name: str(self.folder / name) for name in ("out", "err", "events")}
         environment = {"PROTOTREE_CACHE": str(cache or self.folder / "cache"), "COLUMNS": str(columns)}
         job = {"words": list(map(str, words)), "at": at, "signal": int(number), "environment": environment, **files}
-        job["folder"] = str(folder or Path.cwd())
         assert self.server.stdin is not None
         assert self.server.stdout is not None
-        self.server.stdin.write(json.dumps(job) + "\n")
-        self.server.stdin.flush()
-        answer = json.loads(self.server.stdout.readline())
-        events = [tuple(json.loads(line)) for line in Path(files["events"]).read_text().splitlines()]
-        return Ended(answer["code"], Path(files["out"]).read_text(), Path(files["err"]).read_text(), tuple(events))
+        print(json.dumps(job | {"folder": str(folder or Path.cwd())}), file=self.server.stdin, flush=True)
+        code = int(self.server.stdout.readline())
+        events = tuple(tuple(json.loads(line)) for line in Path(files["events"]).read_text().splitlines())
+        return Ended(code, Path(files["out"]).read_text(), Path(files["err"]).read_text(), events)
 
 
 @contextmanager
 def commands(folder: Path, threads: int = 1) -> Iterator[Commands]:
     """A process that imports the program once, for as many commands as asked."""
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    server = subprocess.Popen([sys.executable, str(SERVER)], env=environment, **pipes)
-    try:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    with subprocess.Popen([sys.executable, __file__], env=environment, **pipes) as server:
         yield Commands(server, folder)
-    finally:
-        server.stdin.close()
-        server.wait(3600)
-        server.stdout.close()
 
 
 def options(settings: Mapping[str, object]) -> list[str]:
@@ -86,16 +85,15 @@ def options(settings: Mapping[str, object]) -> list[str]:
 
 
 def content(run: Path, leave_out: Sequence[str] = ()) -> dict[str, str]:
-    """What names the content of every file of a run, but for how long things took."""
-    files = sorted(path for path in run.rglob("*") if path.is_file())
-    named = {str(path.relative_to(run)): path for path in files}
-    kept = {name: path for name, path in named.items() if name.split("/")[0] not in ("tensorboard", *leave_out)}
+    """A digest of every file of a run, but for how long things took."""
+    names = {str(path.relative_to(run)): path for path in sorted(run.rglob("*")) if path.is_file()}
+    kept = {name: path for name, path in names.items() if name.split("/")[0] not in ("tensorboard", *leave_out)}
     return {name: hashlib.sha256(_timeless(path)).hexdigest() for name, path in kept.items()}
 
 
-def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+def differences(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """The files that are not the same, or that only one of two runs has."""
-    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    return sorted(name for name in {*first, *other} if first.get(name) != other.get(name))
 
 
 def _timeless(path: Path) -> bytes:
@@ -103,11 +101,80 @@ def _timeless(path: Path) -> bytes:
     if path.name == "log.csv":
         rows = list(csv.DictReader(io.StringIO(text.decode())))
         return json.dumps([{k: v for k, v in row.items() if k not in TIMES} for row in rows]).encode()
-    if path.name == "metrics.json":
-        return json.dumps({k: v for k, v in json.loads(text).items() if k not in ("seconds", "sha256")}).encode()
-    if path.name == "state.json":
-        header = {key: value for key, value in json.loads(text).items() if key != "sha256"}  # which times go into
-        header.get("totals", {}).pop("seconds", None)
+    if path.name in ("metrics.json", "state.json"):
+        header = {k: v for k, v in json.loads(text).items() if k not in ("seconds", "sha256")}
         header["log"] = [{k: v for k, v in row.items() if k not in TIMES} for row in header.get("log", [])]
         return json.dumps(header).encode()
     return text
+
+
+class Events:
+    """Counts what happens in each stage, and sends this process a signal before the chosen event.
+
+    Where that stage has fewer events by now, before the first event after it.
+    """
+
+    def __init__(self, record: Path, at: list[int] | None, number: int) -> None:
+        self._record, self._at, self._signal = open(record, "w"), at, number  # noqa: SIM115 (open until the end)
+        self._place, self._stage, self._owner = [0, 0], "starting", os.getpid()
+
+    def before(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            if os.getpid() == self._owner:  # not in a process that reads images
+                if name == "stage":
+                    self._stage, self._place = str(arguments[1]), [self._place[0] + 1, 0]
+                if self._at is not None and self._place >= self._at:
+                    self._at = None
+                    os.kill(os.getpid(), self._signal)
+                print(json.dumps([self._place[0], self._stage, name]), file=self._record, flush=True)
+                self._place[1] += 1
+            return function(*arguments, **named)
+
+        return counted
+
+
+def _run(job: dict[str, Any]) -> int:
+    """In the copy: the command, with its output in files."""
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.chdir(job["folder"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what runs in the background ignore it
+    from prototree.cli import main
+    from prototree.progress import Display
+
+    events = Events(Path(job["events"]), job["at"], job["signal"])
+    for owner, names in ((os, DISK_CALLS), (Display, STEPS)):
+        for name in names:
+            setattr(owner, name, events.before(getattr(owner, name), name))
+    os.environ.update(job["environment"])
+    sys.argv = ["prototree", *job["words"]]
+    try:
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 99
+    return 0
+
+
+def serve() -> None:
+    import prototree.cli
+    import prototree.editing.finetune
+    import prototree.pipeline.reproduce  # noqa: F401
+
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            code = 98
+            try:
+                code = _run(json.loads(line))
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -41,11 +41,11 @@ def routes(topology: Topology, child: int | None = None) -> dict[int, list[tuple
     return found
 
 
-def presence(reach: float = math.log(2), sharpness: float = 1.0) -> Right:
+def presence(radius: float = math.log(2), sharpness: float = 1.0) -> Right:
     """Eq. 2 generalised: 2^(−(d/r)^β); the paper's exp(−d) is r = ln 2, β = 1."""
 
     def p_right(z: Tensor, prototypes: Tensor, node: int) -> Tensor:
-        return 2.0 ** (-((nearest(z, prototypes[node])[0] / reach) ** sharpness))
+        return 2.0 ** (-((nearest(z, prototypes[node])[0] / radius) ** sharpness))
 
     return p_right
 

@@ -8,9 +8,8 @@ from typing import Literal
 import numpy as np
 
 from prototree.backbones.geometry import Box
-from prototree.core.strategies import Strategy
-from prototree.core.topology import Topology
-from prototree.explain.records import (
+from prototree.core.topology import Strategy, Topology
+from prototree.explanation.records import (
     SPREAD_LIMITS,
     SPREAD_LINES,
     SPREAD_RANGES,
@@ -34,7 +33,7 @@ from prototree.explain.records import (
     TreeExplanation,
     VoteExplanation,
 )
-from prototree.report.text import Reading
+from prototree.reporting.text import TreeText
 
 AWKWARD_NAMES = (
     '<script>alert("x")</script>',
@@ -106,11 +105,11 @@ def tree(
             prototype=number,
             node=number % topology.n_nodes,
             side="right" if number < topology.n_nodes else "left",
-            reach=0.7 + 0.1 * number,
+            radius=0.7 + 0.1 * number,
             source=match(seed + 17 * number, n_classes),
-            distance_moved=0.001 * number,
+            projection_distance=0.001 * number,
             nearest=tuple(match(seed + 17 * number + 1 + i, n_classes, ("cell",)) for i in range(n_nearest)),
-            right_share=tuple(rng.random() for _ in range(n_classes)),
+            class_pass_rate=tuple(rng.random() for _ in range(n_classes)),
             causes=tuple(Cause(name, rng.uniform(-0.6, 0.1)) for name in CAUSES),
             note='long "beak" <b>' if number == 1 else "",
             spread=spread(seed + number % topology.n_nodes, question),
@@ -148,7 +147,7 @@ def spread(seed: int, question: NodeKind = "presence") -> Spread:
 
 def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
     """One photo's ways to two leaves of a tree."""
-    rules, n_classes = Reading(explained).rules, len(explained.class_names)
+    rules, n_classes = TreeText(explained).rules, len(explained.class_names)
     strategies: tuple[Strategy, ...] = ("greedy", "max_path")
     is_choice = explained.question == "pairwise"
     photo = match(1000 + seed, n_classes)
@@ -171,7 +170,7 @@ def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
                 at=(0.4 if present else -0.3) if is_choice else (0.6 if present else 1.4),
                 spread=explained.prototypes[node].spread,
             )
-            for node, present in rule.turns
+            for node, present in rule.steps
         )
         paths[strategy] = PathExplanation(strategy, steps, rule.leaf, tuple(explained.leaf_probs[rule.leaf].tolist()))
     return DecisionExplanation(

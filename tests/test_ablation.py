@@ -1,5 +1,6 @@
 """The benchmarks that train: what the ablation holds out and changes, what its rows share, and how data is cut."""
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -7,11 +8,10 @@ from types import ModuleType
 
 import pytest
 
-from prototree.config import preset
+from prototree.config import load_preset
 from prototree.data import open_data
-from prototree.data.birds.dataset import write_birds
-from prototree.features.registry import maps_used
-from prototree.training.recipes.distill import Distill
+from prototree.features.cache import files_used
+from prototree_birds.dataset import write_birds
 from tiny_training import write_squares
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -48,10 +48,14 @@ def ablation() -> ModuleType:
 
 
 def test_every_row_changes_something_that_exists(ablation: ModuleType) -> None:
+    config = load_preset("default")
     for name, changes in ablation.ROWS.items():
         for key, value in changes.items():
-            config = preset("default")
-            assert config.changed({key: value}) != config, name
+            if "." in key:
+                module, constant = key.split(".")
+                assert getattr(importlib.import_module(f"prototree.training.{module}"), constant) != value, name
+            else:
+                assert config.replace({key: value}) != config, name
 
 
 def test_every_fifth_photo_of_each_class_is_held_out_and_no_test_photo_is_used(
@@ -69,13 +73,15 @@ def test_every_fifth_photo_of_each_class_is_held_out_and_no_test_photo_is_used(
 def test_rows_share_the_cache_and_finished_runs_stay(
     ablation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ablation, "ROWS", {"the recipe": QUICK, "no margin": {**QUICK, "margin": 0.0}})
+    monkeypatch.setattr(
+        ablation, "ROWS", {"the recipe": QUICK, "no cutmix": {**QUICK, "head._CUTMIX": 0.0, "lr": 1e-3}}
+    )
     data = ablation.held_out(open_data(write_squares(tmp_path / "data", train=5)), 0)
     runs = [ablation.one_run(data, tmp_path / "out", name, 0, 0) for name in ablation.ROWS]
-    assert [run.config.recipe.margin for run in runs] == [Distill.margin, 0.0]
-    used = [set(maps_used(run.folder)) for run in runs]
-    assert used[0] == used[1] == {path.name for path in (tmp_path / "out" / "prototree-maps").glob("*.f16")}
-    row = ablation.table_row("no margin", runs)
+    assert [run.config.recipe.lr for run in runs] == [5e-3, 1e-3]
+    used = [set(files_used(run.folder)) for run in runs]
+    assert used[0] == used[1] == {path.name for path in (tmp_path / "out" / "prototree-features").glob("*.f16")}
+    row = ablation.table_row("no cutmix", runs)
     assert row.count("|") == 8
     before = (runs[0].folder / "metrics.json").stat().st_mtime_ns
     ablation.one_run(data, tmp_path / "out", "the recipe", 0, 0)

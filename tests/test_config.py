@@ -1,191 +1,155 @@
-import shutil
-import subprocess
-import sys
-import textwrap
+"""Settings: presets, the TOML file, what is refused, and what follows from the data."""
+
 from pathlib import Path
 
 import pytest
 
-import prototree
-from prototree.config import Config, preset, preset_names, read_config
+from prototree.config import (
+    RECIPE_SETTINGS,
+    Common,
+    Config,
+    DistillSettings,
+    PaperSettings,
+    Settings,
+    default_height,
+    default_temperature,
+    default_threshold,
+    load_preset,
+    preset_names,
+    preset_values,
+    read_config,
+)
 from prototree.errors import ConfigError
-from prototree.settings import Common
-from prototree.training.recipes import RECIPES
-from prototree.training.recipes.distill import Distill
-from prototree.training.recipes.paper import Paper, default_height
 
 
-def recipe_of(config: Config) -> Paper:
-    assert isinstance(config.recipe, Paper)
+def recipe_of(config: Config) -> PaperSettings:
+    assert isinstance(config.recipe, PaperSettings)
     return config.recipe
 
 
 def test_presets_hold_the_papers_tables() -> None:
-    cub, cars = preset("paper-cub"), preset("paper-cars")
+    cub, cars = load_preset("paper-cub"), load_preset("paper-cars")
     assert {"default", "demo", "paper-cars", "paper-cub"} <= set(preset_names())
-    own = recipe_of(cub)
-    assert (own.height, cub.prototype_dim, own.epochs, own.lr_backbone, cub.threshold) == (9, 256, 100, 1e-5, 0.01)
-    assert own.milestones == (60, 70, 80, 90, 100)
-    own = recipe_of(cars)
-    assert (own.height, cars.prototype_dim, own.epochs, own.lr_backbone, cars.threshold) == (11, 128, 500, 2e-4, 0.01)
-    assert own.milestones == (250, 350, 400, 425, 450, 475, 500)
+    recipe = recipe_of(cub)
+    assert (recipe.height, cub.prototype_dim, recipe.epochs, recipe.lr_backbone) == (9, 256, 100, 1e-5)
+    assert recipe.milestones == (60, 70, 80, 90, 100)
+    recipe = recipe_of(cars)
+    assert (recipe.height, cars.prototype_dim, recipe.epochs, recipe.lr_backbone) == (11, 128, 500, 2e-4)
+    assert recipe.milestones == (250, 350, 400, 425, 450, 475, 500)
     for config in (cub, cars):
-        own = recipe_of(config)
-        assert (config.batch_size, config.image_size, own.freeze_epochs, own.gamma) == (64, 224, 30, 0.5)
-        assert (own.lr_prototypes, own.lr_last_block, own.weight_decay) == (1e-3, 1e-3, 0)
-        assert (config.backbone, config.head_hidden_dim, own.leaves, own.train_last_block) == (
-            "resnet50",
-            0,
-            "interleaved",
-            True,
+        recipe = recipe_of(config)
+        assert (config.batch_size, config.image_size, recipe.freeze_epochs, config.prune_threshold) == (
+            64,
+            224,
+            30,
+            0.01,
         )
+        assert (recipe.lr_prototypes, recipe.lr_last_block, recipe.weight_decay, recipe.adam_epsilon) == (
+            1e-3, 1e-3, 0, 1e-7,
+        )  # fmt: skip
+        assert (config.backbone, config.head_hidden_dim) == ("resnet50", 0)
+        assert (recipe.leaf_update, recipe.train_last_block, recipe.prototype_size) == ("interleaved", True, 1)
     assert (cub.augment, cars.augment, cars.resize) == ("cub", "cars", 256)
+    assert set(preset_values(DistillSettings)) == {"default", "demo"}
+    assert set(preset_values(Common)) == set(preset_names())
 
 
 @pytest.mark.parametrize("name", ["default", "demo", "paper-cub", "paper-cars"])
 def test_settings_go_to_toml_and_back(tmp_path: Path, name: str) -> None:
-    config = preset(name).changed({"weights": 'a "b" \\ ü\n', "seed": 7, "weight_decay": 0.5})
+    config = load_preset(name).replace({"weights": 'a "b" \\ ü\n', "seed": 7, "weight_decay": 0.5, "resize": "auto"})
     (tmp_path / "config.toml").write_text(config.to_toml())
     assert read_config(tmp_path / "config.toml") == config
-
-
-def test_a_configuration_explains_itself() -> None:
-    text = preset("default").to_toml()
-    for one in (*Common.described(), *Distill.described()):
-        assert f"{one.key} = " in text
-        assert one.about.meaning in text
-    assert "[distill]" in text
-    assert "[paper]" not in text
+    for item in (*Common.fields(), *config.recipe.fields()):
+        assert f"{item.key} = " in config.to_toml()
+        assert item.help in config.to_toml()
 
 
 def test_a_file_can_be_a_preset(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("seed = 3\n[paper]\nheight = 5\nmilestones = [3, 4]\n")
-    assert preset(str(tmp_path / "mine.toml")) == Config(seed=3, recipe=Paper(height=5, milestones=(3, 4)))
+    expected = Config(seed=3, recipe=PaperSettings(height=5, milestones=(3, 4)))
+    assert load_preset(str(tmp_path / "mine.toml")) == expected
+    with pytest.raises(ConfigError, match="earlier version"):
+        read_config(tmp_path / "mine.toml")  # a run's file has a version
 
 
 def test_text_is_read_as_what_the_setting_needs() -> None:
-    values = {"height": "8", "lr_last_block": "1e-2", "milestones": "3,5 8", "compile": "yes", "seed": "4"}
-    config = Config().changed(values)
-    assert config == Config(seed=4, recipe=Paper(height=8, lr_last_block=0.01, milestones=(3, 5, 8), compile=True))
+    values = {"height": "8", "lr_last_block": "1e-2", "milestones": "3,5 8", "bootstrap": "yes", "resize": "auto"}
+    recipe = PaperSettings(height=8, lr_last_block=0.01, milestones=(3, 5, 8))
+    assert Config(resize=99).replace(values) == Config(bootstrap=True, recipe=recipe)
+    assert Config().replace({"height": "auto"}).recipe == PaperSettings(height=None)
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("values", "token"),
     [
-        ({"weight_decay_rate": 1}, "unknown key 'weight_decay_rate'; did you mean 'weight_decay'?"),
-        ({"xyzzy": 1}, "unknown key 'xyzzy'; expected one of backbone,"),
-        ({"height": "tall"}, "expected a whole number for height, got 'tall'"),
-        ({"height": 2.5}, "expected a whole number for height, got 2.5"),
-        ({"height": 21}, "expected height from 0 to 20, got 21"),
-        ({"lr_last_block": "nan"}, "expected lr_last_block from 0 to 100, got nan"),
-        ({"leaves": "magic"}, "expected one of 'interleaved', 'two_pass', 'gradient' for leaves, got 'magic'"),
-        ({"compile": "perhaps"}, "expected true or false for compile, got 'perhaps'"),
-        ({"milestones": "a"}, "expected whole numbers for milestones, got 'a'"),
-        ({"milestones": [5, 3]}, "milestones in rising order"),
-        ({"epochs": 0}, "expected epochs from 1 to"),
-        ({"recipe": "distill"}, "expected head_hidden_dim of at least 1, got 0"),
-        ({"recipe": "cold"}, "expected one of 'paper', 'distill' for recipe, got 'cold'"),
-        ({"test_fraction": 1}, "expected test_fraction from 0.01 to 0.99, got 1"),
+        ({"weight_decay_rate": 1}, "did you mean 'weight_decay'"),
+        ({"xyzzy": 1}, "xyzzy"),
+        ({"height": "tall"}, "whole number for height"),
+        ({"height": 2.5}, "whole number for height"),
+        ({"height": 21}, "height from 1 to 20"),
+        ({"seed": "auto"}, "whole number for seed"),
+        ({"lr_last_block": "nan"}, "lr_last_block"),
+        ({"leaf_update": "magic"}, "'two_pass'"),
+        ({"bootstrap": "perhaps"}, "true or false"),
+        ({"milestones": "a"}, "whole numbers"),
+        ({"milestones": [5, 3]}, "rising order"),
+        ({"epochs": 0}, "epochs"),
+        ({"recipe": "distill"}, "head_hidden_dim"),
+        ({"recipe": "distill", "head_hidden_dim": 8, "center_crop": 0.05}, "center_crop"),
+        ({"recipe": "cold"}, "'distill'"),
+        ({"test_fraction": 1}, "test_fraction"),
+        ({"learning_rate": 0.1}, "lr_prototypes"),
+        ({"paper": {"lr": 0.1}}, "lr"),
     ],
 )
-def test_what_does_not_fit_is_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Config().changed(values)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(("recipe", "meant"), [("distill", "rate"), ("paper", "lr_prototypes")])
-@pytest.mark.parametrize("key", ["learning_rate", "lr"])
-def test_the_learning_rate_that_people_mean_is_named(key: str, recipe: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
-        preset("default").changed({"recipe": recipe, key: 0.1})
+def test_what_does_not_fit_is_refused(values: dict[str, object], token: str) -> None:
+    with pytest.raises(ConfigError, match=token):
+        Config().replace(values)
 
 
 # In the default recipe these were once taken and ignored without a word.
-@pytest.mark.parametrize("name", ["height", "leaves", "teacher", "compile", "milestones", "gamma", "lr_prototypes"])
-def test_a_setting_that_the_recipe_does_not_use_is_refused_with_the_one_that_does(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{name}' is a setting of the recipe 'paper', which the recipe 'distill'"):
-        preset("default").changed({name: Paper().values()[name]})
-    with pytest.raises(ConfigError, match="'paper' is a setting of the recipe 'paper'"):
-        preset("default").changed({"paper": {name: Paper().values()[name]}})
+@pytest.mark.parametrize("name", ["height", "leaf_update", "teacher", "milestones", "lr_prototypes"])
+def test_a_setting_of_another_recipe_is_refused(name: str) -> None:
+    value = PaperSettings().values()[name]
+    for values in ({name: value}, {"paper": {name: value}}):
+        with pytest.raises(ConfigError, match="recipe 'paper'"):
+            load_preset("default").replace(values)
+    config = load_preset("default").replace({"recipe": "paper", name: value})
+    assert (config.recipe, config.image_size) == (PaperSettings(), 288)
 
 
-def test_a_setting_of_another_recipe_goes_with_that_recipe() -> None:
-    config = preset("default").changed({"recipe": "paper", "height": 5})
-    assert recipe_of(config) == Paper(height=5)
-    assert config.image_size == 288
+@pytest.mark.parametrize("content", ["height = [", "version = 99\n", "version = 'a'\n"])
+def test_files_that_cannot_be_read(tmp_path: Path, content: str) -> None:
+    (tmp_path / "bad.toml").write_text(content)
+    for name in (str(tmp_path / "bad.toml"), "cup"):
+        with pytest.raises(ConfigError):
+            load_preset(name)
 
 
-def test_presets_and_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no preset 'cup'; expected default, demo, paper-cars"):
-        preset("cup")
-    (tmp_path / "bad.toml").write_text("height = [")
-    with pytest.raises(ConfigError, match=r"bad\.toml cannot be read as TOML"):
-        preset(str(tmp_path / "bad.toml"))
-    (tmp_path / "later.toml").write_text("version = 99\n")
-    with pytest.raises(ConfigError, match="has version 99, this program reads up to 3; update prototree"):
-        preset(str(tmp_path / "later.toml"))
+def test_only_what_changes_the_result_decides_whether_a_run_can_be_resumed() -> None:
+    config = load_preset("default")
+    assert config.replace({"workers": 7, "fail_on_bad_images": True}).resume_key() == config.resume_key()
+    for name, value in {"seed": 5, "lr": 0.2, "views": 5, "image_size": 64, "inference_backend": "torch"}.items():
+        assert config.replace({name: value}).resume_key() != config.resume_key(), name
 
 
-def test_a_configuration_of_an_earlier_version_is_named_as_such(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text('version = 2\nrecipe = "warm"\n')
-    with pytest.raises(ConfigError, match="earlier version"):
-        read_config(tmp_path / "config.toml")
+@pytest.mark.parametrize("kind", [Common, *RECIPE_SETTINGS.values()])
+def test_every_setting_says_what_it_means_and_when_to_change_it(kind: type[Settings]) -> None:
+    for item in kind.fields():
+        assert item.help
+        assert item.when.endswith(".")
+        assert item.values
+        is_number = "number" in item.values
+        assert is_number == (item.low is not None and item.high is not None), item.key
 
 
-def test_only_what_changes_the_result_decides_whether_a_run_can_be_continued() -> None:
-    config = preset("default")
-    assert config.changed({"workers": 7, "checkpoint_minutes": 1, "strict": True}).identity() == config.identity()
-    for name, value in {"seed": 5, "margin": 0.2, "patch_fraction": 0.6, "tree_views": 5, "image_size": 64}.items():
-        assert config.changed({name: value}).identity() != config.identity(), name
-
-
-@pytest.mark.parametrize("kind", [Common, *RECIPES.values()])
-def test_every_setting_says_what_it_means_and_when_to_touch_it(kind: type[Common]) -> None:
-    for one in kind.described():
-        assert one.about.meaning, one.key
-        assert one.about.touch.endswith("."), one.key
-        assert one.about.group, one.key
-        numbers = one.kind in (int, float) or one.key == "milestones"
-        assert numbers == (one.about.low is not None and one.about.high is not None), one.key
-
-
-def test_the_default_height_leaves_room_for_every_class() -> None:
+def test_auto_follows_from_the_number_of_classes() -> None:
     assert [default_height(k) for k in (2, 3, 12, 50, 196, 200, 256, 257)] == [2, 3, 5, 7, 9, 9, 9, 10]
-
-
-def test_a_third_recipe_is_one_new_file(tmp_path: Path) -> None:
-    shutil.copytree(Path(prototree.__file__).parent, tmp_path / "prototree")
-    (tmp_path / "prototree" / "training" / "recipes" / "third.py").write_text(
-        textwrap.dedent(
-            """
-            from dataclasses import dataclass
-            from typing import ClassVar
-
-            from prototree.settings import setting
-            from prototree.training.recipes.recipe import Recipe
-
-
-            @dataclass(frozen=True)
-            class Third(Recipe):
-                name: ClassVar[str] = "third"
-                summary: ClassVar[str] = "a third way"
-                patience: int = setting(3, "how long it waits", touch="Rarely.", group="time", low=1, high=9)
-            """
-        )
+    assert [default_threshold(k) for k in (2, 3, 200)] == [0.75, pytest.approx(2 / 3), 0.01]
+    assert [default_temperature(k) for k in (2, 12, 50, 200, 10_000)] == pytest.approx(
+        [2.5, 2.5, 2.5, 1.95, 1.47], abs=0.01
     )
-    code = f"""
-        import sys
-        sys.path.insert(0, {str(tmp_path)!r})
-        from prototree.cli.options import whole_help
-        from prototree.config import Config
-        from prototree.errors import ConfigError
-        config = Config().changed({{"recipe": "third", "patience": "5"}})
-        assert config.recipe.patience == 5 and "[third]" in config.to_toml() and "--patience" in whole_help()
-        try:
-            Config().changed({{"patience": 5}})
-        except ConfigError as error:
-            print(error)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=3600)
-    assert done.stdout.startswith("'patience' is a setting of the recipe 'third'"), done.stderr
+    config = load_preset("paper-cub").replace({"height": "auto", "prune_threshold": "auto"}).for_data(3)
+    assert (recipe_of(config).height, config.resize, config.prune_threshold) == (3, 224, pytest.approx(2 / 3))
+    kept = load_preset("paper-cars").for_data(3)
+    assert (recipe_of(kept).height, kept.resize, kept.prune_threshold) == (11, 256, 0.01)

@@ -22,14 +22,10 @@ def test_examples_are_short() -> None:
     assert all(len(path.read_text().splitlines()) <= 60 for path in EXAMPLES.glob("*.py"))
 
 
-def test_a_random_tree_decides() -> None:
-    assert run("random_tree.py").count("similarity") == 6
-
-
 def test_training_and_asking(tmp_path: Path) -> None:
-    settings = TINY | {"threshold": 0.34}
+    settings = TINY | {"prune_threshold": 0.34}
     words = [f"{key}={value}" for key, value in settings.items()]
-    output = run("train_and_ask.py", str(write_squares(tmp_path / "photos")), str(tmp_path / "run"), *words)
+    output = run("train_and_predict.py", str(write_squares(tmp_path / "photos")), str(tmp_path / "run"), *words)
     assert output.splitlines()[-1] in ("→ red", "→ green", "→ blue")
 
 
@@ -65,7 +61,7 @@ def test_the_notebook_runs_and_shows_a_tree_and_a_decision(tmp_path: Path, monke
     write_photos(tmp_path)
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
     assert not [cell for cell in notebook.cells if cell.get("outputs")], "stored without output"
-    given = f'photos, preset, settings, out = "photos", "auto", {QUICK}, "run"'
+    given = f'photos, preset, settings, out = "photos", "default", {QUICK}, "run"'
     notebook.cells[1].source = f"import prototree\n{given}"
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     nbclient.NotebookClient(notebook, timeout=3600, resources={"metadata": {"path": str(tmp_path)}}).execute()

@@ -1,153 +1,597 @@
-"""The whole configuration of a run: the common settings and those of one recipe. It stops at `run` and `pipeline`.
+"""Settings of a run: those of every run, those of one recipe, presets, and the TOML file. No torch here.
 
-In `config.toml` the common settings stand first, those of the recipe in a table of its name. On the command line and in
-Python all of them are named flatly; a setting that the chosen recipe does not use is refused. No torch here.
+In `config.toml` the common settings stand first and those of the recipe in a table of its name. On the command line and
+in Python all of them are named flatly; a setting that the chosen recipe does not use is refused. `None` is written
+`auto`: the value follows from the data. From the fields come errors, help texts and the settings page.
 """
 
+import dataclasses
+import difflib
 import functools
 import importlib.resources
+import math
 import tomllib
-from collections.abc import Mapping
+import types
+import typing
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeVar
 
 from prototree.errors import ConfigError
-from prototree.files import MAX_TEXT_BYTES, read_regular
-from prototree.settings import Common, Settings, unknown_key
-from prototree.training.recipes import RECIPES, Recipe
-from prototree.training.recipes.paper import Paper
+from prototree.io import MAX_TEXT_BYTES, read_regular
 
+VERSION = 1
+AUTO = "auto"
 DEFAULT_PRESET = "default"
-_LEARNING_RATE = ("learning_rate", "learningrate", "lr")  # as people call it elsewhere
-_RATES = ("rate", "lr_prototypes")  # what they mean, in a recipe that has it
-VERSION = 3
+S = TypeVar("S", bound="Settings")  # not `typing.Self`, which run-time type checkers refuse outside of a class
+LABEL_SMOOTHING = 0.1  # of classifiers
+_LEARNING_RATE = ("learning_rate", "learningrate", "lr", "rate")  # as people call it elsewhere
+_LR_OF = ("lr", "lr_prototypes")  # what they mean, in a recipe that has it
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its type, default, range, help text, and when to change it."""
+
+    key: str
+    kind: Any
+    default: Any
+    help: str
+    when: str
+    group: str
+    low: int | float | None
+    high: int | float | None
+    common: bool  # shown by the short help
+    affects_result: bool  # a run can be resumed with another value of those that do not
+
+    @property
+    def option(self) -> str:
+        return f"--{self.key.replace('_', '-')}"
+
+    @property
+    def can_be_auto(self) -> bool:
+        return type(None) in typing.get_args(self.kind)
+
+    @property
+    def values(self) -> str:
+        """Describe the allowed values."""
+        if typing.get_origin(self.kind) is Literal:
+            return " | ".join(typing.get_args(self.kind))
+        text = _type_text(self.kind)
+        if self.low is not None and self.high is not None:
+            text += f" from {self.low:g} to {self.high:g}"
+        return f"{text}, or {AUTO}" if self.can_be_auto else text
+
+
+def setting(
+    default: Any,
+    text: str,
+    *,
+    when: str,
+    group: str,
+    low: int | float | None = None,
+    high: int | float | None = None,
+    common: bool = False,
+    affects_result: bool = True,
+) -> Any:
+    """Declare a setting as a dataclass field."""
+    about = {"help": text, "when": when, "group": group, "low": low, "high": high}
+    return field(default=default, metadata={**about, "common": common, "affects_result": affects_result})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Base of dataclasses of settings: values are checked when an object is made, unknown names are errors."""
+
+    def __post_init__(self) -> None:
+        for item in self.fields():
+            value = getattr(self, item.key)
+            for number in value if isinstance(value, tuple) else (value,):
+                has_range = item.low is not None and item.high is not None and number is not None
+                if has_range and not item.low <= number <= item.high:  # also for NaN
+                    raise ConfigError(f"expected {item.key} from {item.low:g} to {item.high:g}, got {number:g}")
+            if isinstance(value, tuple) and list(value) != sorted(set(value)):
+                raise ConfigError(f"expected {item.key} in rising order, got {list(value)}")
+
+    @classmethod
+    def fields(cls) -> tuple[Setting, ...]:
+        """List the settings in the order in which they are written."""
+        kinds = typing.get_type_hints(cls)
+        fields = [item for item in dataclasses.fields(cls) if "help" in item.metadata]
+        return tuple(Setting(item.name, kinds[item.name], item.default, **item.metadata) for item in fields)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """List the names of the settings."""
+        return tuple(item.key for item in cls.fields())
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert values, which may be text, to the types of the settings; refuse unknown names."""
+        kinds = {item.key: item.kind for item in cls.fields()}
+        if unknown := [key for key in values if key not in kinds]:
+            raise unknown_key(unknown[0], kinds)
+        return {key: _parse(key, kinds[key], value) for key, value in values.items()}
+
+    def replace(self: S, values: Mapping[str, Any]) -> S:
+        """Return a copy with other values, by name."""
+        return replace(self, **self.parse(values))
+
+    def values(self) -> dict[str, Any]:
+        """Return all values by name."""
+        return {key: getattr(self, key) for key in self.names()}
+
+    def resume_key(self) -> dict[str, Any]:
+        """Return the values that decide the result of a run; it can only be resumed with the same ones."""
+        return {item.key: getattr(self, item.key) for item in self.fields() if item.affects_result}
+
+    def to_toml(self) -> str:
+        """Write the lines of a TOML file, each with its help text."""
+        lines = ((f"{item.key} = {_toml(getattr(self, item.key))}", item.help) for item in self.fields())
+        return "".join(f"{line:<32}  # {text}\n" for line, text in lines)
+
+
+def unknown_key(key: str, known: Iterable[str], also: Iterable[str] = ()) -> ConfigError:
+    """Make the error for an unknown name, with the nearest known one."""
+    known = list(known)
+    near = difflib.get_close_matches(key, [*known, *also], n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+    return ConfigError(f"unknown key {key!r}; {hint}")
+
+
+_NETWORK, _DATA, _TRAINING, _AFTER, _MACHINE = "network", "data", "training", "after training", "machine"
+
+
+@dataclass(frozen=True)
+class Common(Settings):
+    """Settings of every run, whatever its recipe."""
+
+    backbone: str = setting(
+        AUTO, "the network: the name of a timm model, or auto (EfficientNet-Lite0)", group=_NETWORK, common=True,
+        when="You have a GPU, or weights that were trained on images like yours.",
+    )  # fmt: skip
+    weights: str = setting(
+        AUTO, "weights of the network: auto, hub (timm's own), none (random), or a file", group=_NETWORK, common=True,
+        when="You have a file of weights.",
+    )  # fmt: skip
+    feature_level: int = setting(
+        -1, "which feature map: -1 is the last, -2 a finer one, and so on", group=_NETWORK, low=-16, high=-1,
+        when="What matters in your images is small: with -2 a patch has half the side.",
+    )  # fmt: skip
+    image_size: int = setting(
+        224, "side of the square that the network sees, in pixels", group=_NETWORK, low=16, high=4096, common=True,
+        when="Larger gives finer patches; the cost grows with the square.",
+    )  # fmt: skip
+    resize: int | None = setting(
+        None, "images are resized to this side, then a square of image_size is cropped; auto: no cropping",
+        group=_NETWORK, low=16, high=4096, when="The preset paper-cars has 256, as in the paper.",
+    )  # fmt: skip
+    prototype_dim: int = setting(
+        256, "numbers per cell of a prototype (D)", group=_NETWORK, low=1, high=65536,
+        when="Less memory: 128, which was less accurate on birds.",
+    )  # fmt: skip
+    head_hidden_dim: int = setting(
+        0, "width of a hidden layer between the feature map and the prototypes; 0: none, as in the paper",
+        group=_NETWORK, low=0, high=65536, when="Smaller for a faster head, larger for many classes.",
+    )  # fmt: skip
+    augment: str = setting(
+        "light", "random changes to training images: none, light, colour, cub or cars", group=_DATA,
+        when="none if the label depends on colour or orientation.",
+    )  # fmt: skip
+    test_fraction: float = setting(
+        0.2, "fraction of the images kept for testing if the data has no split of its own", group=_DATA, low=0.01,
+        high=0.99, common=True, when="You have few images, or very many.",
+    )  # fmt: skip
+    fold: str = setting(
+        "", "the part of the images kept for testing, such as 2/5; empty: the data's own split, or test_fraction",
+        group=_DATA, when="You cross-validate by hand; --folds 5 runs all five parts.",
+    )  # fmt: skip
+    bootstrap: bool = setting(
+        False, "train on a bootstrap sample of the images, a different one for each seed", group=_DATA,
+        when="You train an ensemble.",
+    )  # fmt: skip
+    fail_on_bad_images: bool = setting(
+        False, "an image that cannot be read is an error; otherwise it is skipped", group=_DATA, affects_result=False,
+        when="Every file must be used.",
+    )  # fmt: skip
+    batch_size: int = setting(
+        64, "images in a batch", group=_TRAINING, low=1, high=1_000_000, when="You run out of memory: smaller."
+    )
+    seed: int = setting(
+        0, "the same seed gives the same run", group=_TRAINING, low=0, high=2**31, common=True,
+        when="You want a different tree from the same data.",
+    )  # fmt: skip
+    prune_threshold: float | None = setting(
+        None, "leaves whose largest probability is at most this are removed; auto: twice the uniform probability",
+        group=_AFTER, low=0, high=0.999, when="The tree is larger than you can read: higher.",
+    )  # fmt: skip
+    project_within_class: bool = setting(
+        True, "projection takes patches only from classes below the node (Eq. S1), not from any class (Eq. 6)",
+        group=_AFTER, when="You want to compare the two.",
+    )  # fmt: skip
+    workers: int = setting(
+        2, "processes that read images; on a CPU feature extraction uses one thread per core instead", group=_MACHINE,
+        low=0, high=1024, common=True, affects_result=False,
+        when="Reading is slower than the network: more. Worker processes cause trouble: 0.",
+    )  # fmt: skip
+    precision: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto", "number format of the network: auto takes bfloat16 on GPUs that support it, float32 elsewhere",
+        group=_MACHINE, when="You need full precision on a GPU: float32.",
+    )  # fmt: skip
+    inference_backend: Literal["auto", "torch", "onnxruntime"] = setting(
+        "auto", "what runs a frozen network; auto: onnxruntime if installed, on a CPU, from 500 images on",
+        group=_MACHINE, when="Runs must be the same, bit for bit, with and without onnxruntime: torch.",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RecipeSettings(Settings):
+    """Settings of one recipe: a way to train a tree (`training.RECIPES` has its function under the same name)."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    frozen_backbone: ClassVar[bool] = False  # feature maps of a network that never learns are cached
+    can_finetune: ClassVar[bool] = False  # it can train the head further with the prototypes of an edited tree
+
+    def check(self, common: Common) -> None:
+        """Refuse common settings that the recipe cannot work with."""
+
+    def for_data(self, n_classes: int) -> "RecipeSettings":
+        """Replace `auto` where it follows from the number of classes."""
+        return self
+
+
+_TREE, _RATES, _LEAVES, _TEACHER, _HEAD = "tree", "learning rates", "leaves", "soft labels", "head"
+
+
+@dataclass(frozen=True)
+class PaperSettings(RecipeSettings):
+    """The published algorithm (§4, Algorithm 1, Tables S2 and S3)."""
+
+    name: ClassVar[str] = "paper"
+    summary: ClassVar[str] = "the published algorithm: a full tree of a given height, prototypes learned by gradients"
+
+    height: int | None = setting(
+        None, "edges from the root to the leaves; auto: one more than is needed for one leaf per class", group=_TREE,
+        low=1, high=20, common=True, when="Some classes have no leaf: higher. Training takes too long: lower.",
+    )  # fmt: skip
+    prototype_size: int = setting(
+        1, "rows and columns of a prototype, in cells of the feature map", group=_TREE, low=1, high=256,
+        when="You want larger patches.",
+    )  # fmt: skip
+    epochs: int = setting(
+        30, "passes over all images", group=_RATES, low=1, high=1_000_000, common=True,
+        when="Accuracy is still rising at the end: more.",
+    )  # fmt: skip
+    freeze_epochs: int = setting(
+        30, "epochs in which the backbone stays frozen, except for its last block", group=_RATES, low=0,
+        high=1_000_000, when="You have a GPU: fewer.",
+    )  # fmt: skip
+    train_last_block: bool = setting(
+        True, "train the backbone's last block from the start", group=_RATES,
+        when="You have few images or little time: false.",
+    )  # fmt: skip
+    lr_prototypes: float = setting(
+        1e-3, "learning rate of the prototypes", group=_RATES, low=0, high=100, when="The loss does not fall."
+    )
+    lr_last_block: float = setting(
+        1e-3, "learning rate of the 1×1 convolution and the backbone's last block", group=_RATES, low=0, high=100,
+        when="The loss does not fall.",
+    )  # fmt: skip
+    lr_backbone: float = setting(
+        1e-5, "learning rate of the rest of the backbone once it is no longer frozen", group=_RATES, low=0, high=100,
+        when="You use another backbone.",
+    )  # fmt: skip
+    weight_decay: float = setting(
+        0.0, "weight decay of the 1×1 convolution only", group=_RATES, low=0, high=100,
+        when="Accuracy is far higher on training images than on test images.",
+    )  # fmt: skip
+    adam_epsilon: float = setting(
+        1e-8, "ε of Adam", group=_RATES, low=1e-16, high=1, when="The paper's presets have 1e-7."
+    )
+    milestones: tuple[int, ...] = setting(
+        (), "epochs after which all learning rates are halved", group=_RATES, low=0, high=1_000_000,
+        when="You change epochs.",
+    )  # fmt: skip
+    pretrain_epochs: int = setting(
+        0, "epochs of training the backbone as a plain classifier first", group=_RATES, low=0, high=1_000_000,
+        when="The backbone has no pretrained weights.",
+    )  # fmt: skip
+    leaf_update: Literal["interleaved", "two_pass", "gradient"] = setting(
+        "interleaved", "how leaves learn: interleaved (Algorithm 1), two_pass (Eq. 5 over all images first), gradient",
+        group=_LEAVES, when="You want to compare the three.",
+    )  # fmt: skip
+    teacher: str = setting(
+        "", "where soft labels come from: runs (a,b), or a timm classifier (resnet50=file); empty: no soft labels",
+        group=_TEACHER, when="You have a better model of the same classes.",
+    )  # fmt: skip
+    distill_weight: float = setting(
+        0.7, "the teacher's share in the targets", group=_TEACHER, low=0, high=1, when="You use a teacher."
+    )
+    distill_temperature: float = setting(
+        2.0, "temperature of the teacher's probabilities", group=_TEACHER, low=0.01, high=1000,
+        when="You use a teacher.",
+    )  # fmt: skip
+    cache_views: int = setting(
+        0, "views of each image whose feature maps are computed once and kept while the backbone is frozen; 0: none",
+        group=_RATES, low=0, high=10_000, when="You have no GPU: 3 or more; this takes some gigabytes of disk.",
+    )  # fmt: skip
+
+    def for_data(self, n_classes: int) -> "PaperSettings":
+        return replace(self, height=self.height or default_height(n_classes))
+
+
+@dataclass(frozen=True)
+class DistillSettings(RecipeSettings):
+    """A frozen backbone, a head that first learns as a classifier, and prototypes that stay patches."""
+
+    name: ClassVar[str] = "distill"
+    summary: ClassVar[str] = "for small data and no GPU: a frozen network, a tree grown from the classes"
+    frozen_backbone: ClassVar[bool] = True
+    can_finetune: ClassVar[bool] = True
+
+    views: int = setting(
+        6, "views of each image to train on; prototypes come from the first two", group=_DATA, low=2, high=10_000,
+        common=True, when="Fewer save disk and time; 2 is the minimum.",
+    )  # fmt: skip
+    center_crop: float = setting(
+        0.7, "side of a second crop in the centre of the image, as a fraction; 0: the full image only", group=_DATA,
+        low=0, high=0.95, when="0 halves the time per prediction and costs one or two points of accuracy.",
+    )  # fmt: skip
+    head_epochs: int | None = setting(
+        None, "epochs of the head as a classifier; auto: enough to see 38,000 views", group=_HEAD, low=1,
+        high=1_000_000, when="You want a quick trial.",
+    )  # fmt: skip
+    lr_head: float = setting(
+        2e-3, "learning rate of the head as a classifier", group=_HEAD, low=0, high=100,
+        when="You use another backbone and the baseline is weak.",
+    )  # fmt: skip
+    epochs: int | None = setting(
+        None, "epochs of the tree; auto: enough to see 54,000 views", group=_TREE, low=1, high=1_000_000, common=True,
+        when="You want a quick trial.",
+    )  # fmt: skip
+    lr: float = setting(
+        5e-3, "learning rate of the head under the tree", group=_TREE, low=0, high=100, when="The loss does not fall."
+    )
+    weight_decay: float = setting(
+        0.01, "weight decay of the head under the tree", group=_TREE, low=0, high=100,
+        when="Accuracy is far higher on training images than on test images.",
+    )  # fmt: skip
+    sharpness: float = setting(
+        6.0, "slope of the decisions when training ends, an inverse temperature", group=_TREE, low=3, high=64,
+        when="Higher makes the single path agree more with all paths averaged.",
+    )  # fmt: skip
+    occlusion_weight: float = setting(
+        0.3, "weight of the occlusion loss: a prototype's match must depend on the displayed box; 0: none",
+        group=_TREE, low=0, high=100, when="0 if time is short, or places do not matter.",
+    )  # fmt: skip
+    distill_weight: float = setting(
+        1.0, "the head's share in the tree's targets; the labels have the rest", group=_TEACHER, low=0, high=1,
+        when="The baseline is weak: lower.",
+    )  # fmt: skip
+    distill_temperature: float | None = setting(
+        None, "temperature of the head's probabilities, and by the end of the tree's; auto: from the number of classes "
+        "(2.5 up to 50, 1.9 for 200)", group=_TEACHER, low=0.01, high=1000, when="You study distillation.",
+    )  # fmt: skip
+    calibration_fraction: float = setting(
+        0.2, "fraction of each class that a second tree does not see, to calibrate the confidence; 0: no calibration",
+        group=_TEACHER, low=0, high=0.5, when="0 if time is short and confidences do not matter.",
+    )  # fmt: skip
+    pretrain_epochs: int = setting(
+        0, "epochs of training the backbone as a plain classifier first", group=_RATES, low=0, high=1_000_000,
+        when="The backbone has no pretrained weights, or you have a GPU.",
+    )  # fmt: skip
+
+    def check(self, common: Common) -> None:
+        if not common.head_hidden_dim:
+            raise ConfigError(
+                "the recipe 'distill' needs a hidden layer: expected head_hidden_dim of at least 1, got 0"
+            )
+        if 0 < self.center_crop < 0.1:
+            raise ConfigError(f"expected center_crop of 0 or from 0.1 to 0.95, got {self.center_crop:g}")
+
+    def for_data(self, n_classes: int) -> "DistillSettings":
+        temperature = self.distill_temperature or default_temperature(n_classes)
+        return replace(self, distill_temperature=temperature)
+
+
+RECIPE_SETTINGS: dict[str, type[RecipeSettings]] = {"paper": PaperSettings, "distill": DistillSettings}
+
+
+def default_height(n_classes: int) -> int:
+    """⌈log₂K⌉ + 1: 9 for the paper's 200 classes."""
+    return max(1, (n_classes - 1).bit_length() + 1)
+
+
+def default_threshold(n_classes: int) -> float:
+    """Twice the uniform probability: 0.01 for the paper's 200 classes. For two classes, halfway from there to 1."""
+    return min(2 / n_classes, (1 + 1 / n_classes) / 2)
+
+
+def default_temperature(n_classes: int) -> float:
+    """At most 2.5, and never so high that the softened teacher keeps less than about a fifth for its own answer.
+
+    Label smoothing leaves it a margin of about log(0.9 K / 0.1) over each of the K − 1 other classes.
+    """
+    margin = math.log(max(n_classes, 2) * (1 - LABEL_SMOOTHING) / LABEL_SMOOTHING)
+    others = math.log(max(n_classes - 1, 1) / (1 / 0.19 - 1))
+    return 2.5 if others <= 0 else min(2.5, round(margin / others, 2))
 
 
 @dataclass(frozen=True)
 class Config(Common):
-    """All settings of a run. For some of them 0 means: derived from the data.
+    """All settings of a run.
 
     Examples:
-        >>> preset("default").changed({"seed": 1, "views": 4}).recipe.views
+        >>> from prototree.config import load_preset
+        >>> load_preset("default").replace({"seed": 1, "views": 4}).recipe.views
         4
     """
 
-    recipe: Recipe = field(default_factory=Paper)
+    recipe: RecipeSettings = field(default_factory=PaperSettings)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.recipe.check(self)
 
-    def changed(self, values: Mapping[str, Any]) -> "Config":
-        """The same with other values, by name; `recipe` is the name of one, and starts from its defaults."""
+    def replace(self, values: Mapping[str, Any]) -> "Config":
+        """Return a copy with other values, by name; `recipe` is the name of one, and starts from its defaults."""
         recipe = self.recipe
         if "recipe" in values and values["recipe"] != recipe.name:
             recipe = _recipe_named(values["recipe"])()
-        common, own = _sorted_out(values, recipe)
-        return replace(self, **self.parsed(common), recipe=recipe.changed(own))
+        common, of_recipe = _split(values, recipe)
+        return replace(self, **self.parse(common), recipe=recipe.replace(of_recipe))
 
-    def identity(self) -> dict[str, Any]:
-        """The settings that decide the result of a run; it can only be continued with the same ones."""
-        return {**super().identity(), "recipe": self.recipe.name, **self.recipe.identity()}
+    def for_data(self, n_classes: int) -> "Config":
+        """Replace every `auto` that follows from the data."""
+        threshold = default_threshold(n_classes) if self.prune_threshold is None else self.prune_threshold
+        resize, recipe = self.resize or self.image_size, self.recipe.for_data(n_classes)
+        return replace(self, prune_threshold=threshold, resize=resize, recipe=recipe)
+
+    def resume_key(self) -> dict[str, Any]:
+        return {**super().resume_key(), "recipe": self.recipe.name, **self.recipe.resume_key()}
 
     def to_toml(self) -> str:
-        """As a file that `read_config` reads back."""
         name, summary = self.recipe.name, self.recipe.summary
         head = f'version = {VERSION}\nrecipe = "{name}"  # {summary}\n'
         return f"{head}\n{super().to_toml()}\n[{name}]\n{self.recipe.to_toml()}"
 
 
 def preset_names() -> list[str]:
-    """Presets that come with the package."""
+    """List the presets that come with the package."""
     files = importlib.resources.files("prototree") / "configs"
     return sorted(file.name.removesuffix(".toml") for file in files.iterdir() if file.name.endswith(".toml"))
 
 
-def preset(name: str) -> Config:
-    """A preset by name, or a TOML file by path.
+def load_preset(name: str) -> Config:
+    """Load a preset by name, or a TOML file by path.
 
     Examples:
-        >>> preset("paper-cub").recipe.height
+        >>> load_preset("paper-cub").recipe.height
         9
     """
     if name in preset_names():
-        return Config().changed(_packaged(name))
+        return Config().replace(_packaged(name))
     if not Path(name).is_file():
         raise ConfigError(f"no preset {name!r}; expected {', '.join(preset_names())}, or the path of a TOML file")
-    return Config().changed(_values_in(Path(name))[1])
+    return Config().replace(_read_toml(Path(name))[1])
 
 
 @functools.cache
 def preset_values(kind: type[Settings]) -> dict[str, dict[str, Any]]:
-    """The values that each preset gives a class of settings, by the preset's name; only of presets that use it."""
-    found = {}
+    """Return the values that each preset gives a class of settings; only presets that use it."""
+    result = {}
     for name in preset_names():
         values = _packaged(name)
-        recipe = _recipe_named(values.get("recipe", Paper.name))
-        common, own = _sorted_out(values, recipe)
+        recipe = _recipe_named(values.get("recipe", PaperSettings.name))
+        common, of_recipe = _split(values, recipe)
         if kind in (Common, recipe):
-            found[name] = kind(**kind.parsed(common if kind is Common else own)).values()
-    return found
-
-
-def _packaged(name: str) -> dict[str, Any]:
-    """What the file of a preset says."""
-    return tomllib.loads((importlib.resources.files("prototree") / "configs" / f"{name}.toml").read_text())
+            result[name] = kind(**kind.parse(common if kind is Common else of_recipe)).values()
+    return result
 
 
 def read_config(path: Path) -> Config:
-    """The `config.toml` of a run."""
-    version, values = _values_in(path)
-    if version != VERSION:
-        raise ConfigError(
-            f"{path} was written by an earlier version of prototree, whose settings had other names; train it again"
-        )
-    return Config().changed(values)
+    """Read the `config.toml` of a run."""
+    version, values = _read_toml(path)
+    if version is None:
+        raise ConfigError(f"{path} was written by an earlier version of prototree; train the run again")
+    return Config().replace(values)
 
 
-def _values_in(path: Path) -> tuple[int, dict[str, Any]]:
-    """The version of a file and what it says; one that does not name its version is of the first."""
+def _packaged(name: str) -> dict[str, Any]:
+    return tomllib.loads((importlib.resources.files("prototree") / "configs" / f"{name}.toml").read_text())
+
+
+def _read_toml(path: Path) -> tuple[int | None, dict[str, Any]]:
     try:
         values = tomllib.loads(read_regular(path, MAX_TEXT_BYTES).decode())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML ({error})") from error
-    version = values.pop("version", 1)
-    if not isinstance(version, int) or version > VERSION:
-        raise ConfigError(f"{path} has version {version!r}, this program reads up to {VERSION}; update prototree")
+    version = values.pop("version", None)
+    if version not in (None, VERSION):
+        raise ConfigError(f"{path} has version {version!r}, this program reads version {VERSION}; train the run again")
     return version, values
 
 
-def _recipe_named(name: Any) -> type[Recipe]:
-    if name not in RECIPES:
-        raise ConfigError(f"expected one of {', '.join(map(repr, RECIPES))} for recipe, got {name!r}")
-    return RECIPES[name]
+def _recipe_named(name: Any) -> type[RecipeSettings]:
+    if name not in RECIPE_SETTINGS:
+        raise ConfigError(f"expected one of {', '.join(map(repr, RECIPE_SETTINGS))} for recipe, got {name!r}")
+    return RECIPE_SETTINGS[name]
 
 
-def _sorted_out(values: Mapping[str, Any], recipe: Recipe | type[Recipe]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Common values and those of the recipe, whether they stand flatly or in its table."""
+def _split(
+    values: Mapping[str, Any], recipe: RecipeSettings | type[RecipeSettings]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Separate common values from those of the recipe, whether they stand flatly or in its table."""
     common: dict[str, Any] = {}
-    own: dict[str, Any] = {}
+    of_recipe: dict[str, Any] = {}
     for key, value in values.items():
         if key in Common.names():
             common[key] = value
         elif key in recipe.names():
-            own[key] = value
+            of_recipe[key] = value
         elif key == recipe.name and isinstance(value, Mapping):
-            own.update(value)
+            of_recipe.update(value)
         elif key != "recipe":
             raise _not_used(key, recipe)
-    return common, own
+    return common, of_recipe
 
 
-def _not_used(key: str, recipe: Recipe | type[Recipe]) -> ConfigError:
-    others = [name for name, other in RECIPES.items() if key in other.names() or key == name]
+def _not_used(key: str, recipe: RecipeSettings | type[RecipeSettings]) -> ConfigError:
+    if key in _LEARNING_RATE and (meant := next((name for name in _LR_OF if name in recipe.names()), None)):
+        return ConfigError(f"unknown key {key!r}; did you mean {meant!r}?")
+    others = [name for name, other in RECIPE_SETTINGS.items() if key in other.names() or key == name]
     if others:
         return ConfigError(
             f"{key!r} is a setting of the recipe {others[0]!r}, which the recipe {recipe.name!r} does not use; "
             f"leave it out, or choose --recipe {others[0]}"
         )
-    if key in _LEARNING_RATE and (meant := next((name for name in _RATES if name in recipe.names()), None)):
-        return ConfigError(f"unknown key {key!r}; did you mean {meant!r}?")
-    elsewhere = (name for other in RECIPES.values() for name in other.names())
+    elsewhere = (name for other in RECIPE_SETTINGS.values() for name in other.names())
     return unknown_key(key, (*Common.names(), *recipe.names()), also=elsewhere)
+
+
+def _parse(key: str, kind: Any, value: Any) -> Any:
+    try:
+        if typing.get_origin(kind) is types.UnionType:
+            if value in (None, AUTO):
+                return None
+            kind = typing.get_args(kind)[0]
+        if typing.get_origin(kind) is Literal:
+            if value not in typing.get_args(kind):
+                raise ValueError
+            return value
+        if typing.get_origin(kind) is tuple:
+            parts = value.replace(",", " ").split() if isinstance(value, str) else value
+            return tuple(typing.get_args(kind)[0](part) for part in parts)
+        if kind is bool:
+            lowered = value.lower() if isinstance(value, str) else value
+            return {True: True, False: False, "true": True, "false": False, "yes": True, "no": False}[lowered]
+        if kind is int and not isinstance(value, str) and int(value) != value:
+            raise ValueError
+        return kind(value)
+    except (TypeError, ValueError, KeyError):
+        raise ConfigError(f"expected {_type_text(kind)} for {key}, got {value!r}") from None
+
+
+def _type_text(kind: Any) -> str:
+    if typing.get_origin(kind) is types.UnionType:
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(repr, typing.get_args(kind)))
+    if typing.get_origin(kind) is tuple:
+        return "whole numbers" if typing.get_args(kind)[0] is int else "numbers"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return f'"{AUTO}"'
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in value)
+        return f'"{escaped}"'
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(repr, value))}]"
+    return repr(value)

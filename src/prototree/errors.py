@@ -1,20 +1,4 @@
-"""Every error a user can cause. Each message says what was expected, what was found, and what to do.
-
-ProtoTreeError
-├── ConfigError       a setting that is unknown or out of range
-│   └── ImageSizeError  images far larger than a network was made for
-├── DataError         images, labels or annotation files that cannot be used
-│   ├── TooLargeError   an image of more pixels or bytes than we take
-│   └── NotAnImageError a file that holds no image, or none of a kind we read
-├── ShapeError        tensors whose shapes or values do not fit the tree
-├── WeightsError      a backbone's weight file that is missing, damaged or of another model
-├── CheckpointError   a saved tree or run that is damaged, newer, or not one
-├── PruneError        a threshold that leaves nothing
-├── TrainError        training that cannot start or go on
-├── MendError         an edit of a tree by hand that cannot be made
-│   └── ConflictError an edit of a state that somebody else has changed meanwhile
-└── MissingExtraError an optional package that is not installed
-"""
+"""Every error a user can cause. Each message says what was expected, what was found, and what to do."""
 
 
 class ProtoTreeError(Exception):
@@ -58,7 +42,7 @@ class WeightsError(ProtoTreeError):
 
 
 class CheckpointError(ProtoTreeError):
-    """A saved tree or run that is damaged, newer, or not one."""
+    """A saved tree or run that is damaged, of another version, or not one."""
 
 
 class PruneError(ProtoTreeError):

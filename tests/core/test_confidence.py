@@ -32,7 +32,7 @@ def test_fitted_percentages_are_true() -> None:
     is_right = torch.rand(20_000, generator=generator) < truth
     fitted = fit_calibration(margins, torch.ones(20_000), is_right)
     assert (fitted.slope, fitted.offset) == pytest.approx((0.7, -0.4), abs=0.06)
-    assert fitted.n_photos == 20_000
+    assert fitted.n_images == 20_000
     for low in (0.1, 0.3, 0.5, 0.7):
         some = (fitted.of(margins) > low) & (fitted.of(margins) < low + 0.2)
         assert fitted.of(margins)[some].mean().item() == pytest.approx(is_right[some].float().mean().item(), abs=0.03)
@@ -62,8 +62,8 @@ def test_a_fit_stays_within_what_can_be_saved(monkeypatch: pytest.MonkeyPatch) -
 
 def test_decisions_carry_the_confidence_of_the_greedy_answer(tiny_tree: ProtoTree) -> None:
     tiny_tree.calibration = Calibration(0.5, -1.0, 10)
-    routed = tiny_tree.route(random_maps(0, 5, 8, 4, 4, dtype=torch.float32))
-    decisions = tiny_tree.decide(routed)
+    routed = tiny_tree.forward_features(random_maps(0, 5, 8, 4, 4, dtype=torch.float32))
+    decisions = tiny_tree.decode(routed)
     labels = tiny_tree.leaf_logits.argmax(dim=1)
     expected = torch.sigmoid(0.5 * margin(routed.log_path_probs, decisions.greedy.leaf, labels) - 1)
     assert torch.equal(decisions.confidence, expected)
@@ -75,35 +75,35 @@ def test_the_limits_let_95_of_100_own_photos_pass_and_use_both_doubt_and_strange
     margins, ood_score = torch.randn(400, generator=generator), torch.rand(400, generator=generator)
     is_right = torch.rand(400, generator=generator) < torch.sigmoid(2 * margins - 0.5)
     fitted = fit_calibration(margins, ood_score, is_right)
-    sure, near = fitted.of(margins) >= fitted.least, ood_score <= fitted.farthest
+    sure, near = fitted.of(margins) >= fitted.min_confidence, ood_score <= fitted.max_ood_score
     assert 0.95 <= (sure & near).float().mean() < 0.96
     assert not sure.all()
     assert not near.all()
-    assert torch.equal(fitted.knows(fitted.of(margins), ood_score), sure & near)
+    assert torch.equal(fitted.accepts(fitted.of(margins), ood_score), sure & near)
 
 
 def test_an_answer_that_is_rather_right_than_wrong_is_given() -> None:
     margins = torch.linspace(3, 9, 100)
     fitted = fit_calibration(margins, torch.ones(100), torch.ones(100, dtype=torch.bool))
     assert fitted.of(margins[:1]).item() > 0.5
-    assert fitted.least <= 0.5
-    assert fitted.knows(fitted.of(margins), torch.ones(100)).all()
+    assert fitted.min_confidence <= 0.5
+    assert fitted.accepts(fitted.of(margins), torch.ones(100)).all()
 
 
 def test_what_was_never_fitted_always_answers() -> None:
-    assert Calibration().knows(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 999.0])).all()
+    assert Calibration().accepts(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 999.0])).all()
 
 
 @pytest.mark.parametrize("kind", ["presence", "pairwise"])
 def test_strangeness_is_the_worst_turn_of_the_greedy_path(tiny_tree: ProtoTree, kind: str) -> None:
     tree = tiny_tree
     if kind == "pairwise":
-        tree = ProtoTree(tree.topology, tree.features, tree.class_names, question=NodeFunction("pairwise", 3.0))
+        tree = ProtoTree(tree.topology, tree.features, tree.class_names, node_function=NodeFunction("pairwise", 3.0))
     tree.requires_grad_(False)
     n_nodes = tree.topology.n_nodes
     tree.distance_p95.copy_(torch.linspace(0.5, 1.5, 2 * n_nodes))
-    routed = tree.route(random_maps(0, 6, 8, 4, 4, dtype=torch.float32))
-    decisions = tree.decide(routed)
+    routed = tree.forward_features(random_maps(0, 6, 8, 4, 4, dtype=torch.float32))
+    decisions = tree.decode(routed)
     for image in range(6):
         found = []
         path = decisions.greedy
@@ -113,8 +113,9 @@ def test_strangeness_is_the_worst_turn_of_the_greedy_path(tiny_tree: ProtoTree, 
                 limit = tree.distance_p95[node if right else node + n_nodes]
                 found.append(float(routed.distance[image, column] / limit))
         assert decisions.ood_score[image].item() == pytest.approx(max(found))
-    tree.calibration = Calibration(farthest=float(decisions.ood_score.median()))
-    assert torch.equal(tree.decide(routed).is_known, decisions.ood_score <= decisions.ood_score.median())
+    tree.calibration = Calibration(max_ood_score=float(decisions.ood_score.median()))
+    assert torch.equal(tree.decode(routed).abstained, decisions.ood_score > decisions.ood_score.median())
     tree.distance_p95.zero_()
-    assert not tree.decide(routed).distance_ratio.any(), "nothing is strange where nobody knows what is usual"
-    assert distance_ratio(torch.zeros(2, 0), decisions.greedy, torch.zeros(0)).shape == (2, 0)
+    assert not tree.decode(routed).distance_ratio.any(), "nothing is strange where nobody knows what is usual"
+    nothing = torch.zeros(2, 0, dtype=torch.long)
+    assert distance_ratio(torch.zeros(2, 0), nothing, nothing.bool(), torch.zeros(0)).shape == (2, 0)

@@ -107,18 +107,3 @@ def test_how_many_images_a_confident_leaf_needs() -> None:
     # The bound the documentation states: K = 200; 1, 5 and 10 images of one class in a leaf.
     confidence = [leaves.class_log_probs(torch.eye(1, 200) * n).exp().max().item() for n in (1, 5, 10)]
     assert confidence == pytest.approx([0.0135, 0.43, 0.99], abs=0.005)
-
-
-@pytest.mark.parametrize("count", [0.01, 3.0, 180.0, 5000.0])
-def test_where_every_class_has_a_leaf_the_short_form_is_the_long_one(count: float) -> None:
-    leaf_class = torch.tensor([2, 0, 3, 1])
-    log_pi = random_paths(0, 5, 4, sharpness=60).requires_grad_()
-    log_sigma = leaves.class_log_probs(count * one_hot(leaf_class.tolist(), 4).to(log_pi.dtype))
-    found = leaves.log_predict_classes(log_pi, leaf_class.argsort(), count)
-    expected = leaves.log_predict(log_pi, log_sigma)
-    torch.testing.assert_close(found, expected)
-    weight = random_maps(1, 5, 4)
-    slopes = [torch.autograd.grad((one * weight).sum(), log_pi, retain_graph=True)[0] for one in (found, expected)]
-    # The short form takes Σπ = 1 for granted: slopes along that direction alone may differ.
-    pi = log_pi.detach().exp()
-    torch.testing.assert_close(*(s - pi * s.sum(dim=1, keepdim=True) for s in slopes), atol=1e-9, rtol=1e-6)

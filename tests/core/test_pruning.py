@@ -51,7 +51,7 @@ def test_pruned_trees_agree_with_the_oracle(
             way = [(node, right) for node, right in ways[leaf] if (node, not right) in sides]
             expected[b] += oracle.path_prob(z[b], p, way) * oracle.softmax(c)[leaf]
     torch.testing.assert_close(expected.sum(dim=1), torch.ones(2, dtype=torch.float64))
-    torch.testing.assert_close(pruned.tree.decide(pruned.tree.route(z)).soft, expected)
+    torch.testing.assert_close(pruned.tree.decode(pruned.tree.forward_features(z)).soft, expected)
     again = prune(pruned.tree)
     assert again.tree.topology.left.tolist() == pruned.tree.topology.left.tolist()
     assert torch.equal(again.tree.leaf_logits, pruned.tree.leaf_logits)

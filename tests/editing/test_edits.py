@@ -5,7 +5,7 @@ import pytest
 
 from prototree.editing.edits import Edit, Exclude, History, Note, Remove, Replace, from_json, read_history, to_json
 from prototree.errors import CheckpointError, ConflictError, EditError
-from prototree.files import write_json
+from prototree.io import write_json
 
 EDITS: list[Edit] = [
     Replace(3, "a/b.png", "full", (1, 2)),
@@ -18,29 +18,30 @@ EDITS: list[Edit] = [
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: type(edit).__name__)
-def test_an_edit_survives_json(edit: Edit) -> None:
-    assert from_json(json.loads(json.dumps(to_json(edit)))) == edit
-
-
-def test_an_edit_from_before_there_were_sides_is_of_the_right_one() -> None:
-    values = to_json(EDITS[0])
-    del values["side"]
-    assert from_json(values) == EDITS[0]
-    with pytest.raises(EditError, match="'up'"):
-        from_json(values | {"side": "up"})
+def test_an_edit_survives_json_where_nodes_count_from_1(edit: Edit) -> None:
+    content = json.loads(json.dumps(to_json(edit)))
+    assert from_json(content) == edit
+    assert content.get("node") == (None if isinstance(edit, Exclude) else edit.node + 1)
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"edit": "burn"}, {"edit": "note", "node": 1}, {"edit": "exclude", "image": "a", "x": 1}]
+    "values",
+    [
+        {},
+        {"edit": "burn"},
+        {"edit": "note", "node": 1},
+        {"edit": "note", "node": "1", "text": "x"},
+        {"edit": "exclude", "image": "a", "x": 1},
+    ],
 )
 def test_what_is_no_edit_is_refused(values: dict[str, object]) -> None:
-    with pytest.raises(EditError, match="expected an edit"):
+    with pytest.raises(EditError):
         from_json(values)
 
 
 @pytest.mark.parametrize("text", ["x" * 201, "two\nlines", "bell\a"])
 def test_a_note_is_one_short_line(text: str) -> None:
-    with pytest.raises(EditError, match="one line"):
+    with pytest.raises(EditError):
         Note(0, text)
 
 
@@ -54,18 +55,17 @@ def test_undo_and_redo_move_along_the_edits() -> None:
     assert back.redo().undone == (EDITS[-1],)
     assert back.add(EDITS[0]).undone == ()
     assert back.redo().redo().revision == len(EDITS) + 4
-    with pytest.raises(EditError, match="nothing to undo"):
-        History("tree").undo()
-    with pytest.raises(EditError, match="nothing to redo"):
-        History("tree").redo()
+    for step in (History.undo, History.redo):
+        with pytest.raises(EditError):
+            step(History("tree"))
 
 
-def test_a_change_meant_for_another_revision_is_refused() -> None:
+def test_a_change_based_on_another_revision_is_refused() -> None:
     history = History("tree").add(EDITS[0])
-    history.expect(None)
-    history.expect(1)
-    with pytest.raises(ConflictError, match="expected revision 1, got 0"):
-        history.expect(0)
+    history.check_revision(None)
+    history.check_revision(1)
+    with pytest.raises(ConflictError):
+        history.check_revision(0)
 
 
 def test_a_history_is_read_back_as_it_was_written(tmp_path: Path) -> None:
@@ -77,10 +77,10 @@ def test_a_history_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         read_history(tmp_path / "history.json", "other")
 
 
-@pytest.mark.parametrize("version", [0, 4, None, "2"])
+@pytest.mark.parametrize("version", [0, 2, None, "1"])
 def test_a_history_of_an_unknown_version_is_refused(tmp_path: Path, version: object) -> None:
     write_json(tmp_path / "history.json", {"version": version, "origin": "tree"})
-    with pytest.raises(CheckpointError, match="format version"):
+    with pytest.raises(CheckpointError, match="version"):
         read_history(tmp_path / "history.json", "tree")
 
 
@@ -89,5 +89,5 @@ def test_a_history_of_an_unknown_version_is_refused(tmp_path: Path, version: obj
 )
 def test_a_damaged_history_is_an_error_not_an_empty_one(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "history.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(CheckpointError):
         read_history(tmp_path / "history.json", "tree")

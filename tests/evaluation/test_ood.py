@@ -12,24 +12,21 @@ from PIL import Image
 from prototree.core import checkpoint
 from prototree.core.confidence import Calibration
 from prototree.errors import ConfigError
-from prototree.evaluation.metrics import Judged
-from prototree.evaluation.ood import auroc, tell_apart
+from prototree.evaluation.metrics import ImagePredictions
+from prototree.evaluation.ood import auroc, evaluate_ood, ood_metrics
 from prototree.pipeline.fit import fit
-from prototree.pipeline.ood import evaluate_ood
 from tiny_training import TINY, write_squares
 
 
-def judged(confidence: list[float], ood_score: list[float]) -> Judged:
+def predictions(confidence: list[float], ood_score: list[float]) -> ImagePredictions:
     zeros = torch.zeros(len(confidence), dtype=torch.long)
-    return Judged(
+    return ImagePredictions(
         *(zeros,) * 7,
         soft_confidence=torch.ones(len(zeros)),
         confidence=torch.tensor(confidence),
         ood_score=torch.tensor(ood_score),
         is_known=torch.tensor(confidence) > 0.5,
         in_top5=zeros.bool(),
-        max_path_leaf=zeros,
-        greedy_leaf=zeros,
     )
 
 
@@ -42,18 +39,18 @@ def test_auroc_is_the_share_of_pairs_in_the_right_order(seed: int) -> None:
     assert auroc(high, low) == pytest.approx(sum(pairs) / len(pairs))
 
 
-def test_either_doubt_or_distance_gives_a_stranger_away() -> None:
-    own = judged(torch.linspace(0.6, 1, 100).tolist(), torch.linspace(0.2, 1, 100).tolist())
+def test_either_doubt_or_distance_gives_an_unknown_class_away() -> None:
+    own = predictions(torch.linspace(0.6, 1, 100).tolist(), torch.linspace(0.2, 1, 100).tolist())
     unsure, far, alike = (0.1, 0.5), (0.99, 3.0), (0.95, 0.3)
-    found = tell_apart(own, judged(*map(list, zip(unsure, far, alike, strict=True))))
-    assert found.n_photos == 3
-    assert found.accepted == pytest.approx(1 / 3)
+    found = ood_metrics(own, predictions(*map(list, zip(unsure, far, alike, strict=True))))
+    assert found.n_images == 3
+    assert found.fpr_at_95_tpr == pytest.approx(1 / 3)
     assert found.coverage == pytest.approx(2 / 3), "by what was stored in the tree"
     assert found.auroc["both"] > max(found.auroc["confidence"], found.auroc["distance"])
-    assert tell_apart(own, own).accepted >= 0.95
+    assert ood_metrics(own, own).fpr_at_95_tpr >= 0.95
 
 
-def test_a_run_meets_strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_and_images_of_no_known_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROTOTREE_CACHE", str(tmp_path / "cache"))
     run = fit(write_squares(tmp_path / "squares"), tmp_path / "run", settings=TINY)
     noise = tmp_path / "noise"
@@ -61,13 +58,13 @@ def test_a_run_meets_strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for i in range(5):
         pixels = np.random.default_rng(i).integers(0, 256, (40, 40, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(noise / f"{i}.png")
-    with pytest.raises(ConfigError, match="was never fitted"):
+    with pytest.raises(ConfigError, match="calibrated"):
         evaluate_ood(run.folder, [noise])
     tree = run.tree()
-    tree.calibration = replace(Calibration(), n_photos=30)
+    tree.calibration = replace(Calibration(), n_images=30)
     checkpoint.save(tree, run.folder / "projected")
     found = evaluate_ood(run.folder, [noise])["noise"]
-    assert found.n_photos == 5
+    assert found.n_images == 5
     assert run.metrics["ood"]["noise"]["auroc"] == found.auroc
-    with pytest.raises(ConfigError, match="names of their own"):
+    with pytest.raises(ConfigError, match="names"):
         evaluate_ood(run.folder, [noise, noise])

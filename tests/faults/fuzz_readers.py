@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 with atheris.instrument_imports(include=["prototree"]):
-    from prototree import files
+    from prototree import io
     from prototree.backbones.backbone import Backbone, FeatureExtractor
     from prototree.core import checkpoint
     from prototree.core.model import ProtoTree, PrototypeSource
@@ -50,7 +50,7 @@ def tree_json(folder: Path) -> tuple[Target, list[bytes]]:
     header, tensors = checkpoint.read_state(folder, checkpoint.TREE)
 
     def read(content: bytes) -> object:
-        given = files.parse_json(content, "input")
+        given = io.parse_json(content, "input")
         checkpoint.check_version(given, "input")
         return checkpoint.rebuild(given, tensors, "input")
 

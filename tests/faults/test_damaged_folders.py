@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from prototree import files
+from prototree import io
 from prototree.core import checkpoint
 from prototree.core.model import ProtoTree, PrototypeSource
 from prototree.errors import CheckpointError
@@ -112,7 +112,7 @@ def folder(tiny_tree: ProtoTree, tmp_path: Path) -> Path:
 
 def is_same(one: ProtoTree, other: ProtoTree) -> bool:
     mine, theirs = one.state_dict(), other.state_dict()
-    what = ("class_names", "sources", "question", "confidence", "preprocessing")
+    what = ("class_names", "sources", "node_function", "calibration", "preprocessing")
     return (
         all(torch.equal(mine[name], theirs[name]) for name in mine)
         and one.topology.left.tolist() == other.topology.left.tolist()
@@ -158,7 +158,7 @@ def test_odd_values_under_a_right_checksum_are_one_clear_error_or_a_tree(
     refused = 0
     for seed in range(count):
         forged = with_odd_value(random.Random(seed), json.loads(json.dumps(header)))
-        (folder / "tree.json").write_text(json.dumps(files.sealed(forged)))
+        (folder / "tree.json").write_text(json.dumps(io.with_checksum(forged)))
         try:
             checkpoint.load(folder)
         except CheckpointError:

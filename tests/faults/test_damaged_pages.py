@@ -14,10 +14,8 @@ from test_damaged_folders import DAMAGES, change_a_value, swap_with_another
 
 from prototree.errors import CheckpointError
 from prototree.evaluation.schema import read_errors
-from prototree.explain.assets import KeptPages
-from prototree.explain.prototype_pictures import PrototypePictures, SourcePictures
-from prototree.explain.stored_histograms import keep_spreads, kept_spreads
-from prototree.files import write_json
+from prototree.explanation.assets import AssetStore, PrototypePictures, SourcePictures
+from prototree.io import write_json
 from prototree.pipeline.fit import rerun
 from prototree.pipeline.share import pack
 from prototree.run import Run
@@ -33,38 +31,36 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         patch.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
         made = tiny_run(tmp_path_factory.mktemp("made"))
         rerun(made.folder, "evaluate")
-        write_json(made.folder / "notes.json", {"0": "red", "1": "a corner"})
+        write_json(made.folder / "notes.json", {"1": "red", "2": "a corner"})
         folder = tmp_path_factory.mktemp("run") / "run"
         shutil.copytree(Run.open(pack(made, folder.with_name("x.prototree"))).folder, folder)
         shutil.copy(made.folder / "errors.json", folder)
-        tree = made.tree()
-        keep_spreads(tree, KeptPages(tree, folder / "pages").spreads().values(), folder / "pages")
         return Run(folder)
 
 
 def facts(run: Run) -> dict[str, Any]:
     """Everything that tables and pages take from the folder."""
     tree = run.tree()
-    pages, pictures = KeptPages(tree, run.folder / "pages"), PrototypePictures(tree, stored=run.folder / "prototypes")
+    store, pictures = AssetStore(tree, run.folder / "assets"), PrototypePictures(tree, stored=run.folder / "assets")
     sources = [pictures.of(number) for number in range(tree.n_prototypes)]
     found: dict[str, Callable[[], Any]] = {
         "metrics": lambda: run.metrics,
         "notes": lambda: run.notes,
-        "mistakes": lambda: read_errors(run.folder / "errors.json", tree.n_classes),
-        "histograms": lambda: kept_spreads(tree, run.folder / "pages") or LEFT_OUT,
-        "class photos": lambda: [[one.tolist() for one in photos] for photos in pages.class_photos()],
+        "errors": lambda: read_errors(run.folder / "errors.json", tree.n_classes),
+        "histograms": lambda: store.histograms() or LEFT_OUT,
+        "class photos": lambda: [[one.tolist() for one in photos] for photos in store.class_pictures()],
     }
     for number, source in enumerate(sources):
         found[f"picture {number}"] = partial(_plain, vars(source)) if source.found else lambda: LEFT_OUT
-        found[f"page {number}"] = partial(_page, pages, number, source)
+        found[f"page {number}"] = partial(_page, store, number, source)
     return {name: _value(look) for name, look in found.items()}
 
 
-def _page(pages: KeptPages, number: int, source: SourcePictures) -> Any:
-    page = pages.of(number, source, "")
-    if page is None:
+def _page(store: AssetStore, number: int, source: SourcePictures) -> Any:
+    page = store.prototype(number, source, "")
+    if not page.nearest:
         return LEFT_OUT
-    return _plain([page.nearest, page.right_share, page.causes, page.spread, page.source.where])
+    return _plain([page.nearest, page.class_pass_rate, page.causes, page.spread, page.source.where])
 
 
 def _value(look: Callable[[], Any]) -> Any:

@@ -13,18 +13,25 @@ from rich.console import Console
 
 from prototree.core import checkpoint
 from prototree.editing.edits import Note, read_history
-from prototree.editing.session import HISTORY, open_session
+from prototree.editing.session import HISTORY, edit
 from prototree.errors import ProtoTreeError
-from prototree.explain.tree import explain_tree
+from prototree.explanation.tree import explain_tree
 from prototree.pipeline.fit import fit, rerun
 from prototree.progress import Display
-from prototree.report import write_report
+from prototree.reporting.export import report
 from prototree.run import Run
 from tiny_editing import content_of, same_tree, tiny_run
 from tiny_training import TINY, write_squares
 
-SETTINGS = {**TINY, "backbone": "test_efficientnet", "feature_level": -2, "epochs": 1, "height": 2, "threshold": 0.3}
-FULL, READ_ONLY = (28, "No space left on device"), (30, "Read-only file system")
+SETTINGS = {
+    **TINY,
+    "backbone": "test_efficientnet",
+    "feature_level": -2,
+    "epochs": 1,
+    "height": 2,
+    "prune_threshold": 0.3,
+}
+FULL_DISK, READ_ONLY = (28, "No space left on device"), (30, "Read-only file system")
 
 
 class Disk:
@@ -42,7 +49,7 @@ class Disk:
 
 
 @contextmanager
-def failing(below: Path, passing: int, error: tuple[int, str] = FULL) -> Iterator[None]:
+def failing(below: Path, passing: int, error: tuple[int, str] = FULL_DISK) -> Iterator[None]:
     disk = Disk(below, passing, error)
 
     def guarded(real: Callable[..., Any], is_write: Callable[..., bool] = lambda *_, **__: True) -> Callable[..., Any]:
@@ -93,7 +100,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("with_plots")
-@pytest.mark.parametrize("error", [FULL, pytest.param(READ_ONLY, marks=pytest.mark.slow)], ids=["full", "read-only"])
+@pytest.mark.parametrize(
+    "error", [FULL_DISK, pytest.param(READ_ONLY, marks=pytest.mark.slow)], ids=["full", "read-only"]
+)
 @pytest.mark.parametrize(
     "stage",
     ["prune", pytest.param("project", marks=pytest.mark.slow), pytest.param("evaluate", marks=pytest.mark.slow)],
@@ -125,7 +134,7 @@ def test_editing_on_a_full_disk_loses_no_edit(
     tmp_path: Path, step: int, record_property: Callable[[str, object], None]
 ) -> None:
     run, work = tiny_run(tmp_path), tmp_path / "work"
-    session = open_session(run, work=work)
+    session = edit(run, work=work)
     session.apply(Note(0, "first"))
     origin = session.snapshot.history.origin
     files = content_of(work)
@@ -136,11 +145,11 @@ def test_editing_on_a_full_disk_loses_no_edit(
             assert read_history(work / HISTORY, origin).done == (Note(0, "first"),)
         assert not list(tmp_path.glob("run-edited*")), "half a run"
 
-    failures = every_failure(tmp_path, lambda: session.apply(Note(0, "second")) and None, check, FULL, step)
+    failures = every_failure(tmp_path, lambda: session.apply(Note(0, "second")) and None, check, FULL_DISK, step)
     assert session.state.notes == {0: "second"}
     session.undo()
     files = content_of(work)
-    failures += every_failure(tmp_path, lambda: session.save() and None, check, FULL, step)
+    failures += every_failure(tmp_path, lambda: session.save() and None, check, FULL_DISK, step)
     assert len(list(tmp_path.glob("run-edited*"))) == 1
     record_property("counted", f"editing: every {step}. of {failures} writes failed, no edit lost, no half run")
 
@@ -151,7 +160,7 @@ def test_a_report_and_the_display_on_a_full_disk(
     run = tiny_run(tmp_path)
     explanation = explain_tree(run, nearest=1)
     failures = every_failure(
-        tmp_path / "out", lambda: write_report(explanation, tmp_path / "out") and None, lambda: None, FULL
+        tmp_path / "out", lambda: report(explanation, tmp_path / "out") and None, lambda: None, FULL_DISK
     )
     record_property("counted", f"report: {failures} writes failed one by one, each one clear error")
     with failing(tmp_path, 0), Display(Console(quiet=True), tmp_path / "tensorboard") as display:

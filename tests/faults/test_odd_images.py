@@ -14,7 +14,7 @@ from PIL import Image
 
 from data_files import smooth_photo, write_classes
 from prototree.data import open_data
-from prototree.data.images import read_photo
+from prototree.data.images import load_image
 from prototree.errors import DataError, ProtoTreeError
 from prototree.pipeline.fit import fit
 from tiny_training import TINY, TINY_DISTILL, write_squares
@@ -129,7 +129,7 @@ def test_every_animal_of_the_zoo(tmp_path: Path, record_property: Callable[[str,
     refused = 0
     for path in sorted(tmp_path.iterdir()):
         try:
-            photo = read_photo(path)
+            photo = load_image(path)
         except DataError:
             refused += 1
             read = False
@@ -149,7 +149,7 @@ def test_a_data_set_goes_on_without_them(tmp_path: Path, deep: bool) -> None:
         if make is not folder:  # which is a folder of photos
             make(root / "b" / f"{make.__name__}.jpg")
     data = open_data(root, deep=deep)
-    left_out = {problem.path.name for problem in data.problems}
+    left_out = {file.path.name for file in data.unreadable}
     cut = {"half.jpg", "half.png", "only a head.jpg", "claims more than it holds.png"}
     assert len(data.train) + len(data.test) == (10 if deep else 10 + len(cut - left_out))
     assert {f"{make.__name__}.jpg" for make in NO_FILES if make is not folder} <= left_out
@@ -161,5 +161,5 @@ def test_training_without_one_readable_photo_is_one_clear_error(tmp_path: Path, 
     root = write_squares(tmp_path / "photos", train=2, test=1)
     for path in (root / "train").rglob("*.png"):
         path.write_bytes(path.read_bytes()[:1000])  # a head, and nothing more
-    with pytest.raises(ProtoTreeError, match=r"none of the training photos|at least one readable photo"):
+    with pytest.raises(ProtoTreeError, match=r"none of the training|at least one readable"):
         fit(root, tmp_path / "run", settings=settings)

@@ -34,7 +34,7 @@ def test_an_out_that_is_no_folder_is_one_line(do: Commands, run: Run, tmp_path: 
         "train": ["train", photos, "--out", out, "--weights", "none"],
         "report": ["report", run.folder, "--out", out],
         "explain": ["explain", run.folder, photos / "a" / "0.jpg", "--out", out],
-        "sheet": ["data", "check", photos, "--sheet", out / "sheet.png"],
+        "sheet": ["data", "check", photos, "--contact-sheet", out / "sheet.png"],
         "finetune": ["finetune", run.folder, "--out", out],
     }
     done = do.run(*words[command])
@@ -51,6 +51,6 @@ def test_explaining_a_folder_goes_on_after_a_bad_photo(do: Commands, run: Run, t
     done = do.run("explain", run.folder, photos, "--out", tmp_path / "out")
     assert done.code == 1
     assert "1.jpg is not an image we can read" in done.err
-    assert "pipe.jpg cannot be opened: it is a pipe" in done.err
+    assert "it is a pipe" in done.err
     assert "2 of 4 images could not be used; the others are done" in done.err
     assert len(list((tmp_path / "out").glob("*/decision.html"))) == 2

@@ -6,13 +6,13 @@ import pytest
 from typer.testing import CliRunner
 
 from prototree.cli import app
-from prototree.data.birds.dataset import write_birds
-from prototree.explain.tree import explain_tree
-from prototree.files import read_json, write_json
+from prototree.explanation.tree import explain_tree
+from prototree.io import read_json, write_json
 from prototree.pipeline.fit import fit
-from prototree.pipeline.results import write_results
-from prototree.report.tree_html import tree_body, tree_data
+from prototree.pipeline.stages import write_results
+from prototree.reporting.tree_page import tree_body, tree_data
 from prototree.run import Run
+from prototree_birds.dataset import write_birds
 from tiny_training import TINY
 
 
@@ -21,18 +21,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("parts")
     write_birds(folder / "birds", n_species=3, train_per_species=4, test_per_species=2, size=48)
     trained = fit(folder / "birds", folder / "run", settings={**TINY, "epochs": 1, "freeze_epochs": 0, "height": 2})
-    said = CliRunner().invoke(app, ["evaluate", str(trained.folder), "--parts"])
+    said = CliRunner().invoke(app, ["evaluate", str(trained.folder), "--prototype-quality"])
     assert said.exit_code == 0, said.output
     assert "part purity" in said.output
     return trained
 
 
 def test_figures_are_kept_with_the_others(run: Run) -> None:
-    parts = run.metrics["parts"]
+    parts = run.metrics["prototype_quality"]
     assert set(parts["purity"]["peak"]) == {"train", "test"}
     assert len(parts["prototypes"]) == run.tree().n_prototypes
-    assert parts == dict(run.part_figures(run.tree()))
-    assert "do patches mean what they show" in (run.folder / "results.md").read_text()
+    assert parts == dict(run.prototype_quality(run.tree()))
+    assert "prototype quality" in (run.folder / "results.md").read_text()
 
 
 def test_the_page_tells_them(run: Run) -> None:
@@ -49,9 +49,9 @@ def test_figures_of_another_tree_are_not_told(run: Run, tmp_path: Path) -> None:
         target = tmp_path / "copy" / path.relative_to(run.folder)
         target.mkdir(parents=True, exist_ok=True) if path.is_dir() else target.write_bytes(path.read_bytes())
     metrics = read_json(tmp_path / "copy" / "metrics.json")
-    metrics["parts"]["tree"] = "another"
+    metrics["prototype_quality"]["tree"] = "another"
     write_json(tmp_path / "copy" / "metrics.json", metrics)
     other = Run.open(tmp_path / "copy")
     assert explain_tree(other, nearest=0).tests == ""
     write_results(other)
-    assert "do patches mean" not in (other.folder / "results.md").read_text()
+    assert "prototype quality" not in (other.folder / "results.md").read_text()

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-import prototree
-from prototree.data.birds.dataset import write_birds
 from prototree.errors import ConfigError
 from prototree.pipeline.reproduce import NOT_RUN, PUBLISHED, Reproduction, reproduce
 from prototree.progress import Observer
 from prototree.run import Run
+from prototree_birds.dataset import write_birds
 from tiny_training import TINY
 
 # As short as leaves allow that are not uniform.
-SETTINGS = {key: value for key, value in TINY.items() if key != "height"} | {"threshold": 0.34, "epochs": 2}
+SETTINGS = {key: value for key, value in TINY.items() if key != "height"} | {"prune_threshold": 0.34, "epochs": 2}
 
 
 class Listening(Observer):
@@ -37,7 +36,7 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def done(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
     out = tmp_path_factory.mktemp("out") / "birds"
-    return prototree.reproduce("birds", out, heights=[2, 3], seeds=3, data=birds, settings=SETTINGS)
+    return reproduce("birds", out, heights=[2, 3], seeds=3, data=birds, settings=SETTINGS)
 
 
 def rows(folder: Path, table: str) -> list[dict[str, str]]:
@@ -51,7 +50,7 @@ def test_the_tables_say_what_the_runs_say(done: Reproduction) -> None:
     tree, three, five = rows(done.folder, "table1")
     assert tree["accuracy"] == f"{statistics.fmean(accuracy):.1f} ± {statistics.stdev(accuracy):.1f}"
     assert tree["runs"] == "3"
-    votes = json.loads((done.folder / "ensemble-h3.json").read_text())["votes"]
+    votes = json.loads((done.folder / "ensemble-h3.json").read_text())["ensembles"]
     assert three["accuracy"] == f"{100 * votes[2]['accuracy']['soft']:.1f}"
     assert three["prototypes"] == str(sum(run["stages"]["projected"]["n_prototypes"] for run in runs))
     assert (five["accuracy"], five["prototypes"]) == (NOT_RUN, NOT_RUN)

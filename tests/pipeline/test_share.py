@@ -19,25 +19,25 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import prototree
-from prototree import files
+from prototree import archive
 from prototree.cli import app
-from prototree.core import archive, checkpoint
+from prototree.core import checkpoint
 from prototree.core.nodes import NodeFunction
-from prototree.core.strategies import HARD, STRATEGIES
+from prototree.core.topology import HARD, STRATEGIES
 from prototree.data import open_data
 from prototree.errors import CheckpointError, ConfigError, DataError
-from prototree.explain.prototype_pictures import PrototypePictures, write_pictures
-from prototree.explain.tree import explain_tree
-from prototree.files import write_json
+from prototree.explanation.assets import AssetStore, PrototypePictures
+from prototree.explanation.tree import explain_tree
+from prototree.io import with_checksum, write_json
 from prototree.pipeline.share import clean, pack
-from prototree.run import PICTURES, Run
+from prototree.run import ASSETS, Run
 from tiny_editing import content_of, same_tree, tiny_run
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = tiny_run(tmp_path_factory.mktemp("sharing"), NodeFunction("pairwise", 4.0))
-    write_json(run.folder / "notes.json", {"0": "a mark"})
+    write_json(run.folder / "notes.json", {"1": "a mark"})
     return run
 
 
@@ -53,14 +53,13 @@ def test_a_packed_tree_is_the_tree(run: Run, packed: Path) -> None:
     assert same_tree(tree, opened)
     assert opened.features.state_dict().keys() == tree.features.state_dict().keys()
     photo = next(Path(run.source).rglob("*.png"))
-    assert prototree.ask(packed, photo) == prototree.ask(run, photo)
-    assert prototree.predict(packed, photo)[0].answer == prototree.ask(run, photo)
+    assert prototree.predict(packed, photo) == prototree.predict(run, photo)
 
 
 def test_it_needs_neither_the_run_nor_its_data(run: Run, tmp_path: Path) -> None:
     shutil.copytree(Path(run.source).parent, tmp_path / "all")
     copy = Run(tmp_path / "all" / "run")
-    copy.note(source=str(tmp_path / "all" / "squares"))
+    copy.update_metrics(source=str(tmp_path / "all" / "squares"))
     file = pack(copy, tmp_path / "squares.prototree")
     before = explain_tree(copy, data=open_data(copy.source))
     photo = tmp_path / "photo.png"
@@ -73,7 +72,7 @@ def test_it_needs_neither_the_run_nor_its_data(run: Run, tmp_path: Path) -> None
     for now, then in zip(explanation.prototypes, before.prototypes, strict=True):
         assert now.source.crop.tolist() == then.source.crop.tolist()
         assert now.note == then.note
-        assert now.right_share == pytest.approx(then.right_share, abs=1e-4)
+        assert now.class_pass_rate == pytest.approx(then.class_pass_rate, abs=1e-4)
         assert now.spread == then.spread
         assert [(m.image, m.label, m.size) for m in now.nearest] == [(m.image, m.label, m.size) for m in then.nearest]
         assert [cause.name for cause in now.causes] == [cause.name for cause in then.causes]
@@ -82,11 +81,11 @@ def test_it_needs_neither_the_run_nor_its_data(run: Run, tmp_path: Path) -> None
             assert kept.box.edges == pytest.approx(found.box.edges, abs=0.01)
             assert kept.heat.mean() == pytest.approx(found.heat.mean(), abs=0.02)
     assert explanation.prototypes[0].note == "a mark"
-    decision = prototree.explain_image(opened, photo)
+    decision = prototree.explain(opened, photo)
     step = decision.paths["greedy"].steps[0]
     assert step.right.note == "a mark"
     assert step.spread == before.prototypes[step.node].spread is not None
-    assert opened.data_if_here() is None
+    assert opened.data_or_none() is None
     with pytest.raises(DataError, match="does not say which data"):
         opened.data()
 
@@ -99,8 +98,8 @@ def test_it_says_nothing_of_this_machine_and_is_no_larger_than_it_must_be(run: R
     assert not any(folder in one for one in content.values())
     must = sum(len(one) for name, one in content.items() if name.endswith((".safetensors", ".webp")))
     assert packed.stat().st_size < 1.3 * must
-    assert b"- red" in content["README.md"]
-    assert b"was not fitted on held-out photos" in content["README.md"]  # too few photos for that
+    assert b"red" in content["README.md"]
+    assert b"not fitted on held-out photos" in content["README.md"]  # too few photos for that
 
 
 def test_the_same_run_gives_the_same_bytes(run: Run, packed: Path, tmp_path: Path) -> None:
@@ -167,12 +166,12 @@ def test_a_packed_tree_opens_no_folder_by_its_own_word(packed: Path, tmp_path: P
         Image.new("RGB", (40, 40)).save(folder / name / "0.png")
     with zipfile.ZipFile(packed) as file:
         metrics = json.loads(file.read("metrics.json"))
-    text = json.dumps(files.sealed({**metrics, "source": str(folder)}))
+    text = json.dumps(with_checksum({**metrics, "source": str(folder)}))
     (tmp_path / "x.prototree").write_bytes(rebuilt(packed, lambda z: z.writestr("metrics.json", text), "metrics.json"))
     run = Run.open(tmp_path / "x.prototree")
     assert "source" not in run.metrics
-    assert run.data_if_here() is None
-    assert not run.data_is_here
+    assert run.data_or_none() is None
+    assert not run.has_data
     assert explain_tree(run).prototypes
     with pytest.raises(DataError, match="--data"):
         run.data()
@@ -181,26 +180,24 @@ def test_a_packed_tree_opens_no_folder_by_its_own_word(packed: Path, tmp_path: P
 def test_without_pictures_and_data_packing_says_what_to_do(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "run")
     copy = Run(tmp_path / "run")
-    shutil.rmtree(copy.folder / "prototypes", ignore_errors=True)
-    copy.note(source=str(tmp_path / "gone"))
+    shutil.rmtree(copy.folder / ASSETS, ignore_errors=True)
+    copy.update_metrics(source=str(tmp_path / "gone"))
     with pytest.raises(CheckpointError, match=r"has no pictures of its prototypes.*prototree report"):
         pack(copy, tmp_path / "x.prototree")
-    write_pictures(copy.tree(), open_data(run.source), copy.folder / PICTURES)
+    AssetStore(copy.tree(), copy.folder / ASSETS).save_pictures(open_data(run.source))
     assert PrototypePictures(
-        copy.tree(), stored=Run.open(pack(copy, tmp_path / "x.prototree")).folder / "prototypes"
+        copy.tree(), stored=Run.open(pack(copy, tmp_path / "x.prototree")).folder / ASSETS
     ).complete
 
 
-@pytest.mark.parametrize(
-    "damage", [{"right_share": [1.0]}, {"nearest": [{}]}, {"where": "x"}, {"causes": 5}, {"spread": [[1], [2]]}]
-)
+@pytest.mark.parametrize("damage", [{"class_pass_rate": [1.0]}, {"nearest": [{}]}, {"where": "x"}, {"causes": 5}])
 def test_pages_that_make_no_sense_are_left_out(
     run: Run, packed: Path, tmp_path: Path, damage: dict[str, object]
 ) -> None:
     with zipfile.ZipFile(packed) as file:
         content = json.loads(file.read("pages/pages.json"))
     content["prototypes"][1] |= damage
-    text = json.dumps(files.sealed(content))
+    text = json.dumps(with_checksum(content))
     change = rebuilt(packed, lambda z: z.writestr("pages/pages.json", text), "pages/pages.json")
     (tmp_path / "x.prototree").write_bytes(change)
     prototypes = explain_tree(Run.open(tmp_path / "x.prototree")).prototypes
@@ -226,11 +223,11 @@ def link(name: str) -> zipfile.ZipInfo:
 
 
 HOSTILE: dict[str, tuple[Callable[[zipfile.ZipFile], None], str]] = {
-    "up": (lambda z: z.writestr("prototypes/../../evil.webp", b"x"), "leads out of the folder"),
+    "up": (lambda z: z.writestr("assets/../../evil.webp", b"x"), "leads out of the folder"),
     "absolute": (lambda z: z.writestr("/tmp/evil", b"x"), "leads out of the folder"),
     "drive": (lambda z: z.writestr("C:evil", b"x"), "leads out of the folder"),
     "backslash": (lambda z: z.writestr("..\\evil", b"x"), "leads out of the folder"),
-    "link": (lambda z: z.writestr(link("prototypes/999.webp"), "/etc/passwd"), "is a link or a device"),
+    "link": (lambda z: z.writestr(link("assets/999.webp"), "/etc/passwd"), "is a link or a device"),
     "twice": (lambda z: z.writestr("metrics.json", b"{}"), "is there twice"),
     "twice but for case": (lambda z: z.writestr("Metrics.JSON", b"{}"), "is there twice"),
     "text bomb": (
@@ -238,11 +235,11 @@ HOSTILE: dict[str, tuple[Callable[[zipfile.ZipFile], None], str]] = {
         "claims more than 4 MiB of text",
     ),
     "bomb": (
-        lambda z: z.writestr("prototypes/999.webp", bytes(24 << 20), zipfile.ZIP_DEFLATED),
+        lambda z: z.writestr("assets/999.webp", bytes(24 << 20), zipfile.ZIP_DEFLATED),
         "more than a file of its size can hold",
     ),
     "other compression": (
-        lambda z: z.writestr("prototypes/999.webp", bytes(1000), zipfile.ZIP_BZIP2),
+        lambda z: z.writestr("assets/999.webp", bytes(1000), zipfile.ZIP_BZIP2),
         "is compressed in a way we do not read",
     ),
 }
@@ -307,7 +304,7 @@ def test_what_could_not_be_opened_again_is_not_packed(
 def test_names_that_are_no_unicode_are_packed_too(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "run")
     copy, odd = Run(tmp_path / "run"), "gr\udcfcn"
-    copy.note(classes=[odd, "green", "red"])
+    copy.update_metrics(classes=[odd, "green", "red"])
     opened = Run.open(pack(copy, tmp_path / "x.prototree", pages=False))
     assert opened.metrics["classes"][0] == odd
 
@@ -328,7 +325,7 @@ def test_photos_that_lie_elsewhere_do_not_tell_where(run: Run, tmp_path: Path) -
     (folder / "data.csv").write_text("path,label,split\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows))
     shutil.copytree(run.folder, tmp_path / "run")
     copy, tree = Run(tmp_path / "run"), run.tree()
-    copy.note(source=str(folder / "data.csv"))
+    copy.update_metrics(source=str(folder / "data.csv"))
     by_name = {path.relative_to(photos).as_posix(): os.path.relpath(path, folder) for path, *_ in rows}
     tree.sources = tuple(source and replace(source, image=by_name[source.image]) for source in tree.sources)
     checkpoint.save(tree, copy.folder / "projected")
@@ -393,7 +390,10 @@ def test_tidying_keeps_what_cannot_be_made_again(run: Run, tmp_path: Path) -> No
         clean(copy)
     lengths = {"mean": 2.0, "std": 0.0, "min": 2, "max": 2}
     figures = {"n_images": 4, "accuracy": dict.fromkeys(STRATEGIES, 0.5), "n_prototypes": 6}
-    copy.note(stages={"projected": {**figures, "path_length": dict.fromkeys(HARD, lengths)}})
+    zeros = ("top5", "ece", "confidence_ece", "mean_confidence", "coverage", "selective_accuracy")
+    lists = {"class_accuracy": [1.0] * 3, "confusion": [], "leaf_max_probs": [], "leaf_max_hist": []}
+    figures |= {"fidelity": dict.fromkeys(HARD, 1.0), "n_leaves": 2, **dict.fromkeys(zeros, 0.0), **lists}
+    copy.update_metrics(stages={"projected": {**figures, "path_length": dict.fromkeys(HARD, lengths)}})
     freed = clean(copy)
     assert sum(one.n_bytes for one in freed) == 2500, "a file that another run uses gives nothing back"
     assert (tmp_path / "shared.f16").exists()
@@ -414,11 +414,11 @@ def test_the_commands_open_a_packed_tree(run: Run, packed: Path, tmp_path: Path)
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    answer = prototree.ask(run, photo)
+    expected = prototree.predict(run, photo).predicted_class
     said = command("explain", str(file), str(photo))
-    assert said.startswith(f"{photo.name}: {answer.label} (")
+    assert said.startswith(f"{photo.name}: {expected} (")
     assert (tmp_path / "squares-explained" / photo.stem / "decision.html").exists()
     command("report", str(file))
     rules = json.loads((tmp_path / "squares-report" / "rules.json").read_text())
     assert rules["title"] == "squares"
-    assert answer.label in command("predict", str(file), str(photo))
+    assert expected in command("predict", str(file), str(photo))

@@ -1,253 +1,190 @@
-"""Contract 6, second part: the same seed gives the same weights, and a continued run those of an uninterrupted one."""
+"""The training loop: the same seed gives the same weights, and a resumed run those of one never interrupted."""
 
-import os
-import re
-import signal
+import json
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from prototree.backbones.backbone import Backbone, FeatureExtractor
-from prototree.core.model import ProtoTree
-from prototree.core.topology import Topology
-from prototree.data.loading import BatchOrder, Shard
-from prototree.errors import CheckpointError, TrainError
+from prototree.core.checkpoint import read_state, write_state
+from prototree.data import ImageData
+from prototree.errors import CheckpointError, ShapeError, TrainError
 from prototree.features.cache import Inputs
 from prototree.progress import EpochLog, Observer
 from prototree.training import loop as loop_module
-from prototree.training.leaf_training import LEAF_TRAINERS
-from prototree.training.loop import Loop, Options
-from prototree.training.objectives import Schedule, TreeObjective
-from prototree.training.signals import Interrupted
-from tiny_training import MapBatches
+from prototree.training.loop import CHECKPOINTS, STATE, Context, Loop, ParamGroup, check_resume_key
+from tiny_training import Crash, PowerCutError, assert_same, tiny_context, weights_of
 
-SCHEDULE = Schedule(epochs=4, freeze_epochs=2, lr_prototypes=0.02, lr_last_block=0.02, milestones=(3,))
+EPOCHS, N_BATCHES = 4, 3
+STATE_FOLDER = Path(CHECKPOINTS, "toy")
 
 
-def objective(
-    backbone: Backbone, batches: MapBatches, leaves: str = "interleaved", dropout: bool = False
-) -> TreeObjective:
+def batches_of(epoch: int, factor: float) -> Iterator[Inputs]:
+    generator = torch.Generator().manual_seed(epoch)
+    for _ in range(N_BATCHES):
+        values = torch.rand(5, 4, generator=generator)
+        yield Inputs(factor * values, (values.sum(dim=1) > 2).long(), torch.arange(5))
+
+
+def train(
+    context: Context,
+    name: str = "toy",
+    factor: float = 1.0,
+    epochs: int = EPOCHS,
+    batches: Callable[[int, float], Iterator[Inputs]] = batches_of,
+) -> nn.Module:
+    """A recipe in little, with random numbers in every step."""
     torch.manual_seed(5)
-    features = FeatureExtractor(backbone, 8)
-    if dropout:
-        features.head = torch.nn.Sequential(torch.nn.Dropout(0.2), features.head)
-    tree = ProtoTree(Topology.full(3), features, 3)
-    return TreeObjective(tree, batches, SCHEDULE, LEAF_TRAINERS[leaves]())
-
-
-class Bomb(Observer):
-    """Does something before a given batch of an epoch is counted."""
-
-    def __init__(self, epoch: int, batch: int, action: Callable[[], None]) -> None:
-        self._when, self._action = (epoch, batch), action
-
-    def batch(self, epoch: int, batch: int, n_batches: int, loss: float, accuracy: float, rate: float) -> None:
-        if (epoch, batch) == self._when:
-            self._action()
-
-
-def weights(loop: Loop) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in loop.objective.state_dict().items()}
-
-
-def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert list(one) == list(other)
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    model = nn.Sequential(nn.Dropout(0.2), nn.Linear(4, 2))
+    groups = [ParamGroup(list(model.parameters()), 0.1)]
+    loop = Loop(context, name, model, groups, epochs)
+    for epoch in loop.epochs():
+        for batch in loop.batches(batches(epoch, factor if epoch else 1.0), N_BATCHES):
+            loop.set_lr(groups, loop.cosine_lr())
+            with loop.autocast():
+                logits = model(batch.values)
+                losses = cross_entropy(logits.float(), batch.labels, reduction="none")
+            loop.step(losses, (logits.argmax(dim=1) == batch.labels).float())
+    return model
 
 
 @pytest.fixture
-def batches(tiny_backbone: Backbone) -> MapBatches:
-    return MapBatches(tiny_backbone.n_channels)
+def context(squares: ImageData, tmp_path: Path) -> Context:
+    return replace(tiny_context(tmp_path / "run", squares), resume_key='{"seed": 0}')
 
 
-def run(backbone: Backbone, batches: MapBatches, options: Options, listener: Observer | None = None, **choices) -> Loop:
-    loop = Loop(objective(backbone, batches, **choices), batches, SCHEDULE.epochs, options, listener)
-    loop.run()
-    return loop
+@pytest.fixture
+def expected(squares: ImageData, tmp_path: Path) -> dict[str, Tensor]:
+    return weights_of(train(tiny_context(tmp_path / "undisturbed", squares)))
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_does_not(
-    tiny_backbone: Backbone, batches: MapBatches
-) -> None:
-    one, same, other = (weights(run(tiny_backbone, batches, Options(seed=s), dropout=True)) for s in (0, 0, 1))
-    assert_same(one, same)
-    assert not torch.equal(one["tree.prototypes"], other["tree.prototypes"])
+def test_the_same_seed_gives_the_same_weights(squares: ImageData, tmp_path: Path, expected: dict[str, Tensor]) -> None:
+    assert_same(weights_of(train(tiny_context(tmp_path / "again", squares))), expected)
+    other = weights_of(train(tiny_context(tmp_path / "other", squares, seed=1)))
+    assert not torch.equal(other["1.weight"], expected["1.weight"])
 
 
-@pytest.mark.parametrize("epsilon", [1e-8, 1e-7])
-def test_adam_moves_what_has_small_gradients_as_its_epsilon_says(
-    tiny_backbone: Backbone, batches: MapBatches, epsilon: float
-) -> None:
-    gradient, rate = 1e-8, SCHEDULE.lr_prototypes
-    learned = objective(tiny_backbone, batches)
-    before = learned.tree.prototypes.detach().double().clone()
-    learned.loss = lambda outputs, inputs: (  # a loss whose gradient is the same everywhere
-        (gradient * learned.tree.prototypes.sum() + 0 * outputs[0].sum()).expand(len(inputs.labels)),
-        torch.zeros(len(inputs.labels)),
-    )
-    learned.after_batch = lambda inputs: None
-    batches._order = BatchOrder(8, 8, shuffle_seed=0, shard=Shard())  # one step
-    Loop(learned, batches, 1, Options(epsilon=epsilon)).run()
-    moved = before - learned.tree.prototypes.detach().double()
-    expected = torch.full_like(moved, rate * gradient / (gradient + epsilon))
-    torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-7)
-
-
-def test_training_learns(tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path) -> None:
-    loop = Loop(objective(tiny_backbone, batches), batches, 12, Options(folder=tmp_path / "last"))
-    rows = loop.run()
-    assert rows[-1].loss < 0.6 * rows[0].loss
-    assert rows[-1].accuracy > 0.9
-    assert (tmp_path / "log.csv").read_text().count("\n") == 13
-
-
-@pytest.mark.parametrize("leaves", list(LEAF_TRAINERS))
-@pytest.mark.parametrize(("epoch", "batch"), [(0, 0), (1, 2), (3, 1), (3, 3)])  # the last is the very last
-def test_a_signal_saves_and_a_resumed_run_ends_with_the_same_weights(
-    tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path, leaves: str, epoch: int, batch: int
-) -> None:
-    expected = weights(run(tiny_backbone, batches, Options(), leaves=leaves, dropout=True))
-    options = Options(folder=tmp_path / "last", resume=True)
-    bomb = Bomb(epoch, batch, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Interrupted):
-        run(tiny_backbone, batches, options, bomb, leaves=leaves, dropout=True)
-    served = batches.served
-    continued = run(tiny_backbone, batches, options, leaves=leaves, dropout=True)
-    assert batches.served - served < SCHEDULE.epochs * batches.n_batches * 2, "it did not start from the beginning"
-    assert_same(weights(continued), expected)
-
-
-def test_a_crash_between_saves_loses_only_what_came_after(
-    tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path
-) -> None:
-    expected = weights(run(tiny_backbone, batches, Options()))
-    options = Options(folder=tmp_path / "last", resume=True)
-
-    def crash() -> None:
-        raise RuntimeError("power cut")
-
-    with pytest.raises(RuntimeError, match="power cut"):
-        run(tiny_backbone, batches, options, Bomb(2, 1, crash))
-    assert_same(weights(run(tiny_backbone, batches, options)), expected)
-
-
-def test_state_is_also_saved_in_the_middle_of_an_epoch(
-    tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path
-) -> None:
-    expected = weights(run(tiny_backbone, batches, Options()))
-    options = Options(folder=tmp_path / "last", resume=True, checkpoint_minutes=0.0)
-
-    def crash() -> None:
-        raise RuntimeError("power cut")
-
-    with pytest.raises(RuntimeError, match="power cut"):
-        run(tiny_backbone, batches, options, Bomb(1, 2, crash))
-    served = batches.served
-    assert_same(weights(run(tiny_backbone, batches, options)), expected)
-    assert batches.served - served == 2 + 2 * batches.n_batches, (
-        "the two batches of epoch 1 that were left, then 2 epochs"
-    )
-
-
-def test_a_finished_run_is_not_trained_again(tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path) -> None:
-    options = Options(folder=tmp_path / "last", resume=True)
-    expected, served = weights(run(tiny_backbone, batches, options)), batches.served
-    assert_same(weights(run(tiny_backbone, batches, options)), expected)
-    assert batches.served == served
+@pytest.mark.parametrize("step", [0, 2, 3, 7, 11])  # of twelve
+def test_a_crash_loses_at_most_the_epoch(context: Context, expected: dict[str, Tensor], step: int) -> None:
+    with pytest.raises(PowerCutError):
+        train(replace(context, observer=Crash("batch", step)))
+    done = json.loads((context.folder / STATE_FOLDER / STATE).read_text())["epoch"] if step >= N_BATCHES else 0
+    assert done == step // N_BATCHES
+    left = (EPOCHS - done) * N_BATCHES
+    assert_same(weights_of(train(replace(context, observer=Crash("batch", left)))), expected)
+    assert_same(weights_of(train(replace(context, observer=Crash("batch", 0)))), expected)  # it is finished
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "words"),
+    ("then", "now", "token"),
     [
-        ("a", "b", "a then, b now"),
-        ("1", "2", "1 then, 2 now"),
-        ('{"seed": 1, "prototype_dim": 8}', '{"seed": 2, "prototype_dim": 8}', "seed 1 then, 2 now"),
-        ("{}", '{"prototype_dim": 8}', "prototype_dim 'not there' then, 8 now"),
+        ("a", "b", "settings"),
+        ('{"seed": 1, "height": 8}', '{"seed": 2, "height": 8}', "seed 1 then, 2 now"),
+        ("{}", '{"prototype_dim": 8}', "prototype_dim"),
     ],
 )
-def test_other_settings_do_not_continue_a_state(
-    tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path, then: str, now: str, words: str
-) -> None:
-    run(tiny_backbone, batches, Options(folder=tmp_path / "last", identity=then))
-    with pytest.raises(CheckpointError, match=re.escape(f"other settings or data ({words})")):
-        run(tiny_backbone, batches, Options(folder=tmp_path / "last", identity=now, resume=True))
+def test_other_settings_are_refused(context: Context, then: str, now: str, token: str) -> None:
+    train(replace(context, resume_key=then))
+    with pytest.raises(CheckpointError, match=token):
+        train(replace(context, resume_key=now))
+    check_resume_key(context.folder, then, then)
 
 
-def test_a_loss_that_is_no_number_stops_with_the_last_good_state(
-    tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path
-) -> None:
-    options = Options(folder=tmp_path / "last", resume=True)
-    clean = batches.maps.clone()
-
-    def poison() -> None:
-        batches.maps[:] = float("nan")
-
-    with pytest.raises(TrainError, match=r"epoch 2, batch 3: .*NaN.*last good state is in .*last"):
-        run(tiny_backbone, batches, options, Bomb(1, 1, poison))
-    batches.maps[:] = clean
-    assert_same(weights(run(tiny_backbone, batches, options)), weights(run(tiny_backbone, batches, Options())))
+def test_a_loss_that_is_no_number_leaves_the_last_checkpoint(context: Context, expected: dict[str, Tensor]) -> None:
+    with pytest.raises(TrainError, match="epoch 2, batch 1"):
+        train(context, factor=math.nan)
+    assert_same(weights_of(train(context)), expected)
 
 
-def test_freezing_and_rates_follow_the_schedule_after_a_restart_too(
-    tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path
-) -> None:
-    options = Options(folder=tmp_path / "last", resume=True)
-    with pytest.raises(Interrupted):
-        run(tiny_backbone, batches, options, Bomb(0, 1, lambda: os.kill(os.getpid(), signal.SIGINT)))
-    seen: list[tuple[bool, str]] = []
-
-    class Watch(Observer):
-        def epoch(self, row: EpochLog, n_epochs: int) -> None:
-            seen.append((tiny_backbone.frozen, row.rates))
-
-    run(tiny_backbone, batches, options, Watch())
-    assert [frozen for frozen, _ in seen] == [True, True, False, False]
-    assert seen[2][1] == "0.02 0.02 0.02 1e-05"
-    assert seen[3][1] == "0.01 0.01 0.01 5e-06"
+def test_maps_that_are_no_numbers_are_an_error_of_training(context: Context) -> None:
+    model = nn.Linear(1, 1)
+    loop = Loop(context, "toy", model, [ParamGroup(list(model.parameters()), 1.0)], 1)
+    with pytest.raises(TrainError, match="NaN"), loop.autocast():
+        raise ShapeError("NaN in a map")
 
 
-def test_signal_handlers_are_put_back(tiny_backbone: Backbone, batches: MapBatches) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    run(tiny_backbone, batches, Options())
-    assert signal.getsignal(signal.SIGINT) is before
+@pytest.mark.parametrize("damage", ["rng", "model.1.weight", "epoch"])
+def test_a_damaged_checkpoint_is_refused(context: Context, damage: str) -> None:
+    train(context)
+    header, tensors = read_state(context.folder / STATE_FOLDER, STATE)
+    tensors.pop(damage, None)
+    header = {key: value for key, value in header.items() if key not in (damage, "sha256")}
+    write_state(context.folder / STATE_FOLDER, STATE, header, tensors)
+    with pytest.raises(CheckpointError):
+        train(context, epochs=EPOCHS + 1)
 
 
-def test_rates_follow_the_pace_within_an_epoch(tiny_backbone: Backbone, batches: MapBatches) -> None:
-    learned = objective(tiny_backbone, batches)
-    learned.pace = lambda epoch, share: 1 - (epoch + share) / SCHEDULE.epochs
-    seen = []
-
-    class Ear(Observer):
-        def batch(self, epoch: int, batch: int, *rest: float) -> None:
-            seen.append(loop._optimiser.param_groups[0]["lr"])
-
-    loop = Loop(learned, batches, 2, Options(), Ear())
-    loop.run()
-    steps = 2 * batches.n_batches
-    assert seen == pytest.approx([0.02 * (1 - step / (2 * steps)) for step in range(steps)])
+def test_epochs_without_a_readable_image_are_an_error(context: Context) -> None:
+    model = nn.Linear(1, 1)
+    with pytest.raises(TrainError, match="none of the training images"):
+        list(Loop(context, "toy", model, [ParamGroup(list(model.parameters()), 1.0)], 1).epochs())
 
 
-def test_a_state_of_an_earlier_version_is_named_as_such(
-    tiny_backbone: Backbone, batches: MapBatches, tmp_path: Path
-) -> None:
-    run(tiny_backbone, batches, Options(folder=tmp_path / "last", identity='{"lr_tail": 0.1}'))
-    now = Options(folder=tmp_path / "last", identity='{"version": 2, "rate": 0.1}', resume=True)
-    with pytest.raises(CheckpointError, match=r"begun by an earlier version of this program.*--overwrite"):
-        run(tiny_backbone, batches, now)
+def test_the_log_has_a_row_for_every_epoch(context: Context) -> None:
+    with pytest.raises(PowerCutError):
+        train(replace(context, observer=Crash("epoch", 2)))
+    train(context)
+    rows = (context.folder / "log.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["epoch", "1", "2", "3", "4"]
+    train(context, "calibration/toy")
+    assert (context.folder / "log.csv").read_text().splitlines() == rows, "a second tree is not logged"
 
 
-def test_the_speed_counts_the_reading_of_batches(tiny_backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
+def test_the_cosine_rises_then_falls(context: Context) -> None:
+    model = nn.Linear(1, 1)
+    loop = Loop(context, "toy", model, [ParamGroup(list(model.parameters()), 0.5)], 5)
+    factors = []
+    for loop.epoch in range(5):
+        for _ in loop.batches(iter([Inputs(torch.zeros(1, 1), torch.zeros(1).long(), torch.zeros(1).long())] * 10), 10):
+            factors.append(loop.cosine_lr())
+            assert loop.progress == pytest.approx((loop.epoch + loop.batch / 10) / 5)
+    assert 0 < factors[0] < 0.05
+    assert factors[:6] == sorted(factors[:6])
+    assert factors[5:] == sorted(factors[5:], reverse=True)
+    assert 0.9 < max(factors) <= 1
+    assert 0 < factors[-1] < 0.01
+
+
+@pytest.mark.parametrize("epsilon", [1e-8, 1e-7])
+def test_a_step_is_that_of_adam(context: Context, epsilon: float) -> None:
+    """The first step of Adam moves by lr · g / (|g| + ε), after a decoupled weight decay."""
+    model = nn.Linear(3, 1, bias=False).double()
+    groups = [ParamGroup(list(model.parameters()), 0.02, weight_decay=0.5)]
+    loop = Loop(context, "toy", model, groups, 1, adam_epsilon=epsilon)
+    before, gradient = model.weight.detach().clone(), 1e-8
+    loop.set_lr(groups, 0.5)
+    loop.step(gradient * model.weight.sum().expand(4), torch.zeros(4))
+    after = before * (1 - 0.01 * 0.5) - 0.01 * gradient / (gradient + epsilon)
+    torch.testing.assert_close(model.weight.detach(), after, rtol=1e-9, atol=1e-12)
+
+
+def test_the_speed_counts_the_reading_of_batches(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, rows = [0.0], list[EpochLog]()
     monkeypatch.setattr(loop_module.time, "monotonic", lambda: now[0])
 
-    class Slow(MapBatches):
-        def epoch(self, epoch: int, start: int = 0) -> Iterator[Inputs]:
-            for inputs in super().epoch(epoch, start):
-                now[0] += 2.0
-                yield inputs
+    def slow(epoch: int, factor: float) -> Iterator[Inputs]:
+        for batch in batches_of(epoch, factor):
+            now[0] += 2.0
+            yield batch
 
-    slow = Slow(tiny_backbone.n_channels)
-    loop = Loop(objective(tiny_backbone, slow), slow, 2, Options())
-    assert [(row.seconds, row.images_per_second) for row in loop.run()] == [(8.0, 30 / 8.0)] * 2
+    class Rows(Observer):
+        def epoch(self, row: EpochLog, n_epochs: int) -> None:
+            rows.append(row)
+
+    train(replace(context, observer=Rows()), batches=slow)
+    assert {(row.seconds, row.images_per_second) for row in rows} == {(6.0, 15 / 6.0)}
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bfloat16", torch.bfloat16), ("auto", torch.float32)])
+def test_the_forward_pass_has_the_precision_asked_for(
+    squares: ImageData, tmp_path: Path, precision: str, dtype: torch.dtype
+) -> None:
+    model = nn.Linear(2, 2)
+    context = tiny_context(tmp_path, squares, precision=precision)
+    with Loop(context, "toy", model, [ParamGroup(list(model.parameters()), 1.0)], 1).autocast():
+        assert model(torch.zeros(1, 2)).dtype == dtype

@@ -1,1 +1,1 @@
-"""The browser app: explore a tree, try an image, review mistakes, and edit the tree by hand."""
+"""The browser app: explore a tree, try images, review errors, and edit the tree by hand, on a local server."""

@@ -1,152 +1,135 @@
-"""The photos that the app shows, by number, and patches of them; pictures are drawn when they are asked for."""
+"""Images that the app shows, by split and index, and patches of them; pictures are drawn when they are requested."""
 
 from functools import lru_cache
 from typing import Literal
 
-from prototree.app import schemas
-from prototree.app.results import NotFoundError, picture_file
+from prototree.app.schemas import GridResponse, ImageResponse, PatchResponse, Split
 from prototree.backbones.geometry import Box
-from prototree.data.dataset import ImageData, Sample
-from prototree.data.images import Photo
-from prototree.data.views import photo_size
+from prototree.data.crops import image_size
+from prototree.data.dataset import Sample
+from prototree.data.images import LoadedImage, webp
 from prototree.editing.edits import Region
+from prototree.editing.session import EditSession
 from prototree.editing.state import TreeState
-from prototree.editing.workbench import Cell, Workbench
-from prototree.errors import DataError, EditError
-from prototree.explain.prototype_pictures import cut_out, open_photo, reduced
-from prototree.explain.records import AROUND
+from prototree.editing.workbench import Cell
+from prototree.errors import DataError
+from prototree.explanation.assets import cut_out, open_photo, reduced
+from prototree.explanation.records import AROUND, Picture
 
-PICTURE_SIDE = 1024  # pixels of the longer side of a whole photo
-_THUMB_SIDE, _CROP_SIDE = 160, 128
-_REGION_SIDE = 192
+PICTURE_SIDE = 1024  # pixels of the longer side of a whole image
+_THUMB_SIDE, _REGION_SIDE = 160, 192
+PictureKind = Literal["picture", "thumb"]
+
+
+class NotFoundError(Exception):
+    """No such image, node or result."""
+
+
+def encode(picture: Picture) -> bytes:
+    """Encode a picture as WebP, quickly: somebody waits for it."""
+    return webp(picture, quality=82, method=2)
 
 
 class Gallery:
-    """Training photos and photos for feedback."""
+    """The training and validation images of a session."""
 
-    def __init__(self, workbench: Workbench, data: ImageData) -> None:
-        self._bench = workbench
-        self._photos: dict[str, tuple[Sample, ...]] = {
-            "training": data.train,
-            "feedback": tuple(entry.sample for entry in workbench.feedback.entries),
-        }
-        self._number = {workbench.name(sample): index for index, sample in enumerate(data.train)}
-        self._drawn = lru_cache(maxsize=1024)(self._draw)
+    def __init__(self, session: EditSession) -> None:
+        self._workbench = session.workbench
+        validation = tuple(entry.sample for entry in session.validation.entries)
+        self._samples: dict[Split, tuple[Sample, ...]] = {"training": session.data.train, "validation": validation}
+        self._index = {self._workbench.name(sample): index for index, sample in enumerate(session.data.train)}
+        self._draw_cached = lru_cache(maxsize=1024)(self._draw)
 
-    def count(self, split: str) -> int:
-        return len(self._photos[split])
+    def count(self, split: Split) -> int:
+        return len(self._samples[split])
 
-    def photos(self, split: str, label: int | None, start: int, count: int) -> list[schemas.PhotoShape]:
-        """Some photos, all or those of a class."""
-        samples = self._photos[split]
-        found = [i for i, sample in enumerate(samples) if label is None or sample.label == label]
-        return [self.photo(split, index) for index in found[start : start + count]]
+    def images(self, split: Split, label: int | None, start: int, count: int) -> list[ImageResponse]:
+        """List images, all or those of a class."""
+        chosen = [i for i, sample in enumerate(self._samples[split]) if label is None or sample.label == label]
+        return [self.image(split, index) for index in chosen[start : start + count]]
 
-    def photo(self, split: str, index: int) -> schemas.PhotoShape:
-        """What there is to say of a photo."""
+    def image(self, split: Split, index: int) -> ImageResponse:
         sample = self.sample(split, index)
-        width, height = photo_size(sample)
-        where = f"/photos/{split}/{index}"
-        return schemas.PhotoShape(
-            split=split,  # type: ignore[arg-type]
+        width, height = image_size(sample)
+        return ImageResponse(
+            split=split,
             index=index,
-            name=self._bench.name(sample),
+            name=self._workbench.name(sample),
             label=sample.label,
             width=width,
             height=height,
-            picture=f"{where}/picture",
-            thumb=f"{where}/thumb",
+            picture=f"/images/{split}/{index}/picture",
+            thumb=f"/images/{split}/{index}/thumb",
         )
 
-    def training_photo(self, index: int) -> schemas.PhotoGridShape:
-        """A photo with the grid of patches of its whole view, for dragging a region on it."""
-        photo = self.photo("training", index)
-        tree, cell = self._bench.tree, self._bench.locate(photo.name, (-1e9, -1e9, -1e9, -1e9))
-        cells = tree.grid
-        left, top, right, bottom = cell.box
-        grid = schemas.GridShape(
+    def training_image(self, index: int) -> ImageResponse:
+        """Describe a training image with the grid of patches of its full view, to choose a patch in."""
+        image = self.image("training", index)
+        cells, corner = self._workbench.tree.grid, self._workbench.locate(image.name, (-1e9, -1e9, -1e9, -1e9))
+        left, top, right, bottom = corner.box
+        image.grid = GridResponse(
             left=left,
             top=top,
-            across=(right - left) / cells.width,
-            down=(bottom - top) / cells.height,
+            cell_width=(right - left) / cells.width,
+            cell_height=(bottom - top) / cells.height,
             rows=cells.rows,
             columns=cells.columns,
             patch_rows=cells.height,
             patch_columns=cells.width,
         )
-        return schemas.PhotoGridShape(**photo.model_dump(), grid=grid)
+        return image
 
-    def picture(self, split: str, index: int, kind: str) -> bytes:
-        """A photo as WebP."""
-        self.sample(split, index)
-        return self._drawn(split, index, _THUMB_SIDE if kind == "thumb" else PICTURE_SIDE, None)
-
-    def crop(self, index: int, view: str, row: int, column: int) -> bytes:
-        """A patch of a training photo as WebP."""
-        name = self._bench.name(self.sample("training", index))
-        try:
-            cell = self._bench.cell(name, view, (row, column))
-        except EditError as error:
-            raise NotFoundError(str(error)) from error
-        return self._drawn("training", index, _CROP_SIDE, cell.box)
-
-    def region(self, index: int, box: tuple[int, int, int, int]) -> bytes:
-        """What lies in a box of a training photo as WebP."""
-        self.sample("training", index)
-        left, top, right, bottom = map(float, box)
-        return self._drawn("training", index, _REGION_SIDE, (left, top, right, bottom))
-
-    def sample(self, split: str, index: int) -> Sample:
-        """A photo by its number."""
-        samples = self._photos[split]
+    def sample(self, split: Split, index: int) -> Sample:
+        samples = self._samples[split]
         if not 0 <= index < len(samples):
-            raise NotFoundError(f"expected a {split} photo from 0 to {len(samples) - 1}, got {index}")
+            raise NotFoundError(f"expected a {split} image from 0 to {len(samples) - 1}, got {index}")
         return samples[index]
 
-    def open(self, split: str, index: int) -> Photo:
-        """A photo itself. One that has gone or is damaged is not there: no request could be better."""
+    def open(self, split: Split, index: int) -> LoadedImage:
+        """Decode an image; one that has gone or is damaged is not found: the request is not to blame."""
         try:
             return open_photo(self.sample(split, index).path)
         except DataError as error:
             raise NotFoundError(str(error)) from error
 
-    def name(self, index: int) -> str:
-        """A training photo's name, as in the sources of prototypes."""
-        return self._bench.name(self.sample("training", index))
+    def picture(self, split: Split, index: int, kind: PictureKind) -> bytes:
+        self.sample(split, index)
+        return self._draw_cached(split, index, _THUMB_SIDE if kind == "thumb" else PICTURE_SIDE, None)
 
-    def own_cell(self, state: TreeState, index: int) -> Cell | None:
-        """The patch that a prototype is, where its photo is among the training photos."""
-        source = state.tree.sources[index]
-        if source is None or not self._bench.has(source.image, source.view):
+    def region(self, index: int, region: Region) -> bytes:
+        self.sample("training", index)
+        return self._draw_cached("training", index, _REGION_SIDE, region)
+
+    def source_cell(self, state: TreeState, row: int) -> Cell | None:
+        """Return the patch that a prototype comes from, if its image is among the training images."""
+        source = state.tree.sources[row]
+        if source is None or not self._workbench.has(source.image, source.crop):
             return None
-        return Cell(source.image, source.view, source.patch, source.box)
+        return Cell(source.image, source.crop, source.patch, source.patch_box)
 
-    def patch(self, state: TreeState, prototype: int, cell: Cell, similarity: float) -> schemas.PatchShape:
-        """What there is to say of a patch that was found for a prototype."""
-        photo, shown = self.photo("training", self._number[cell.image]), self._bench.shown(state, prototype, cell)
-        size = (photo.width, photo.height)
-        about = Box(*shown).surroundings(AROUND, size)
-        return schemas.PatchShape(
-            photo=photo,
+    def patch(self, state: TreeState, row: int, cell: Cell, similarity: float) -> PatchResponse:
+        image, box = self.image("training", self._index[cell.image]), self._workbench.display_box(state, row, cell)
+        size = (image.width, image.height)
+        around = Box(*box).surroundings(AROUND, size)
+        return PatchResponse(
+            image=image,
             view=cell.view,
             patch=list(cell.patch),
             box=list(cell.box),
-            shown=list(shown),
-            crop=self.crop_url(cell, shown),
-            around=self.crop_url(cell, about.edges),
-            frame=[round(edge, 4) for edge in Box(*shown).clip(size).shares_of(about)],
+            display_box=list(box),
+            crop=self.region_url(cell, box),
+            around=self.region_url(cell, around.edges),
+            frame=[round(edge, 4) for edge in Box(*box).clip(size).shares_of(around)],
             similarity=similarity,
         )
 
-    def photo_url(self, cell: Cell, kind: Literal["picture", "thumb"] = "picture") -> str:
-        """Where the photo of a patch is."""
-        return f"/photos/training/{self._number[cell.image]}/{kind}"
+    def image_url(self, cell: Cell, kind: PictureKind = "picture") -> str:
+        return f"/images/training/{self._index[cell.image]}/{kind}"
 
-    def crop_url(self, cell: Cell, shown: Region) -> str:
-        """Where the picture of what is shown of a patch, or of a patch's photo, is."""
-        edges = "/".join(str(max(round(edge), 0)) for edge in shown)
-        return f"/photos/training/{self._number[cell.image]}/region/{edges}"
+    def region_url(self, cell: Cell, region: Region) -> str:
+        edges = "/".join(str(max(round(edge), 0)) for edge in region)
+        return f"/images/training/{self._index[cell.image]}/region/{edges}"
 
-    def _draw(self, split: str, index: int, side: int, box: tuple[float, float, float, float] | None) -> bytes:
-        photo = self.open(split, index)
-        return picture_file(cut_out(photo, Box(*box), side) if box is not None else reduced(photo, side))
+    def _draw(self, split: Split, index: int, side: int, region: Region | None) -> bytes:
+        image = self.open(split, index)
+        return encode(cut_out(image, Box(*region), side) if region is not None else reduced(image, side))

@@ -1,59 +1,53 @@
-"""The app's pages, filled on the server; scripts only add to them."""
+"""The app's HTML pages, filled on the server; scripts only add to them."""
 
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
 
 from prototree.app import schemas
-from prototree.app.results import Result
-from prototree.app.service import Service
-from prototree.app.viewer import Viewer
+from prototree.app.service import Result, Service
 from prototree.evaluation.tables import percent
-from prototree.explain.records import TreeExplanation
-from prototree.report.templating import script_json, templates
-from prototree.report.tree_html import tree_body
-
-PictureKind = Literal["picture", "thumb"]
+from prototree.explanation.records import TreeExplanation
+from prototree.reporting import script_json, templates
+from prototree.reporting.tree_page import tree_body
 
 
-def explore(service: Service | Viewer, explanation: TreeExplanation, data: dict[str, Any]) -> str:
-    """The tree."""
-    return _render(
-        "explore.html", service, "explore", body=Markup(tree_body(explanation)), data=Markup(script_json(data))
-    )
+def explore(service: Service, explanation: TreeExplanation, data: dict[str, Any]) -> str:
+    """Fill the page of the tree, which is the report's."""
+    body, content = Markup(tree_body(explanation)), Markup(script_json(data))
+    return _render("explore.html", service, "explore", body=body, data=content)
 
 
-def try_page(service: Service | Viewer, result: Result | None) -> str:
-    """A place to drop an image, and what the tree says of it: the page that `explain` writes."""
-    samples = service.samples()[:24]
+def try_image(service: Service, result: Result | None) -> str:
+    """Fill the page that takes an image, below the decision about the last one, which is the report's page."""
     decision, body = (result.decision, Markup(result.body)) if result is not None else (None, "")
-    return _render("try.html", service, "try", decision=decision, body=body, samples=samples)
+    return _render("try.html", service, "try", decision=decision, body=body, samples=service.samples()[:24])
 
 
-def review(service: Service, mistakes: schemas.MistakesShape) -> str:
-    """Wrong answers, by the prototype that is responsible."""
-    by_node: dict[int | None, list[schemas.MistakeShape]] = {}
-    for mistake in mistakes.images:
-        by_node.setdefault(mistake.node, []).append(mistake)
+def review(service: Service) -> str:
+    """Fill the page of wrong predictions, by the node that is responsible."""
+    errors, by_node = service.errors(), dict[int | None, list[schemas.PredictionErrorResponse]]()
+    for error in errors.images:
+        by_node.setdefault(error.node, []).append(error)
     nodes = {node.node: node for node in service.nodes()}
-    ordered = sorted(by_node.items(), key=lambda item: (item[0] is None, -len(item[1]), item[0] or 0))
-    return _render("review.html", service, "review", mistakes=mistakes, groups=ordered, nodes=nodes)
+    groups = sorted(by_node.items(), key=lambda item: (item[0] is None, -len(item[1]), item[0] or 0))
+    return _render("review.html", service, "review", errors=errors, groups=groups, nodes=nodes)
 
 
-def edit(service: Service, nodes: list[schemas.NodeShape]) -> str:
-    """All prototypes, to choose one."""
-    return _render("edit.html", service, "edit", nodes=nodes)
+def edit(service: Service) -> str:
+    """Fill the page of all nodes, to choose one."""
+    return _render("edit.html", service, "edit", nodes=service.nodes())
 
 
-def edit_node(service: Service, node: schemas.NodeShape) -> str:
-    """One prototype, and what can be done to it."""
-    return _render("edit_node.html", service, "edit", node=node)
+def edit_node(service: Service, node: int) -> str:
+    """Fill the page of one node, and what can be done to it."""
+    return _render("edit_node.html", service, "edit", node=service.node(node))
 
 
-def api(service: Service | Viewer, description: dict[str, Any], address: str) -> str:
-    """The API in words; `address` is where it is, as the browser sees it."""
+def api(service: Service, description: dict[str, Any], address: str) -> str:
+    """Fill the page about the API; `address` is where it is, as the browser sees it."""
     calls = [
         (method.upper(), path, call)
         for path, methods in description["paths"].items()
@@ -63,13 +57,13 @@ def api(service: Service | Viewer, description: dict[str, Any], address: str) ->
 
 
 def error(status: int, detail: str) -> str:
-    """What went wrong."""
+    """Fill the page about an error."""
     return _environment().get_template("error.html").render(status=status, detail=detail)
 
 
-def _render(template: str, service: Service | Viewer, here: str, **values: Any) -> str:
-    given = {"run": service.run(), "edits": service.edits, "here": here}
-    return _environment().get_template(template).render(given, **values)
+def _render(template: str, service: Service, here: str, **values: Any) -> str:
+    common = {"run": service.run(), "can_edit": service.can_edit, "here": here}
+    return _environment().get_template(template).render(common, **values)
 
 
 @cache
@@ -81,6 +75,6 @@ def _environment() -> Environment:
 
 
 def _few(names: list[str], shown: int = 3) -> str:
+    isolated = (f"\u2068{name}\u2069" for name in names[:shown])  # each has a text direction of its own
     more = len(names) - shown
-    apart = (f"\u2068{name}\u2069" for name in names[:shown])  # each has a direction of its own
-    return ", ".join(apart) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(isolated) + (f" and {more} more" if more > 0 else "")

@@ -1,37 +1,55 @@
-"""The server process: one socket, one process, until it is told to stop."""
+"""The local server: one socket, one uvicorn process, and a guard that every request passes first.
 
-import asyncio
+A page elsewhere on the web can make this user's browser send requests here. Against DNS rebinding, the Host header has
+to be a name of this computer (`TrustedHostMiddleware`); against cross-site requests, one that changes something has to
+come from one of the server's own pages or from no page at all. Where other computers can connect, every request has to
+bring the token that was printed at the start: in the link, then in a cookie, or as `Authorization: Bearer TOKEN`. A
+rebound name has no such cookie, so any Host is accepted then.
+"""
+
 import errno
+import hashlib
+import hmac
+import ipaddress
 import secrets
 import socket
-from pathlib import Path
+from contextlib import suppress
+from urllib.parse import urlsplit
 
 import uvicorn
-from fastapi import FastAPI
 from h11 import LocalProtocolError
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from prototree.app.app import create_app
-from prototree.app.guard import is_loopback
-from prototree.app.service import Service
-from prototree.app.viewer import Viewer
-from prototree.editing.session import EditSession
 from prototree.errors import ConfigError
-from prototree.run import Run
 
+MAX_UPLOAD = 20 << 20  # bytes of an image
+MAX_JSON = 1 << 20  # bytes of any other request
+MAX_TOTAL = 384 << 20  # bytes of all requests that are being read or answered
+UPLOADS = "/api/decisions"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 _BACKLOG = 256
-_SILENT_SECONDS = 10.0  # from one look at a connection to the next
-_NOTHING = object()
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at this address, so that a port in use is known before anything long is done."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
+    """Open a socket, so that a port in use is known before anything long is done."""
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen(_BACKLOG)  # whoever comes before all is ready waits instead of being refused
+        listening.listen(_BACKLOG)  # requests that come before all is ready wait
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
@@ -41,78 +59,126 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address(listening: socket.socket) -> str:
-    """Where a browser finds the app."""
+    """Return the address for a browser on this computer."""
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "localhost"
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
+def is_loopback(host: str) -> bool:
+    """Tell whether only this computer can connect to an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 def token_for(host: str) -> str | None:
-    """A new secret where other computers can call; none where only this one can."""
-    return None if is_loopback(host.strip("[]").lower()) else secrets.token_urlsafe(24)
+    """Make a secret if other computers can connect; None if only this one can."""
+    return None if is_loopback(host) else secrets.token_urlsafe(24)
 
 
-def open_app(session: EditSession, host: str, token: str | None = None) -> FastAPI:
-    """The app, with the page that comes first ready. Where other computers can call, it needs a token."""
-    return _opened(Service(session), host, token)
+def allowed_hosts(host: str) -> list[str]:
+    """List the names in the Host header that are answered."""
+    return ["localhost", "127.0.0.1", "::1", "[::1]", host.strip("[]")] if is_loopback(host) else ["*"]
 
 
-def open_viewer(packed: Path, host: str, token: str | None = None) -> FastAPI:
-    """The same of a packed tree."""
-    return _opened(Viewer(Run.open(packed)), host, token)
-
-
-def _opened(service: Service | Viewer, host: str, token: str | None) -> FastAPI:
-    if token is None and token_for(host) is not None:
-        raise ConfigError(f"expected a token, since other computers can call {host}; make one with token_for")
-    service.tree()
-    return create_app(service, host=host, token=token)
-
-
-class _Connection(H11Protocol):
-    """One that survives being asked in no language at all, and ends where nothing is asked."""
-
-    _look: asyncio.TimerHandle | None = None
-    _silent_after: object = _NOTHING
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._look = self.loop.call_later(_SILENT_SECONDS, self._look_again)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._look is not None:
-            self._look.cancel()
-
-    def _look_again(self) -> None:
-        """Closes a connection that at two looks in a row has begun a request, or not even that, and not asked it.
-
-        Between two requests the server's own timer is running, and ends what is not used any more.
-        """
-        silent = (self.cycle is None or self.cycle.response_complete) and self.timeout_keep_alive_task is None
-        if silent and self._silent_after is self.cycle:
-            self.transport.close()
-            return
-        self._silent_after = self.cycle if silent else _NOTHING
-        self._look = self.loop.call_later(_SILENT_SECONDS, self._look_again)
-
-    def send_400_response(self, msg: str) -> None:
-        try:
-            super().send_400_response(msg)
-        except LocalProtocolError:  # in the middle of an answer, or of one that may hold no words
-            self.transport.close()
-
-
-def serve(app: FastAPI, listening: socket.socket) -> None:
-    """Serves until interrupted. What fails in the app is in our own log; that callers hang up or mumble is in none."""
+def serve(app: ASGIApp, listening: socket.socket) -> None:
+    """Serve until interrupted. The app logs its own failures; uvicorn's log of clients that hang up is off."""
     config = uvicorn.Config(
         app,
-        http=_Connection,
+        http="h11",
         log_level="critical",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=10,
         backlog=_BACKLOG,
+        timeout_keep_alive=10,
+        limit_concurrency=256,
+        h11_max_incomplete_event_size=16 << 10,
     )
     uvicorn.Server(config).run(sockets=[listening])
+
+
+class Guard:
+    """ASGI middleware: cross-site requests, the token, limits of request bodies, security headers."""
+
+    def __init__(self, app: ASGIApp, *, token: str | None = None, max_total: int = MAX_TOTAL) -> None:
+        self._app, self._token, self._max_total, self._total = app, token, max_total, 0
+        # Cookies are shared by all ports of a host: two servers must not take each other's.
+        self._cookie = f"prototree-{hashlib.sha256((token or '').encode()).hexdigest()[:8]}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request, n_bytes = Request(scope), 0
+        limit = MAX_UPLOAD if scope["path"] == UPLOADS else MAX_JSON
+
+        async def receive_limited() -> Message:
+            nonlocal n_bytes
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            self._total += len(message.get("body", b""))
+            if n_bytes > limit:
+                raise HTTPException(413, f"expected at most {limit >> 20} MiB; send less", {"Connection": "close"})
+            if self._total > self._max_total:
+                raise HTTPException(503, "too many requests at once; try again", {"Retry-After": "2"})
+            return message
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("Cache-Control", "no-store")
+                if _is_longer(request, limit):  # otherwise the rest would be read without end
+                    headers["Connection"] = "close"
+            with suppress(LocalProtocolError):  # the client has broken off in the middle of its request
+                await send(message)
+
+        try:
+            app = self._refuse(request) or self._app
+            await app(scope, receive_limited, send_with_headers)
+        finally:
+            self._total -= n_bytes
+
+    def _refuse(self, request: Request) -> Response | None:
+        if request.method not in ("GET", "HEAD", "OPTIONS") and not _is_same_origin(request):
+            return JSONResponse({"detail": "a page of another site may not change anything here"}, 403)
+        if self._token is None or self._is_authorized(request):
+            return None
+        if request.method in ("GET", "HEAD") and self._is_token(request.query_params.get("token", "")):
+            path = "/" + request.scope["path"].lstrip("/\\")  # never another host
+            welcome = RedirectResponse(path, 303)
+            welcome.set_cookie(self._cookie, self._token, httponly=True, samesite="lax")
+            return welcome
+        detail = (
+            "this server is open to other computers and asks for a token: open the link that it printed at its start, "
+            "or send the header Authorization: Bearer TOKEN"
+        )
+        return JSONResponse({"detail": detail}, 401, {"WWW-Authenticate": "Bearer"})
+
+    def _is_authorized(self, request: Request) -> bool:
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        is_bearer = scheme.lower() == "bearer" and self._is_token(bearer.strip())
+        return is_bearer or self._is_token(request.cookies.get(self._cookie, ""))
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "replace"), str(self._token).encode())
+
+
+def _is_same_origin(request: Request) -> bool:
+    """Tell whether a request comes from one of the server's own pages, or from a program."""
+    if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return False
+    origin = request.headers.get("origin")
+    try:
+        return origin is None or urlsplit(origin.lower()).netloc == request.headers.get("host", "").lower()
+    except ValueError:
+        return False
+
+
+def _is_longer(request: Request, limit: int) -> bool:
+    """Tell whether a request has an unknown length or more than it may."""
+    length = request.headers.get("content-length", "0")
+    return "transfer-encoding" in request.headers or not length.isdecimal() or int(length) > limit

@@ -1,8 +1,7 @@
 """f(x; ω): any timm network as a feature map, and the 1×1 convolution to the prototypes' depth (§6.1, Table S1).
 
-The network is two parts: the *trunk*, which stays frozen while training starts, and the *tail*, its last block
-(`layer4.2` in ResNet50), which learns from the start. What passes between them is one tensor, the border, so that a
-frozen trunk needs to run only once per image.
+The paper's recipe trains the *last block* (`layer4.2` in ResNet50) from the start while the rest is frozen. What passes
+between the two is one tensor, the *split features*, so that the frozen part needs to run only once per image.
 
 Notation used for tensor shapes: B batch, C channels of the network's map, D prototype depth, H W feature map.
 """
@@ -11,7 +10,7 @@ import copy
 import difflib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,15 +32,14 @@ log = logging.getLogger(__name__)
 
 AUTO = "auto"
 _AUTO_NAME = "tf_efficientnet_lite0"
-_TRIAL_SIDE = 512  # a network that takes any size shows its structure on a picture of at most this side
+_TRIAL_SIDE = 512  # a network that takes any size shows its structure on an image of at most this side
 
-LARGER_IMAGES = "PROTOTREE_MAX_IMAGE_SIZE"
-"""The environment variable that allows larger images than `max_image_size` does by itself."""
+LARGER_IMAGES = "PROTOTREE_MAX_IMAGE_SIZE"  # environment variable that allows larger images than `max_image_size`
 _MAX_ENLARGEMENT = 4  # of the side that a network was trained with: sixteen times the pixels, and at least the time
 _USUAL_SIDE = 224
 
-Finish = Callable[[Tensor, int, tuple[int, int]], Tensor]
-"""The tail's last output as a map, given the number of prefix tokens and the map's size."""
+MapLayout = Literal["map", "channels_last", "tokens"]
+"""How the last block gives its output: B×C×H×W; B×H×W×C, as Swin; or B×tokens×C, as ViT."""
 
 
 class Backbone(nn.Module):
@@ -49,9 +47,8 @@ class Backbone(nn.Module):
 
     `weights` is a file, "hub" for timm's own pretrained weights, "auto" for the hub or else the packaged
     EfficientNet-Lite0, or None for a random start. `feature_level` −1 is the last map, −2 the finer one before it.
-    Without `split` all of it is trunk. After training, a network may look at a picture more than once (`crops`);
-    `once`, trunk
-    and tail, which training uses, look once, and `map_size` is that of one look.
+    With `split`, the last block can be trained while the rest is frozen. After training, a network may see centre crops
+    besides the full image (`crops`); `map_size` is that of one crop.
 
     Examples:
         >>> backbone = Backbone("resnet18", None, image_size=64)
@@ -73,78 +70,68 @@ class Backbone(nn.Module):
         self.feature_level = feature_level
         self.frozen = False
         self.crops: Crops = FULL_ONLY
-        self._tail_names: list[str] = []
+        self._last_block_names: list[str] = []
+        self._layout: MapLayout = "map"
         self.net, self.preprocessing = _build(self.name, image_size)
         self.eval()  # the trial runs below must not move batch-norm statistics
         full = self.net.state_dict().keys()
         side = image_size if _is_fixed(self.name) else min(image_size, _TRIAL_SIDE)
-        image = self._trial_image(side)
+        image = torch.rand(1, 3, side, side, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+        image = image.to(next(self.net.parameters()).device)
         calls = self._strip(image)
-        kept = [key for key in self.net.state_dict() if key in full]
-        self.weights = self._load(weights, kept)
+        self.weights = self._load(weights, [key for key in self.net.state_dict() if key in full])
         with torch.no_grad():
-            feature_map = self(image)
-        self.n_channels = feature_map.shape[1]
-        self.map_size: tuple[int, int] = (feature_map.shape[2], feature_map.shape[3])
-        self._finish: Finish = _as_it_is
-        if split:
-            self._tail_names, self._finish = self._find_tail(image, calls)
-        if side < image_size:
-            self.map_size = self._map_size(image_size)
+            shape = self(image).shape
+            self.n_channels, self.map_size = shape[1], (shape[2], shape[3])
+            if split:
+                self._find_last_block(image, calls)
+            if side < image_size:  # from shapes alone: a large image would take seconds and gigabytes
+                shape = copy.deepcopy(self).to("meta")(torch.empty(1, 3, image_size, image_size, device="meta")).shape
+                self.map_size = (shape[2], shape[3])
         self.train()
 
-    def _map_size(self, side: int) -> tuple[int, int]:
-        """From shapes alone: a large picture would take seconds and gigabytes."""
-        with torch.no_grad():
-            shape = copy.deepcopy(self).to("meta")(torch.empty(1, 3, side, side, device="meta")).shape
-        return (shape[2], shape[3])
-
-    def _trial_image(self, side: int) -> Float[Tensor, "1 3 side side"]:
-        generator = torch.Generator("cpu").manual_seed(0)
-        image = torch.rand(1, 3, side, side, generator=generator, device="cpu")
-        return image.to(next(self.net.parameters()).device)
-
     def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C nH W"]:
-        return stacked(self.once, images, self.crops)
+        return stacked(self.forward_single, images, self.crops)
 
-    def once(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C H W"]:
-        """The map of a single look, at all of the picture."""
+    def forward_single(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C H W"]:
+        """The feature map of the full image alone."""
         if not hasattr(self.net, "forward_intermediates"):
             return self.net.forward_features(images)  # type: ignore[operator, no-any-return]
         options = {"intermediates_only": True, "output_fmt": "NCHW", "stop_early": True}
         return self.net.forward_intermediates(images, indices=[self._index], **options)[-1]  # type: ignore[operator, no-any-return]
 
-    def trunk(self, images: Float[Tensor, "B 3 h w"]) -> Tensor:
-        """The border: what the tail gets as its input."""
-        if not self._tail_names:
-            return self.once(images)
-        seen: list[Tensor] = []
-        hook = self._tail[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    def split_features(self, images: Float[Tensor, "B 3 h w"]) -> Tensor:
+        """The input of the last block; the feature map of a network that is not split."""
+        if not self._last_block_names:
+            return self.forward_single(images)
+        inputs: list[Tensor] = []
+        hook = self._last_block[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
         try:
-            self.once(images)
+            self.forward_single(images)
         finally:
             hook.remove()
-        return seen[0]
+        return inputs[0]
 
-    def tail(self, border: Tensor) -> Float[Tensor, "B C H W"]:
-        """From the border to the feature map; `tail(trunk(images))` is `once(images)`."""
-        for module in self._tail:
-            border = module(border)
-        return self._finish(border, self._prefix, self.map_size)
+    def last_block(self, features: Tensor) -> Float[Tensor, "B C H W"]:
+        """From the split features to the feature map; after `split_features` this is `forward_single`."""
+        for module in self._last_block:
+            features = module(features)
+        if self._layout == "channels_last":
+            return features.permute(0, 3, 1, 2)
+        if self._layout == "tokens":
+            prefix = int(getattr(self.net, "num_prefix_tokens", 0))
+            return features[:, prefix:].transpose(1, 2).reshape(len(features), -1, *self.map_size)
+        return features
 
-    @property
-    def _prefix(self) -> int:
-        return int(getattr(self.net, "num_prefix_tokens", 0))
-
-    def unsplit(self) -> "Backbone":
-        """Makes all of it trunk."""
-        self._tail_names, self._finish = [], _as_it_is
+    def merge_last_block(self) -> "Backbone":
+        """Undo the split: the whole network is frozen or trained together."""
+        self._last_block_names, self._layout = [], "map"
         return self
 
     def freeze(self, frozen: bool) -> None:
-        """Freezes or frees the trunk. While frozen, its batch-norm statistics do not move either."""
+        """Freeze or free all but the last block. While frozen, batch-norm statistics do not move either."""
         self.frozen = frozen
-        for parameter in self.trunk_parameters():
+        for parameter in self.backbone_parameters():
             parameter.requires_grad_(not frozen)
         self.train(self.training)
 
@@ -152,29 +139,30 @@ class Backbone(nn.Module):
         super().train(mode)
         if self.frozen:
             self.net.eval()
-            for module in self._tail:
+            for module in self._last_block:
                 module.train(mode)
         return self
 
-    def tail_parameters(self) -> Iterator[nn.Parameter]:
-        for module in self._tail:
+    def last_block_parameters(self) -> Iterator[nn.Parameter]:
+        for module in self._last_block:
             yield from module.parameters()
 
-    def trunk_parameters(self) -> Iterator[nn.Parameter]:
-        tail = {id(parameter) for parameter in self.tail_parameters()}
-        return (parameter for parameter in self.net.parameters() if id(parameter) not in tail)
+    def backbone_parameters(self) -> Iterator[nn.Parameter]:
+        """All parameters but those of the last block."""
+        last = {id(parameter) for parameter in self.last_block_parameters()}
+        return (parameter for parameter in self.net.parameters() if id(parameter) not in last)
 
-    def trunk_state(self) -> dict[str, Tensor]:
-        """The weights and statistics that decide what the border is."""
-        tail = tuple(f"{name}." for name in self._tail_names)
-        return {name: tensor for name, tensor in self.net.state_dict().items() if not name.startswith(tail)}
+    def backbone_state(self) -> dict[str, Tensor]:
+        """The weights and statistics that decide what the split features are."""
+        last = tuple(f"{name}." for name in self._last_block_names)
+        return {name: tensor for name, tensor in self.net.state_dict().items() if not name.startswith(last)}
 
     @property
-    def _tail(self) -> list[nn.Module]:
-        return [self.net.get_submodule(name) for name in self._tail_names]
+    def _last_block(self) -> list[nn.Module]:
+        return [self.net.get_submodule(name) for name in self._last_block_names]
 
     def _strip(self, image: Tensor) -> list[str]:
-        """Removes what the chosen map does not need, so that no parameter is idle; returns the modules run."""
+        """Remove what the chosen map does not need, so that no parameter is idle; returns the modules run."""
         self._index = 0
         if hasattr(self.net, "forward_intermediates"):
             with torch.no_grad():
@@ -196,41 +184,37 @@ class Backbone(nn.Module):
         return calls
 
     def _load(self, weights: str | Path | None, needed: list[str]) -> str | None:
-        if weights == AUTO:
-            weights = _best_weights(self.name)
+        weights = _best_weights(self.name) if weights == AUTO else weights
         if weights is None:
             return None
-        if weights == "hub":
-            try:
-                source, _ = _build(self.name, self.preprocessing.size, pretrained=True)
-            except Exception as error:  # the hub client raises many kinds, all of which mean the same to the user
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                found = f"the pretrained weights of {self.name} could not be fetched ({reason})"
-                raise WeightsError(f"{found}; {_other_weights(self.name)}") from error
-            self.net.load_state_dict({key: source.state_dict()[key] for key in needed}, strict=False)
-            return "hub"
-        full, _ = _build(self.name, self.preprocessing.size)
-        load_weights(full, Path(weights), needed)
+        try:
+            full, _ = _build(self.name, self.preprocessing.size, pretrained=weights == "hub")
+        except Exception as error:  # the hub client raises many kinds, all of which mean the same to the user
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise WeightsError(
+                f"the pretrained weights of {self.name} could not be fetched ({reason}); {_other_weights(self.name)}"
+            ) from error
+        if weights != "hub":
+            load_weights(full, Path(weights), needed)
         self.net.load_state_dict({key: full.state_dict()[key] for key in needed}, strict=False)
         return str(weights)
 
-    def _find_tail(self, image: Tensor, calls: list[str]) -> tuple[list[str], Finish]:
-        """The last block and what follows it, accepted only if running them after the trunk gives the same map."""
-        self._tail_names = names = _last_block(self.net, calls)
-        with torch.no_grad():
-            expected = self(image)
-            for finish in (_as_it_is, _channels_last, _tokens):
-                self._finish = finish
-                try:
-                    if torch.equal(self.tail(self.trunk(image)), expected):
-                        return names, finish
-                except (RuntimeError, TypeError, IndexError):
-                    continue
+    def _find_last_block(self, image: Tensor, calls: list[str]) -> None:
+        """Split off the last block and what follows it, if running them after the rest gives the same map."""
+        expected = self(image)
+        self._last_block_names = _last_block(self.net, calls)
+        layouts: tuple[MapLayout, ...] = ("map", "channels_last", "tokens")
+        for self._layout in layouts:
+            try:
+                if torch.equal(self.last_block(self.split_features(image)), expected):
+                    return
+            except (RuntimeError, TypeError, IndexError):
+                continue
+        self.merge_last_block()
         log.warning(
             "the last block of %s cannot be trained while the rest is frozen; either all of it is trained, or nothing",
             self.name,
         )
-        return [], _as_it_is
 
 
 def max_image_size(name: str) -> int:
@@ -279,21 +263,22 @@ class FeatureExtractor(nn.Module):
             )
         self.backbone = backbone
         self.prototype_dim, self.head_hidden_dim = prototype_dim, head_hidden_dim
-        self.head = (
-            WideHead(backbone.n_channels, head_hidden_dim, prototype_dim)
-            if head_hidden_dim
-            else _head(backbone, prototype_dim)
-        )
+        self.head: nn.Module
+        if head_hidden_dim:
+            self.head = WideHead(backbone.n_channels, head_hidden_dim, prototype_dim)
+        else:
+            self.head = nn.Conv2d(backbone.n_channels, prototype_dim, kernel_size=1, bias=False)
+            nn.init.xavier_normal_(self.head.weight)
 
     def forward(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B D H W"]:
         return self.from_map(self.backbone(images))
 
-    def from_border(self, border: Tensor) -> Float[Tensor, "B D H W"]:
-        """The same from what the trunk gave."""
-        return self.from_map(self.backbone.tail(border))
+    def from_split(self, features: Tensor) -> Float[Tensor, "B D H W"]:
+        """Encode the split features of the backbone."""
+        return self.from_map(self.backbone.last_block(features))
 
     def from_map(self, backbone_map: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
-        """The same from the backbone's feature map."""
+        """Encode the backbone's feature map."""
         return torch.sigmoid(self.head(backbone_map))
 
 
@@ -314,17 +299,17 @@ class WideHead(nn.Module):
     def forward(self, backbone_map: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
         if not self.norm.training:
             return _product(relu(_product(backbone_map, *self._folded())), self.last.weight, self.last.bias)
-        z = self.learning(backbone_map.flatten(2).transpose(1, 2)).transpose(1, 2)
+        z = self.forward_train(backbone_map.flatten(2).transpose(1, 2)).transpose(1, 2)
         return z.view(*z.shape[:2], *backbone_map.shape[2:])
 
-    def learning(
-        self, rows: Float[Tensor, "B patches C"], kept: tuple[Tensor, Tensor] | None = None
+    def forward_train(
+        self, rows: Float[Tensor, "B patches C"], dropout_masks: tuple[Tensor, Tensor] | None = None
     ) -> Float[Tensor, "B patches D"]:
-        """The same of some patches of each map, with batch norm on their own statistics.
+        """Encode some patches of each map, with batch norm on their own statistics.
 
-        `kept` is what each map's channels are multiplied with before the first convolution and before the last.
+        Each map's channels are multiplied with the masks, before the first convolution and before the last.
         """
-        before, between = kept or (rows.new_ones(len(rows), 1),) * 2
+        before, between = dropout_masks or (rows.new_ones(len(rows), 1),) * 2
         gain = before[:, None] / self.std.flatten()
         x = torch.addcmul(-gain * self.mean.flatten(), rows, gain)  # standardised and multiplied in one step
         hidden = linear(x.flatten(0, 1), self.first.weight.flatten(1))[:, :, None, None]
@@ -332,7 +317,7 @@ class WideHead(nn.Module):
         return linear(hidden, self.last.weight.flatten(1), self.last.bias)
 
     def _folded(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of one layer that standardises, convolves and applies batch norm at rest."""
+        """Weight and bias of one layer that standardises, convolves and applies frozen batch norm."""
         norm = self.norm
         assert norm.running_mean is not None
         assert norm.running_var is not None
@@ -344,24 +329,6 @@ class WideHead(nn.Module):
 def _product(x: Float[Tensor, "B C H W"], weight: Tensor, bias: Tensor | None = None) -> Float[Tensor, "B D H W"]:
     """A 1×1 convolution as one matrix product of all patches: it is faster so, and far faster for few."""
     return linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
-
-
-def _head(backbone: Backbone, depth: int) -> nn.Conv2d:
-    head = nn.Conv2d(backbone.n_channels, depth, kernel_size=1, bias=False)
-    nn.init.xavier_normal_(head.weight)
-    return head
-
-
-def _as_it_is(output: Tensor, prefix: int, size: tuple[int, int]) -> Tensor:
-    return output
-
-
-def _channels_last(output: Tensor, prefix: int, size: tuple[int, int]) -> Tensor:
-    return output.permute(0, 3, 1, 2)  # B H W C, as Swin has it
-
-
-def _tokens(output: Tensor, prefix: int, size: tuple[int, int]) -> Tensor:
-    return output[:, prefix:].transpose(1, 2).reshape(len(output), -1, *size)  # B tokens C, as ViT has it
 
 
 def _is_fixed(name: str) -> bool:

@@ -1,16 +1,13 @@
-"""How a photo becomes the network's input; stored with every tree, since a tree is only right for its own."""
+"""How an image becomes the network's input; stored with every tree, since a tree is only right for its own."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from prototree.errors import ConfigError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
-MAX_SIDE = 4096
-"""Pixels of the largest square that a photo is resized to."""
+MAX_SIDE = 4096  # pixels of the largest square that an image is resized to
 
 RGB = tuple[float, float, float]
 
@@ -44,11 +41,4 @@ class Preprocessing:
             raise ConfigError(f"expected three means and three positive stds, got {self.mean} and {self.std}")
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Preprocessing":
-        try:
-            return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
-        except (TypeError, KeyError) as error:
-            raise ConfigError(f"preprocessing is not readable: {error}; got {values}") from error
+        return asdict(self)

@@ -1,34 +1,24 @@
-"""Makes `import torchvision` (and so `import timm`) work beside a torch of another build.
+"""Make `import torchvision` (and so `import timm`) work beside a torch of another build; import this before them.
 
-Torchvision's wheels carry operators compiled for one build of torch. Beside another build (the usual case on a
-CPU-only machine) they cannot load, and `import torchvision` fails although transforms and models need none of them.
-Declaring the two names it looks for is enough. Beside a matching torch this module does nothing.
-
-Import it before torchvision or timm.
+Torchvision's wheels carry operators compiled for one build of torch. Beside another, such as a CPU-only torch, they do
+not load, and `import torchvision` fails although transforms and models need none of them. Declaring the names it looks
+for is enough.
 """
 
 import sys
 
 import torch
 
-_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_declared: list[str] = []  # keeps to one declaration a process; torch refuses a second
+_declared: list[str] = []  # once a process; torch refuses a second declaration
 
-
-def _ensure_importable() -> None:
-    try:
-        import torchvision
-    except RuntimeError as error:
-        if "torchvision::" not in str(error) or _declared:
-            raise
-    else:
-        return
-    for name in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
+try:
+    import torchvision
+except RuntimeError as error:
+    if "torchvision::" not in str(error):
+        raise
+    for module in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[module]
     for operator in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{operator}", _SCHEMA)
+        torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _declared.append(operator)
     import torchvision  # noqa: F401
-
-
-_ensure_importable()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from prototree.errors import WeightsError
-from prototree.files import check_regular
+from prototree.io import check_regular
 
 State = dict[str, Tensor]
 
@@ -46,7 +46,7 @@ _LITE0_FIRST_BLOCK = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_con
 
 
 def load_weights(net: nn.Module, path: Path, needed: Iterable[str]) -> None:
-    """Copies the weights in `path` into `net`; `needed` are the names that the file must have.
+    """Copy the weights in `path` into `net`; `needed` are the names that the file must have.
 
     A file of the same network at another image size, or under its authors' names, is converted as timm does: position
     embeddings are resampled, class and register tokens kept.
@@ -66,7 +66,8 @@ def _misfit(state: State, own: Mapping[str, Tensor], needed: list[str]) -> str |
     missing = [name for name in needed if name not in state]
     unknown = [name for name in state if name not in own and not name.startswith(_CLASSIFIERS)]
     if missing or unknown:
-        return f"holds the weights of another network: {_first('missing', missing)}, {_first('unknown', unknown)}"
+        names = f"{len(missing)} missing names {missing[:3]}, {len(unknown)} unknown names {unknown[:3]}"
+        return f"holds the weights of another network: {names}"
     odd = [name for name in needed if _kind(state[name]) != _kind(own[name])]
     if not odd:
         return None
@@ -97,7 +98,10 @@ def read_state(path: Path) -> State:
         raise WeightsError(f"expected a weight file at {path}, found none; check the path")
     try:
         check_regular(path.stat(), MAX_BYTES)
-        content = _read(path)
+        if path.suffix == ".safetensors":
+            content: Any = safetensors.torch.load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's reader raises whatever a damaged or hostile file makes it stumble over
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(
@@ -115,12 +119,6 @@ def read_state(path: Path) -> State:
         if fault := _fault(name, tensor):
             raise WeightsError(f"{path}: {name} {fault}; download the file again, or choose another")
     return tensors
-
-
-def _read(path: Path) -> Any:
-    if path.suffix == ".safetensors":
-        return safetensors.torch.load_file(path)
-    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _unwrapped(content: Any, path: Path) -> Mapping[Any, Any]:
@@ -198,7 +196,3 @@ def _lite0_name(name: str) -> str:
         block -= _LITE0_STAGES[stage]
         stage += 1
     return f"blocks.{stage}.{block}.{names.get(layer, layer)}.{rest}"
-
-
-def _first(what: str, names: list[str]) -> str:
-    return f"{len(names)} {what} names" + (f" (first {', '.join(names[:3])})" if names else "")

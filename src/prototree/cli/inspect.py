@@ -1,202 +1,174 @@
-"""Commands that look at runs: ask, explain, report, mistakes, ensemble, serve."""
+"""Commands that look at a tree: report, explain, serve."""
 
 import importlib.util
 import json
 import os
 import webbrowser
-from dataclasses import replace
-from enum import StrEnum
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import typer
 
-from prototree.cli.console import DataOption, RunArgument, app, console, error_console, print_table, say, say_error
-from prototree.errors import CheckpointError, DataError, MissingExtraError
-from prototree.files import write_json
+from prototree.cli.app import START, DataOption, RunArgument, command, console, echo, error_console, print_error
+from prototree.errors import DataError, MissingExtraError
 from prototree.progress import Display
 
-if TYPE_CHECKING:
-    from fastapi import FastAPI
+_MAX_IMAGES = 10_000
 
 
-class Strategy(StrEnum):
-    """The strategies that follow one path."""
-
-    greedy = "greedy"
-    max_path = "max_path"
-
-
-@app.command()
+@command(START, "prototree report runs/birds")
 def report(
     run: RunArgument,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write; default: 'report' in the run, or next to a packed tree.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where to write; default: 'report' in the run, or next to a packed tree."),
     ] = None,
-    nearest: Annotated[int, typer.Option(help="How many nearest training patches to show per prototype.")] = 5,
-    occlusion: Annotated[bool, typer.Option(help="Also hide windows all over each photo; slower.")] = False,
+    nearest: Annotated[int, typer.Option(metavar="N", help="Nearest training patches to show per prototype.")] = 5,
+    occlusion_map: Annotated[
+        bool, typer.Option("--occlusion-map", help="Also occlude windows all over each image; slower.")
+    ] = False,
     data: DataOption = None,
 ) -> None:
-    """The whole tree as pages to look at and to print (§5.2)."""
-    from prototree.report import report_run
+    """Write the whole tree as an HTML page, figures and rules."""
+    from prototree.reporting.export import report
 
-    folder = out or _place(run, "report")
+    folder = out or _folder_in(run, "report")
     with Display(console) as display:
-        written = report_run(run, folder, data=data, nearest=nearest, occlusion=occlusion, observer=display)
+        written = report(run, folder, data=data, nearest=nearest, occlusion=occlusion_map, observer=display)
     for path in written:
-        say(f"written: {path}")
+        echo(f"written: {path}")
 
 
-def _place(run: Path, name: str) -> Path:
+def _folder_in(run: Path, name: str) -> Path:
     """A folder in a run, or beside a file that holds one."""
     return run.with_name(f"{run.stem}-{name}") if run.is_file() else run / name
 
 
-@app.command()
+@command(START, "prototree explain runs/birds bird.jpg")
 def explain(
     run: RunArgument,
-    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
-    strategy: Annotated[Strategy, typer.Option(help="Which path the picture shows.")] = Strategy.greedy,
-    out: Annotated[Path | None, typer.Option(help="Where to write; default: 'explained' in the run.")] = None,
-    attribution: Annotated[bool, typer.Option(help="Also show what each similarity depends on; slower.")] = False,
-    occlusion: Annotated[bool, typer.Option(help="Also hide windows all over the image; slower.")] = False,
-    others: Annotated[
-        list[Path] | None, typer.Option("--with", help="Another run that votes; can be repeated.")
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGE...", help="Images, or folders of images.", show_default=False)
+    ],
+    strategy: Annotated[
+        Literal["greedy", "max_path"], typer.Option(metavar="NAME", help="The path to show: greedy or max_path.")
+    ] = "greedy",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write; default: 'explained' in the run.")
+    ] = None,
+    attribution: Annotated[
+        bool, typer.Option("--attribution", help="Also show what each similarity depends on; slower.")
+    ] = False,
+    occlusion_map: Annotated[
+        bool, typer.Option("--occlusion-map", help="Also occlude windows all over the image; slower.")
+    ] = False,
+    ensemble: Annotated[
+        list[Path] | None, typer.Option(metavar="RUN", help="Another run of the ensemble; can be repeated.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the explanations as JSON and write no files.")] = False,
     data: DataOption = None,
 ) -> None:
-    """Explain the tree's answers for images (§5.3)."""
-    from prototree.explain.votes import FEW_IMAGES, class_of_folder, explain_decision, local_paths, open_voters
-    from prototree.report import decision_json, index_entry, write_decision, write_index
-    from prototree.report.text import answer_words
+    """Show why: the path of each image through the tree."""
+    from prototree.explanation.decision import FEW_IMAGES, class_of_folder, explain_decision, open_explainers
+    from prototree.inference.io import list_images
+    from prototree.reporting.decision_page import decision_json, index_entry
+    from prototree.reporting.export import write_decision, write_index
+    from prototree.reporting.text import decision_text
 
-    paths, voters = local_paths(images), open_voters([run, *(others or [])], data)
+    paths = list(dict.fromkeys(listed.path for listed in islice(list_images(images), _MAX_IMAGES + 1)))
+    if not 1 <= len(paths) <= _MAX_IMAGES:
+        raise DataError(f"expected 1 to {_MAX_IMAGES:,} images to explain, got {'more' if paths else 'none'}")
+    explainers = open_explainers([run, *(ensemble or [])], data)
     if len(paths) > FEW_IMAGES:
-        voters = [voter.for_many() for voter in voters]
-    folder, names = out or _place(run, "explained"), voters[0].tree.class_names
+        explainers = [explainer.for_many() for explainer in explainers]
+    folder, names = out or _folder_in(run, "explained"), explainers[0].tree.class_names
     refused, entries = 0, []
     with Display(error_console) as display:
         for number, path in enumerate(paths):
             try:
                 label = class_of_folder(path, names)
-                explanation = explain_decision(voters, path, label=label, attribution=attribution, occlusion=occlusion)
+                explanation = explain_decision(
+                    explainers, path, label=label, attribution=attribution, occlusion=occlusion_map
+                )
             except DataError as error:
-                say_error(str(error))
+                print_error(str(error))
                 refused += 1
                 continue
-            finally:
-                display.caching(number + 1, len(paths))
+            display.counting("images", number + 1, len(paths))
             if as_json:
-                typer.echo(json.dumps(decision_json(explanation)))
+                typer.echo(json.dumps(decision_json(explanation), ensure_ascii=False))
                 continue
-            own = f"{number:04d}-{path.stem}" if len(paths) > 1 else path.stem
-            say(answer_words(explanation))
-            for written in write_decision(explanation, folder / own, strategy.value):
-                say(f"written: {written}")
+            echo(f"{path}: {decision_text(explanation)}")
+            own = path.stem if len(paths) == 1 else f"{number:04d}-{path.stem}"
+            for written in write_decision(explanation, folder / own, strategy):
+                echo(f"written: {written}")
             entries.append(index_entry(explanation, f"{quote(os.fsencode(own))}/decision.html"))
     if len(entries) > 1:
-        say(f"written: {write_index(entries, folder)}")
+        echo(f"written: {write_index(entries, folder)}")
     if refused:
         if len(paths) > 1:
-            say_error(f"{refused} of {len(paths)} images could not be used; the others are done")
+            print_error(f"{refused} of {len(paths)} images could not be used; the others are done")
         raise typer.Exit(1)
 
 
-@app.command()
-def errors(
-    run: RunArgument,
-    photos: Annotated[int, typer.Option(help="How many wrong answers to list, the closest first.")] = 10,
-) -> None:
-    """Which nodes led test photos to the wrong class, and which wrong answers were close."""
-    from prototree.evaluation.schema import read_errors, read_metrics
-    from prototree.evaluation.tables import blame_table, mistake_table
-
-    if run.is_file():
-        raise CheckpointError(
-            f"{run} is a packed tree, which has no list of its mistakes; use the folder of the run it was packed from, "
-            f"or predict photos with labels: prototree predict {run} photos.csv"
-        )
-    path = run / "errors.json"
-    if not path.exists():
-        raise CheckpointError(f"{run} has no errors.json; run first: prototree evaluate {run}")
-    names = read_metrics(run).get("classes", [])
-    found = read_errors(path, len(names))
-    print_table(blame_table(found))
-    listed = mistake_table(found, names)
-    print_table(replace(listed, rows=listed.rows[:photos]))
-    say(f"wrong answers in all: {len(listed.rows)}")
-
-
-@app.command()
-def ensemble(
-    runs: Annotated[list[Path], typer.Argument(help="The folders of two or more runs.")],
-    data: DataOption = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the numbers to this JSON file.")] = None,
-) -> None:
-    """Let the trees of several runs vote: the mean of their probabilities."""
-
-    from prototree.evaluation.tables import vote_table
-    from prototree.pipeline.fit import evaluate_ensemble
-
-    with Display(console) as display:
-        found = evaluate_ensemble(runs, data=data, observer=display).to_json()
-    names = [run.resolve().name for run in runs]
-    short = len(set(names)) == len(names)  # a long path would be cut off in the table
-    print_table(vote_table(found, names if short else [str(run) for run in runs]))
-    if out is not None:
-        write_json(out, {"runs": [str(run) for run in runs], **found})
-
-
-@app.command()
+@command(START, "prototree serve runs/birds")
 def serve(
     run: RunArgument,
-    host: Annotated[str, typer.Option(help="Address to listen on; by default only this computer can connect.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8000,
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="Address to listen on; by default only this computer can connect.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="PORT", help="Port to listen on; 0 picks a free one.", min=0, max=65535)
+    ] = 8000,
     data: DataOption = None,
     validation: Annotated[
         str | None,
-        typer.Option(help="Photos for feedback while editing; default: the data's own, or every second test photo."),
+        typer.Option(metavar="DATA", help="Images to judge edits by; default: the data's own, or half of the tests."),
     ] = None,
-    work: Annotated[
-        Path | None, typer.Option(help="Folder for the history of edits and the feature maps; default: RUN-edits.")
+    edits_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder for the history of edits and feature maps; default: RUN-edits."),
     ] = None,
-    browser: Annotated[bool, typer.Option(help="Also open a browser.")] = False,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
 ) -> None:
-    """A web app for this computer: explore the tree, try images, edit it by hand."""
+    """Explore, test and edit a tree in the browser."""
     for package in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve")
-    from prototree.app import guard, server
+    from prototree.app import server
 
     with server.listen(host, port) as listening:
+        token = server.token_for(host)
         with Display(console) as display:
-            token = server.token_for(host)
-            browser_app = _opened(run, display, host, token, data=data, validation=validation, work=work)
+            chosen: dict[str, Any] = {"data": data, "validation": validation, "work": edits_dir}
+            browser_app = _open_app(run, display, host, token, **chosen)
         where = server.address(listening) + (f"?token={token}" if token else "")
         if token:
-            say(
+            echo(
                 f"{host} is open to other computers: anyone with the link below can see and change the tree; programs "
-                "send its token as Authorization: Bearer TOKEN. On another computer, write this one's IP address, or "
-                f"{' or '.join(guard.own_names())}, instead of localhost."
+                "send its token as Authorization: Bearer TOKEN. On another computer, write this one's name or IP "
+                "address instead of localhost."
             )
         console.print(f"open [bold]{where}[/bold] in a browser; stop with Ctrl+C", highlight=False, soft_wrap=True)
-        if browser:
+        if browser and console.is_terminal:
             webbrowser.open(where)
         server.serve(browser_app, listening)
 
 
-def _opened(run: Path, display: Display, host: str, token: str | None, **chosen: Any) -> "FastAPI":
-    """The app of a run; of one whose photos are not here, what can be done without them."""
-    from prototree.app import server
-    from prototree.editing.session import open_session
+def _open_app(run: Path, display: Display, host: str, token: str | None, **chosen: Any) -> Any:
+    """Make the app of a run; of one whose images are not here, what can be done without them."""
+    from prototree.app.api import create_app
+    from prototree.app.service import Service
+    from prototree.editing.session import edit
     from prototree.run import Run
 
-    if run.is_dir() and (chosen["data"] is not None or Run.open(run).data_is_here):
+    if run.is_dir() and (chosen["data"] is not None or Run.open(run).has_data):
         display.stage("opening the run; feature maps that training did not keep are computed once")
-        return server.open_app(open_session(run, tick=display.caching, **chosen), host, token)
-    display.stage("opening a tree without its photos: you can explore and try it, but not edit it (see --data)")
-    return server.open_viewer(run, host, token)
+        service = Service(edit(run, tick=display.caching, **chosen))
+    else:
+        display.stage("opening a tree without its images: you can explore and test it, but not edit it (see --data)")
+        service = Service(Run.open(run))
+    service.tree()  # so that the first page is ready
+    return create_app(service, host=host, token=token)

@@ -1,127 +1,159 @@
-"""Commands that put a tree to use and hand it on: predict, pack, tidy."""
+"""Commands that use a tree and hand it on: predict, pack, export, push, import-published."""
 
 import os
 import sys
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from prototree.cli.console import RunArgument, app, error_console, print_table, say
+from prototree.cli.app import RESEARCH, SHARE, START, RunArgument, command, echo, error_console, print_table
 from prototree.errors import DataError
 from prototree.progress import Display
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
-    from prototree.evaluation.agreement import Agreement
-    from prototree.inference.predict import Prediction
-
-
-@app.command()
+@command(START, "prototree predict runs/birds holiday/ --out predictions.csv")
 def predict(
     run: RunArgument,
-    photos: Annotated[
+    images: Annotated[
         list[str],
         typer.Argument(
-            help="Photos, folders, patterns, CSV lists (path, perhaps label), or - to read names from standard input."
+            metavar="IMAGE...",
+            help="Images, folders, patterns, CSV lists (path, perhaps label), or - for names on standard input.",
+            show_default=False,
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="A file for all predictions: .csv, .json or .jsonl; printed if not given.")
+        Path | None, typer.Option(metavar="FILE", help="Write a .csv, .json or .jsonl file; printed if not given.")
+    ] = None,
+    ensemble: Annotated[
+        list[Path] | None, typer.Option(metavar="RUN", help="Another run of the ensemble; can be repeated.")
     ] = None,
     top: Annotated[
-        int | None,
-        typer.Option(help="How many of the likeliest classes to list; if not given, a file lists 5.", min=0),
+        int | None, typer.Option(metavar="N", help="List the N likeliest classes; a file lists 5.", min=0)
     ] = None,
     min_confidence: Annotated[
-        float, typer.Option(help='Answers less sure than this, from 0 to 1, are "I don\'t know".')
+        float, typer.Option(metavar="P", help='Say "I don\'t know" below this confidence, from 0 to 1.')
     ] = 0.0,
-    batch_size: Annotated[int, typer.Option(help="Photos that go through the network at once.", min=1)] = 32,
-    threads: Annotated[int, typer.Option(help="Threads that read photos; 0: one per core.", min=0)] = 0,
+    batch_size: Annotated[
+        int, typer.Option(metavar="N", help="Images that go through the network at once.", min=1)
+    ] = 32,
+    threads: Annotated[int, typer.Option(metavar="N", help="Threads that read images; 0: one per core.", min=0)] = 0,
 ) -> None:
-    """Predict many photos. A photo that cannot be read becomes a row with the reason."""
-    from prototree.evaluation.agreement import Agreement
-    from prototree.inference.answers import expect_share
-    from prototree.inference.inputs import STANDARD_INPUT, listed_photos
-    from prototree.inference.outputs import prediction_file
-    from prototree.inference.predict import DEFAULT_TOP, open_for_predicting, predict_each
-    from prototree.report.text import plain
+    """Classify images. One that cannot be read becomes a row with the reason."""
+    from prototree.evaluation.errors import LabelledAccuracy
+    from prototree.inference.io import STANDARD_INPUT, list_images, prediction_file
+    from prototree.inference.predict import DEFAULT_TOP, check_min_confidence, iter_predictions, open_models
+    from prototree.reporting.text import plain
 
-    expect_share(min_confidence)
-    tree, notes = open_for_predicting(run)
-    listed = listed_photos(photos, _names_given())
+    check_min_confidence(min_confidence)
+    models = [run, *(ensemble or [])]
+    trees, notes = open_models(models)
+    # Names of files need not be text in the user's encoding.
+    listed = list_images(images, map(os.fsdecode, sys.stdin.buffer) if STANDARD_INPUT in images else ())
     if (first := next(listed, None)) is None:
-        places = ", ".join("the names on standard input" if one == STANDARD_INPUT else one for one in photos)
-        raise DataError(f"found no photo in {places}; expected image files, or folders or lists of them")
+        places = ", ".join("the names on standard input" if place == STANDARD_INPUT else place for place in images)
+        raise DataError(f"found no image in {places}; expected image files, or folders or lists of them")
     listed = chain([first], listed)
-    everything = None if STANDARD_INPUT in photos else list(listed)
-    shown = min(DEFAULT_TOP if top is None else top, tree.n_classes)
-    with_truth = everything is not None and any(one.label is not None for one in everything)
-    agreement, n_photos, n_bad = Agreement(tree.class_names), 0, 0
+    everything = None if STANDARD_INPUT in images else list(listed)
+    shown = min(DEFAULT_TOP if top is None else top, trees[0].n_classes)
+    accuracy, n_images, n_errors = LabelledAccuracy(trees[0].class_names), 0, 0
     with ExitStack() as stack:
         display = stack.enter_context(Display(error_console))
-        add: Callable[[Prediction], None] = lambda one: say(plain(one.words(notes, with_top=top is not None)))  # noqa: E731
-        if out is not None:
-            add = stack.enter_context(prediction_file(out, top=shown, with_truth=with_truth, notes=notes))
-        given = predict_each(
-            tree, everything or listed, top=shown, min_confidence=min_confidence, batch_size=batch_size, threads=threads
-        )
-        for one in given:
-            n_photos, n_bad = n_photos + 1, n_bad + (one.answer is None)
-            add(one)
-            if one.truth is not None and one.answer is not None:
-                agreement.add(one.truth, one.answer.label if one.answer.known else None)
-            display.counting("photos", n_photos, len(everything) if everything is not None else None)
-    _say_how_it_went(agreement, n_photos, n_bad, out)
-
-
-def _names_given() -> "Iterator[str]":
-    """The lines of standard input. Names of files need not be text in the user's encoding."""
-    yield from map(os.fsdecode, sys.stdin.buffer)
-
-
-def _say_how_it_went(agreement: "Agreement", n_photos: int, n_bad: int, out: Path | None) -> None:
-    if agreement.n_photos:
-        print_table(agreement.table())
-    for sentence in agreement.words():
-        say(sentence)
-    if n_bad:
-        error_console.print(f"{n_bad} of {n_photos} photos could not be read", highlight=False)
+        write = stack.enter_context(prediction_file(out, top=shown)) if out is not None else None
+        options = {"top": shown, "min_confidence": min_confidence, "batch_size": batch_size, "threads": threads}
+        model = trees if len(trees) > 1 else trees[0]
+        words = notes[0] if len(trees) == 1 else None
+        for prediction in iter_predictions(model, everything or listed, notes=words, **options):  # type: ignore[arg-type]
+            n_images, n_errors = n_images + 1, n_errors + bool(prediction.error)
+            if write is not None:
+                write(prediction.to_json())
+            else:
+                echo(plain(prediction.to_text(with_top=top is not None)))
+            if prediction.label is not None and not prediction.error:
+                accuracy.add(prediction.label, prediction.prediction)
+            display.counting("images", n_images, len(everything) if everything is not None else None)
+    if accuracy.n_images:
+        print_table(accuracy.table())
+    for sentence in accuracy.words():
+        echo(sentence)
+    if n_errors:
+        error_console.print(f"{n_errors} of {n_images} images could not be read", highlight=False)
     if out is not None:
-        say(f"written: {out} ({n_photos} photos)")
-    if n_bad == n_photos:
+        echo(f"written: {out} ({n_images} images)")
+    if n_errors == n_images:
         raise typer.Exit(1)
 
 
-@app.command()
+@command(SHARE, "prototree pack runs/birds bird-tree.prototree")
 def pack(
     run: RunArgument,
-    out: Annotated[Path, typer.Argument(help="The file to write, such as bird-tree.prototree.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The file to write; it ends in .prototree.", show_default=False)
+    ],
     pages: Annotated[
-        bool, typer.Option(help="Include neighbours and tests of each prototype; computing them takes a while.")
+        bool, typer.Option("--pages/--no-pages", help="Include neighbours and tests of each prototype; takes a while.")
     ] = True,
 ) -> None:
-    """One file to send to somebody: the tree, its pictures and its figures."""
+    """Write one file to send to somebody: the tree, its pictures and its metrics."""
     from prototree.pipeline.share import pack
 
     with Display(error_console) as display:
         written = pack(run, out, pages=pages, tick=display.caching)
-    say(f"written: {written} ({_amount(written.stat().st_size)}); predict, explain, report and serve open it")
+    echo(f"written: {written} ({written.stat().st_size / 1e6:,.1f} MB); predict, explain, report and serve open it")
 
 
-@app.command()
-def clean(run: RunArgument) -> None:
-    """Remove from a finished run what can be computed again."""
-    from prototree.pipeline.share import clean
+@command(SHARE, "prototree export runs/birds birds.onnx")
+def export(
+    run: RunArgument,
+    out: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The file to write; it ends in .onnx.", show_default=False)
+    ],
+) -> None:
+    """Write the tree as one ONNX file that takes images as they are."""
+    from prototree.integrations.onnx import export_onnx
 
-    freed = clean(run)
-    for one in freed:
-        say(f"removed: {one.path} ({_amount(one.n_bytes)})")
-    say(f"{_amount(sum(one.n_bytes for one in freed))} freed" if freed else "nothing to remove")
+    written = export_onnx(run, out)
+    echo(f"written: {written} ({written.stat().st_size / 1e6:.1f} MB); examples/predict_onnx.py shows how to use it")
 
 
-def _amount(n_bytes: int) -> str:
-    return f"{n_bytes / 1e6:,.1f} MB"
+@command(SHARE, "prototree push runs/birds user/bird-tree --license mit")
+def push(
+    run: RunArgument,
+    name: Annotated[str, typer.Argument(metavar="USER/NAME", help="Where to put it.", show_default=False)],
+    license: Annotated[  # noqa: A002
+        str,
+        typer.Option("--license", "--licence", metavar="NAME", help="The hub's name of the licence, such as mit."),
+    ] = "unknown",
+    private: Annotated[bool, typer.Option("--private", help="Make it visible to you only.")] = False,
+) -> None:
+    """Send the tree with its pictures, metrics and a model card to the Hugging Face hub."""
+    from prototree.integrations.hub import push
+
+    echo(f"sent to {push(run, name, license=license, private=private)}; open it with prototree.load({name!r})")
+
+
+@command(
+    RESEARCH, "prototree import-published checkpoint/ --out runs/published --classes classes.txt", "import-published"
+)
+def import_published(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder with tree.pkl, or that file.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder to write the run to.")],
+    classes: Annotated[
+        Path, typer.Option(metavar="FILE", help="A text file with one class name per line, or CUB's classes.txt.")
+    ],
+    backbone: Annotated[
+        str, typer.Option(metavar="NAME", help="The network it was trained with, by timm's name.")
+    ] = "resnet50",
+    image_size: Annotated[int, typer.Option(metavar="N", help="Side of the square that the network saw.")] = 224,
+) -> None:
+    """Make a run from a tree that was trained with the authors' code."""
+    from prototree.integrations.published import import_published
+
+    tree = import_published(folder, out, classes=classes, backbone=backbone, image_size=image_size).tree()
+    echo(f"{tree.topology.n_nodes} nodes, {tree.n_classes} classes: written to {out}")
+    echo(f"next, find the patches of its prototypes: prototree prune {out} --data IMAGES, then project and evaluate")

@@ -1,236 +1,273 @@
-"""Commands that make runs, and the stages of runs: train, finetune, reproduce, prune, project, evaluate."""
+"""Commands that make runs and their stages: train, finetune, evaluate, prune, project, reproduce, clean."""
 
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from prototree.cli.console import (
+from prototree.cli.app import (
+    IMPROVE,
+    RESEARCH,
+    START,
     DataArgument,
     DataOption,
-    RunArgument,
-    app,
+    FolderArgument,
+    command,
+    command_with_settings,
     console,
+    echo,
     error_console,
-    harmless,
+    escape_control,
     print_table,
-    say,
 )
-from prototree.cli.options import HelpAll, command_with_settings, parsed
 from prototree.config import DEFAULT_PRESET, preset_names
 from prototree.errors import ConfigError
+from prototree.io import write_json
 from prototree.progress import Display, is_first
-from prototree.training.signals import Interrupted, terminating_like_ctrl_c
 
 _ALL_STAGES = "train,prune,project,evaluate"
+_SEVERAL = "Several runs"
 
 
-@command_with_settings()
+@command_with_settings(START, "prototree train photos/ --out runs/birds")
 def train(
-    context: typer.Context,
     data: DataArgument,
-    out: Annotated[Path, typer.Option(help="Where the run is written.")],
-    preset: Annotated[str, typer.Option(help=f"{', '.join(preset_names())}, or a TOML file.")] = DEFAULT_PRESET,
-    stages: Annotated[str, typer.Option(help="Which stages to run.")] = _ALL_STAGES,
-    resume: Annotated[bool, typer.Option(help="Continue an interrupted run.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace a run that exists.")] = False,
+    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder to write the run to.")],
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", help=f"{', '.join(preset_names())}, or a TOML file.")
+    ] = DEFAULT_PRESET,
+    stages: Annotated[str, typer.Option(metavar="LIST", help="Which stages to run.")] = _ALL_STAGES,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that exists.")] = False,
     seeds: Annotated[
-        int, typer.Option(help="Train this many trees with different seeds, and let them vote.", min=0)
+        int, typer.Option(metavar="N", help="Train an ensemble of N trees.", min=0, rich_help_panel=_SEVERAL)
     ] = 0,
-    folds: Annotated[int, typer.Option(help="Cross-validate in this many parts, each left out once.", min=0)] = 0,
-    jobs: Annotated[int, typer.Option(help="With several runs: how many at a time; 0: by cores.", min=0)] = 0,
-    threads: Annotated[int, typer.Option(help="With several runs: threads per run; 0: by cores.", min=0)] = 0,
-    help_all: HelpAll = False,
+    folds: Annotated[
+        int, typer.Option(metavar="N", help="Cross-validate in N parts.", min=0, rich_help_panel=_SEVERAL)
+    ] = 0,
+    jobs: Annotated[
+        int, typer.Option(metavar="N", help="Runs at a time; 0: by cores.", min=0, rich_help_panel=_SEVERAL)
+    ] = 0,
+    threads: Annotated[
+        int, typer.Option(metavar="N", help="Threads per run; 0: by cores.", min=0, rich_help_panel=_SEVERAL)
+    ] = 0,
+    *,
+    settings: dict[str, str],
 ) -> None:
-    """From a folder of images to a small, readable tree."""
-    settings = parsed(context.args)
-    if seeds or folds:
-        if stages != _ALL_STAGES or (seeds and folds):
-            raise ConfigError("expected either --seeds or --folds, and no --stages with them; leave one out")
-        _train_several(data, out, preset, settings, seeds, folds, (jobs, threads), resume=resume, overwrite=overwrite)
+    """Train a tree from a folder of images."""
+    common: dict[str, Any] = {"preset": preset, "settings": settings, "resume": resume, "overwrite": overwrite}
+    if not seeds and not folds:
+        with _training(out, "the same command and --resume") as display:
+            from prototree.pipeline.fit import fit
+
+            chosen = [stage.strip() for stage in stages.split(",") if stage.strip()]
+            fit(data, out, stages=chosen, observer=display, **common)
         return
-    with _training(out, "the same command and --resume") as display:
-        from prototree.pipeline.fit import fit
+    if stages != _ALL_STAGES or (seeds and folds):
+        raise ConfigError("expected either --seeds or --folds, and no --stages with them; leave one out")
+    from prototree.pipeline.sweep import cross_validate, fit_seeds
 
-        fit(
-            data,
-            out,
-            preset_name=preset,
-            settings=settings,
-            stages=[stage.strip() for stage in stages.split(",") if stage.strip()],
-            resume=resume,
-            overwrite=overwrite,
-            observer=display,
+    with _interruptible(out, "continue with the same command and --resume"), Display(console) as display:
+        common |= {"jobs": jobs, "threads": threads, "observer": display}
+        sweep = (
+            fit_seeds(data, out, seeds=seeds, **common) if seeds else cross_validate(data, out, folds=folds, **common)
         )
+    print_table(sweep.table)
+    echo(f"written to {out}")
 
 
-@command_with_settings()
+@command_with_settings(IMPROVE, "prototree finetune runs/birds-edited --out runs/birds-tuned")
 def finetune(
-    context: typer.Context,
-    run: RunArgument,
-    out: Annotated[Path, typer.Option(help="Where the new run is written.")],
+    run: FolderArgument,
+    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder to write the new run to.")],
     data: DataOption = None,
-    help_all: HelpAll = False,
+    *,
+    settings: dict[str, str],
 ) -> None:
-    """Train the network further with an edited tree; its prototypes stay the patches you chose (§7)."""
-    settings = parsed(context.args)
+    """Train the network further with an edited tree; its prototypes stay the patches you chose."""
     with _training(out, "the same command") as display:
-        from prototree.editing.finetuning import finetune
+        from prototree.editing.finetune import finetune
 
         finetune(run, out, data=data, settings=settings, observer=display)
 
 
-@command_with_settings()
-def reproduce(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="cub, cars or birds.")],
-    out: Annotated[Path, typer.Option(help="Where runs and tables are written.")],
-    heights: Annotated[str, typer.Option(help="Heights, such as 7,8,9,10,11; default: as in the paper's tables.")] = "",
-    seeds: Annotated[int, typer.Option(help="Runs per height; 0: only write the tables.")] = 5,
-    data: Annotated[str | None, typer.Option(help="The folder of the photos.")] = None,
-    help_all: HelpAll = False,
-) -> None:
-    """The paper's tables: train what is missing, and compare it with the published figures."""
-    settings = parsed(context.args)
-    with _stoppable(out, "continue with the same command"), Display(console) as display:
-        from prototree.pipeline.reproduce import reproduce
-
-        found = reproduce(
-            name, out, heights=_whole_numbers(heights), seeds=seeds, data=data, settings=settings, observer=display
-        )
-    for table in found.tables:
-        print_table(table)
-    say(f"written to {out / 'tables.md'}")
-
-
-@app.command()
-def prune(
-    run: RunArgument,
-    threshold: Annotated[
-        float, typer.Option(help="Remove leaves whose largest probability is at most this; 0: 2/K.")
-    ] = 0.0,
-    data: DataOption = None,
-) -> None:
-    """Prune a trained tree again (§5.1)."""
-    _redo(run, data, "prune", {"threshold": threshold} if threshold else {})
-
-
-@app.command()
-def project(
-    run: RunArgument,
-    any_class: Annotated[bool, typer.Option(help="Allow patches of any class (Eq. 6 instead of S1).")] = False,
-    data: DataOption = None,
-) -> None:
-    """Project the pruned tree's prototypes again (Eq. 6)."""
-    _redo(run, data, "project", {"project_within_class": not any_class})
-
-
-@app.command()
+@command(IMPROVE, "prototree evaluate runs/birds --ood other-photos/")
 def evaluate(
-    run: RunArgument,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="A run; several are evaluated as an ensemble.", show_default=False),
+    ],
     data: DataOption = None,
-    parts: Annotated[
-        bool,
-        typer.Option("--parts", help="Also measure whether patches mean what they show: part purity, hiding; slower."),
+    prototypes: Annotated[
+        bool, typer.Option("--prototypes", help="Also measure prototype quality: part purity, occlusion test; slower.")
     ] = False,
     ood: Annotated[
         list[str] | None,
-        typer.Option(help="Instead: test whether the tree notices these photos of unknown classes; can be repeated."),
+        typer.Option(metavar="DATA", help="Test whether the tree notices images of unknown classes; can be repeated."),
     ] = None,
+    errors: Annotated[int, typer.Option(metavar="N", help="List N wrong predictions, the closest first.")] = 0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Of an ensemble: write the metrics as JSON.")] = None,
 ) -> None:
-    """Evaluate all stages of a run on its test photos, or its tree on photos of unknown classes."""
+    """Measure accuracy, errors by node, prototype quality, unknown classes; several runs as an ensemble."""
+    if len(runs) > 1:
+        _evaluate_ensemble(runs, data, out)
+        return
+    run = runs[0]
     if ood:
+        from prototree.evaluation.ood import evaluate_ood
         from prototree.evaluation.tables import ood_table
-        from prototree.pipeline.ood import evaluate_ood
 
         with Display(console) as display:
-            found = evaluate_ood(run, ood, data=data, observer=display)
-        print_table(ood_table({name: asdict(one) for name, one in found.items()}))
+            metrics = evaluate_ood(run, ood, data=data, observer=display)
+        print_table(ood_table({name: asdict(one) for name, one in metrics.items()}))
         return
-    _redo(run, data, "evaluate", {})
-    _print_figures(run)
-    if parts:
-        _print_parts(run, data)
-    say(f"tables in {run / 'results.md'}, plots in {run / 'plots'}")
+    _rerun(run, data, "evaluate", {})
+    _print_metrics(run)
+    if errors:
+        _print_errors(run, errors)
+    if prototypes:
+        _print_prototype_quality(run, data)
+    echo(f"tables in {run / 'results.md'}, plots in {run / 'plots'}")
 
 
-def _train_several(
-    data: str,
-    out: Path,
-    preset: str,
-    settings: dict[str, str],
-    seeds: int,
-    folds: int,
-    machine: tuple[int, int],
-    *,
-    resume: bool,
-    overwrite: bool,
+@command(RESEARCH, "prototree prune runs/birds --threshold 0.05")
+def prune(
+    run: FolderArgument,
+    threshold: Annotated[
+        str, typer.Option(metavar="P", help="Remove leaves whose largest probability is at most this; auto: 2/K.")
+    ] = "auto",
+    data: DataOption = None,
 ) -> None:
-    from prototree.pipeline.sweep import Machine, cross_validate, fit_seeds
+    """Prune a trained tree again."""
+    _rerun(run, data, "prune", {"prune_threshold": threshold} if threshold != "auto" else {})
 
-    common: dict[str, Any] = {"preset_name": preset, "settings": settings, "resume": resume, "overwrite": overwrite}
-    with _stoppable(out, "continue with the same command and --resume"), Display(console) as display:
-        common |= {"machine": Machine(*machine), "observer": display}
-        found = (
-            fit_seeds(data, out, seeds=seeds, **common) if seeds else cross_validate(data, out, folds=folds, **common)
-        )
-    print_table(found.table)
-    say(f"written to {out}")
+
+@command(RESEARCH, "prototree project runs/birds --any-class")
+def project(
+    run: FolderArgument,
+    any_class: Annotated[bool, typer.Option("--any-class", help="Allow patches of any class.")] = False,
+    data: DataOption = None,
+) -> None:
+    """Replace the pruned tree's prototypes by training patches again."""
+    _rerun(run, data, "project", {"project_within_class": not any_class})
+
+
+@command_with_settings(RESEARCH, "prototree reproduce cub --data CUB_200_2011 --out runs/cub")
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="cub|cars|birds", help="Which data set.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs and tables are written.")],
+    heights: Annotated[
+        str, typer.Option(metavar="LIST", help="Heights, such as 7,8,9,10,11; default: as in the paper's tables.")
+    ] = "",
+    seeds: Annotated[int, typer.Option(metavar="N", help="Runs per height; 0: only write the tables.")] = 5,
+    data: Annotated[str | None, typer.Option(metavar="DATA", help="The folder of the images.")] = None,
+    *,
+    settings: dict[str, str],
+) -> None:
+    """Write the paper's tables: train what is missing, and compare with the published metrics."""
+    with _interruptible(out, "continue with the same command"), Display(console) as display:
+        from prototree.pipeline.reproduce import reproduce
+
+        chosen = _whole_numbers(heights)
+        result = reproduce(name, out, heights=chosen, seeds=seeds, data=data, settings=settings, observer=display)
+    for table in result.tables:
+        print_table(table)
+    echo(f"written to {out / 'tables.md'}")
+
+
+@command(RESEARCH, "prototree clean runs/birds")
+def clean(run: FolderArgument) -> None:
+    """Free disk space: remove from a finished run what can be computed again."""
+    from prototree.pipeline.share import clean
+
+    removed = clean(run)
+    for item in removed:
+        echo(f"removed: {item.path} ({item.n_bytes / 1e6:,.1f} MB)")
+    total = sum(item.n_bytes for item in removed)
+    echo(f"{total / 1e6:,.1f} MB freed" if removed else "nothing to remove")
+
+
+def _evaluate_ensemble(runs: list[Path], data: str | None, out: Path | None) -> None:
+    from prototree.evaluation.tables import ensemble_table
+    from prototree.pipeline.fit import evaluate_ensemble
+
+    with Display(console) as display:
+        metrics = evaluate_ensemble(runs, data=data, observer=display).to_json()
+    names = [run.resolve().name for run in runs]
+    short = len(set(names)) == len(names)  # a long path would be cut off in the table
+    print_table(ensemble_table(metrics, names if short else [str(run) for run in runs]))
+    if out is not None:
+        write_json(out, {"runs": [str(run) for run in runs], **metrics})
 
 
 @contextmanager
 def _training(out: Path, continued_with: str) -> Iterator[Display]:
-    """Shows how training goes, and the figures at its end."""
-    with _stoppable(out, f"continue with {continued_with}"), Display(console, out / "tensorboard") as display:
+    """Show how training goes, and the metrics at its end."""
+    with _interruptible(out, f"continue with {continued_with}"), Display(console, out / "tensorboard") as display:
         yield display
-    _print_figures(out)
-    say(f"written to {out}")
+    _print_metrics(out)
+    echo(f"written to {out}; read it with: prototree report {shlex.quote(str(out))}")
 
 
 @contextmanager
-def _stoppable(folder: Path, remedy: str) -> Iterator[None]:
-    """A signal at any moment ends the command with a word on what is kept and how to go on."""
-    try:
-        with terminating_like_ctrl_c():
-            yield
-    except (Interrupted, KeyboardInterrupt):
-        from prototree.pipeline.folders import what_is_kept
+def _interruptible(folder: Path, remedy: str) -> Iterator[None]:
+    """End at a signal with a word on what is kept and how to go on."""
+    from prototree.progress import sigterm_as_sigint
 
-        words = f"stopped; {what_is_kept(folder)}; {remedy}"
+    try:
+        with sigterm_as_sigint():
+            yield
+    except KeyboardInterrupt:
+        from prototree.pipeline.folders import describe_progress
+
+        text = f"stopped; {describe_progress(folder)}; {remedy}"
         if is_first():
-            error_console.print(harmless(words), highlight=False, markup=False, soft_wrap=True)
+            error_console.print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
 
 
-def _print_figures(run: Path) -> None:
+def _print_metrics(run: Path) -> None:
     from prototree.evaluation.schema import read_metrics
     from prototree.evaluation.tables import baseline_text, stage_table
 
     metrics = read_metrics(run)
     print_table(stage_table(metrics, str(run)))
-    if words := baseline_text(metrics):
-        say(words)
+    if text := baseline_text(metrics):
+        echo(text)
 
 
-def _print_parts(run: Path, data: str | None) -> None:
-    from prototree.evaluation.part_tables import part_table, part_words
-    from prototree.pipeline.parts import evaluate_parts
+def _print_errors(run: Path, count: int) -> None:
+    from prototree.evaluation.schema import read_errors, read_metrics
+    from prototree.evaluation.tables import image_error_table, node_error_table
+
+    names = read_metrics(run).get("classes", [])
+    errors = read_errors(run / "errors.json", len(names))
+    print_table(node_error_table(errors))
+    table = image_error_table(errors, names)
+    print_table(replace(table, rows=table.rows[:count]))
+    echo(f"wrong predictions in all: {len(table.rows)}")
+
+
+def _print_prototype_quality(run: Path, data: str | None) -> None:
+    from prototree.evaluation.part_purity import evaluate_prototypes
+    from prototree.evaluation.tables import quality_table, quality_text
+    from prototree.pipeline.stages import write_results
+    from prototree.run import Run
 
     with Display(console) as display:
-        found = evaluate_parts(run, data=data, observer=display).to_json()
-    print_table(part_table(found))
-    say(part_words(found))
+        quality = evaluate_prototypes(run, data=data, observer=display).to_json()
+    write_results(Run.open(run))
+    print_table(quality_table(quality))
+    echo(quality_text(quality))
 
 
-def _redo(folder: Path, data: str | None, stage: str, settings: dict[str, object]) -> None:
-    with (
-        _stoppable(folder, f"run it again with: prototree {stage} {shlex.quote(str(folder))}"),
-        Display(console) as display,
-    ):
+def _rerun(folder: Path, data: str | None, stage: str, settings: dict[str, object]) -> None:
+    remedy = f"run it again with: prototree {stage} {shlex.quote(str(folder))}"
+    with _interruptible(folder, remedy), Display(console) as display:
         from prototree.pipeline.fit import rerun
 
         rerun(folder, stage, data=data, settings=settings, observer=display)

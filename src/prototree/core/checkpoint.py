@@ -1,6 +1,9 @@
 """Trees on disk: `weights.safetensors` and a readable `tree.json`. No pickle, and no code from the files.
 
-A folder is replaced atomically: a kill at any moment leaves the old content or the new, never a mixture.
+A folder is replaced atomically: a kill at any moment leaves the old content or the new, never a mixture. What a file
+says is checked before anything is built from it: fields by the schema below, then the tensors against the tree on
+torch's `meta` device, where a tensor is only a shape. So no file makes the program take more time or memory than its
+own length accounts for.
 """
 
 import copy
@@ -8,53 +11,179 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import safetensors
 import safetensors.torch
 import torch
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
+from prototree import archive
 from prototree.backbones.backbone import Backbone, FeatureExtractor, check_image_size
-from prototree.backbones.crops import FULL_ONLY
-from prototree.backbones.preprocessing import Preprocessing
-from prototree.core import archive, hub
-from prototree.core.confidence import Calibration
+from prototree.backbones.crops import FULL_ONLY, MAX_CROPS, MIN_FRACTION
+from prototree.backbones.preprocessing import MAX_SIDE, Preprocessing
+from prototree.core.confidence import MAX_OFFSET, MAX_SLOPE, Calibration
 from prototree.core.model import ProtoTree, PrototypeSource
-from prototree.core.nodes import NodeFunction
-from prototree.core.topology import Topology
-from prototree.core.validation import check_fit, check_header, check_height, check_values
+from prototree.core.nodes import RADIUS_RANGE, SHARPNESS_RANGE, NodeFunction, NodeKind
+from prototree.core.topology import MAX_HEIGHT, Topology
 from prototree.errors import CheckpointError, ImageSizeError, ProtoTreeError
-from prototree.files import (
-    expect_version,
-    make_folder,
-    read_json,
-    read_regular,
-    sync_folder,
-    write_file,
-    write_json,
-)
+from prototree.io import expect_version, make_folder, read_json, read_regular, sync_folder, write_file, write_json
 
-VERSION = 4
-"""3: every network looked once. Earlier ones had no checksum and are not read."""
-
+VERSION = 1
 MAX_WEIGHTS_BYTES = 8 * 2**30
 WEIGHTS, TREE = "weights.safetensors", "tree.json"
 TRAINED, PRUNED, PROJECTED = "trained", "pruned", "projected"
 STAGES = (PROJECTED, PRUNED, TRAINED)
 """Folders in which a run keeps its tree after each stage, the last stage first."""
 
-Tensors = dict[str, Tensor]
+MAX_CLASSES = 2**20
+MAX_WIDTH = 65_536  # of prototypes and of hidden layers
+_MAX_PATHS = 2**27  # leaves × height: what the tree's table of paths takes
 
-_SEALS = ("weights_sha256", "weights_bytes")
+Tensors = dict[str, Tensor]
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+# ---- the schema of tree.json -----------------------------------------------------------------------------------------
+
+
+class Record(BaseModel):
+    """An object of a JSON file: exactly these keys, of exactly these types, and finite numbers."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+def validated(schema: type[Schema], content: Any) -> Schema:
+    """Check a part of a JSON file against its schema; the first thing that is wrong is a `CheckpointError`."""
+    try:
+        return schema.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where, found = ".".join(map(str, first["loc"])), repr(first["input"])
+        got = "" if first["type"] == "missing" else f", got {found[:60]}{'…' if len(found) > 60 else ''}"
+        raise CheckpointError(f"{where or 'the whole'}: {first['msg']}{got}") from None
+
+
+def _ordered(box: list[float]) -> list[float]:
+    if box[0] > box[2] or box[1] > box[3]:
+        raise ValueError("expected left <= right and top <= bottom")
+    return box
+
+
+def _relative(path: str) -> str:
+    if not path or PurePosixPath(path).is_absolute() or "\0" in path:
+        raise ValueError("expected a path within the data")
+    return path
+
+
+_Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
+_Box = Annotated[list[float], Field(min_length=4, max_length=4), AfterValidator(_ordered)]
+_Rgb = Annotated[list[Annotated[float, Field(ge=-1e6, le=1e6)]], Field(min_length=3, max_length=3)]
+_Std = Annotated[list[Annotated[float, Field(ge=1e-9, le=1e6)]], Field(min_length=3, max_length=3)]
+_Child = Annotated[int, Field(ge=-(2**MAX_HEIGHT), le=2**MAX_HEIGHT)]
+_Children = Annotated[list[_Child], Field(max_length=2**MAX_HEIGHT - 1)]
+_Index = Annotated[int, Field(ge=0, le=MAX_SIDE)]
+
+
+class SourceRecord(Record):
+    image: Annotated[str, AfterValidator(_relative)]
+    label: int = Field(ge=0, lt=MAX_CLASSES)
+    crop: str
+    patch: Annotated[list[_Index], Field(min_length=2, max_length=2)]
+    patch_box: _Box
+    distance: float = Field(ge=0)
+    crop_region: _Box | None
+    flip: bool
+    display_box: _Box | None
+
+    def build(self) -> PrototypeSource:
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in self}
+        return PrototypeSource(**values)
+
+
+class TopologyRecord(Record):
+    left: _Children
+    right: _Children
+
+
+class PrototypesRecord(Record):
+    prototype_dim: int = Field(ge=1, le=MAX_WIDTH)
+    size: Annotated[list[_Side], Field(min_length=2, max_length=2)]
+    sources: Annotated[list[SourceRecord | None], Field(max_length=2 ** (MAX_HEIGHT + 1))]
+
+
+class NodeFunctionRecord(Record):
+    kind: NodeKind
+    sharpness: float
+
+
+class CalibrationRecord(Record):
+    slope: float = Field(ge=-MAX_SLOPE, le=MAX_SLOPE)
+    offset: float = Field(ge=-MAX_OFFSET, le=MAX_OFFSET)
+    n_images: int = Field(ge=0, le=2**40)
+    min_confidence: float = Field(ge=0, le=1)
+    max_ood_score: float = Field(ge=0)
+
+
+class BackboneRecord(Record):
+    name: str
+    feature_level: int = Field(ge=-64, le=-1)
+    crops: Annotated[list[Annotated[float, Field(ge=MIN_FRACTION, le=1)]], Field(min_length=1, max_length=MAX_CROPS)]
+    head_hidden_dim: int = Field(ge=0, le=MAX_WIDTH)
+
+
+class PreprocessingRecord(Record):
+    size: _Side
+    resize: _Side
+    mean: _Rgb
+    std: _Std
+    interpolation: Literal["bilinear", "bicubic"]
+
+
+class TreeRecord(Record):
+    kind: Literal["prototree"]
+    version: Literal[1]
+    classes: Annotated[list[str], Field(min_length=2, max_length=MAX_CLASSES)]
+    topology: TopologyRecord
+    prototypes: PrototypesRecord
+    node_function: NodeFunctionRecord
+    calibration: CalibrationRecord
+    backbone: BackboneRecord
+    preprocessing: PreprocessingRecord
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "TreeRecord":
+        n_nodes, sources, function = len(self.topology.left), self.prototypes.sources, self.node_function
+        n_prototypes = n_nodes * (2 if function.kind == "pairwise" else 1)
+        low, high = SHARPNESS_RANGE[function.kind]
+        if len(self.topology.right) != n_nodes:
+            raise ValueError(f"topology.right: expected {n_nodes} children, as many as on the left")
+        if len(sources) != n_prototypes:
+            raise ValueError(f"prototypes.sources: expected one for each of {n_prototypes}, got {len(sources)}")
+        if any(source is not None and source.label >= len(self.classes) for source in sources):
+            raise ValueError(f"prototypes.sources: expected labels below {len(self.classes)}")
+        if not low <= function.sharpness <= high:
+            raise ValueError(f"node_function.sharpness: expected {low:g} to {high:g} for {function.kind}")
+        if self.preprocessing.size > self.preprocessing.resize:
+            raise ValueError("preprocessing.size: expected at most preprocessing.resize")
+        return self
+
+
+def check_calibration(content: Any) -> Calibration:
+    """The calibration in a JSON file, once it has been checked."""
+    return Calibration(**validated(CalibrationRecord, content).model_dump())
+
+
+# ---- save and load ---------------------------------------------------------------------------------------------------
 
 
 def save(tree: ProtoTree, folder: Path | str) -> None:
-    """Writes a tree so that `load` gives it back bit for bit, even on a machine without the training data.
+    """Write a tree so that `load` gives it back bit for bit, even on a machine without the training data.
 
     Examples:
         >>> save(tree, "my-tree")
@@ -72,7 +201,7 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
             "size": list(tree.prototypes.shape[2:]),
             "sources": [source and dataclasses.asdict(source) for source in tree.sources],
         },
-        "question": dataclasses.asdict(tree.question),
+        "node_function": dataclasses.asdict(tree.node_function),
         "calibration": dataclasses.asdict(tree.calibration),
         "backbone": {
             "name": backbone.name,
@@ -80,20 +209,20 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
             "crops": list(backbone.crops),
             "head_hidden_dim": tree.features.head_hidden_dim,
         },
-        "preprocessing": tree.preprocessing.to_json(),
+        "preprocessing": dataclasses.asdict(tree.preprocessing),
     }
-    tensors = tree.state_dict()
     header = json.loads(json.dumps(header))  # as it will be read
+    tensors = tree.state_dict()
     try:
-        check_header(header)
-        check_values(tensors)
+        validated(TreeRecord, header)
+        _check_values(tensors)
     except CheckpointError as error:
         raise CheckpointError(f"this tree cannot be saved to {folder}: {error}; what was there is unchanged") from error
     write_state(Path(folder), TREE, header, tensors)
 
 
 def load(folder: Path | str) -> ProtoTree:
-    """Reads a tree written by `save` or `pack`, in evaluation mode; for a run's folder, the tree after its last stage.
+    """Read a tree written by `save` or `pack`, in evaluation mode; for a run's folder, the tree after its last stage.
 
     `user/name` is a tree on the model hub, if there is no folder `user` here.
 
@@ -102,7 +231,7 @@ def load(folder: Path | str) -> ProtoTree:
         >>> tree.class_names
         ('bluebird', 'cardinal', 'greenfinch')
     """
-    folder = located(folder)
+    folder = archive.located(folder)
     folder = folder / (last_stage(folder) or "")
     return rebuild(*read_state(folder, TREE), str(folder))
 
@@ -112,12 +241,12 @@ def rebuild(header: dict[str, Any], tensors: Tensors, name: str) -> ProtoTree:
     if header.get("kind") != "prototree":
         raise CheckpointError(f"{name} does not describe a prototype tree; got kind {header.get('kind')!r}")
     try:
-        header = _as_now(header)
-        check_header(header)
-        outline = _outline(header)
-        check_fit(outline, header["prototypes"]["sources"], tensors)
-        check_values(tensors)
-        tree = _build(header)
+        record = validated(TreeRecord, {key: header[key] for key in header if not key.startswith("weights_")})
+        with torch.device("meta"):
+            outline = _build(record, _backbone_outline)
+        _check_tensors(outline, tensors)
+        _check_values(tensors)
+        tree = _build(record, _backbone_copy)
         tree.load_state_dict(tensors)
     except ImageSizeError as error:
         raise CheckpointError(f"{name} cannot be opened: {error}") from error
@@ -131,13 +260,13 @@ def rebuild(header: dict[str, Any], tensors: Tensors, name: str) -> ProtoTree:
     return tree.eval()
 
 
-def located(place: Path | str) -> Path:
-    """The folder of what is a folder, a file that `pack` made, or `user/name` on the model hub."""
-    return hub.fetch(place) if hub.is_hub_name(place) else archive.folder_of(Path(place))
+def last_stage(folder: Path) -> str | None:
+    """The last stage that a run has a tree of; None for a folder that is no run."""
+    return next((stage for stage in STAGES if (folder / stage / TREE).exists()), None)
 
 
 def fingerprint(tree: ProtoTree) -> str:
-    """What names a tree: the questions it asks, in which order, and its answers."""
+    """A digest that names a tree: its shape, crops, prototypes and leaves."""
     digest = hashlib.sha256(repr((tree.topology.left.tolist(), tree.topology.right.tolist())).encode())
     if tree.features.backbone.crops != FULL_ONLY:
         digest.update(repr(tree.features.backbone.crops).encode())
@@ -146,15 +275,87 @@ def fingerprint(tree: ProtoTree) -> str:
     return digest.hexdigest()[:32]
 
 
-def last_stage(folder: Path) -> str | None:
-    """The last stage that a run has a tree of; None for a folder that is no run."""
-    return next((stage for stage in STAGES if (folder / stage / TREE).exists()), None)
+def _build(record: TreeRecord, backbone_of: Callable[[str, int, int], Backbone]) -> ProtoTree:
+    topology = Topology(*(np.array(side, dtype=np.int64) for side in (record.topology.left, record.topology.right)))
+    check_height(topology)
+    values = record.preprocessing.model_dump()
+    preprocessing = Preprocessing(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
+    backbone = backbone_of(record.backbone.name, preprocessing.size, record.backbone.feature_level)
+    check_image_size(backbone.name, preprocessing.resize)
+    height, width = record.prototypes.size
+    features = FeatureExtractor(backbone, record.prototypes.prototype_dim, record.backbone.head_hidden_dim)
+    node_function = NodeFunction(record.node_function.kind, record.node_function.sharpness)
+    tree = ProtoTree(topology, features, record.classes, (height, width), node_function=node_function)
+    tree.preprocessing = preprocessing
+    tree.calibration = Calibration(**record.calibration.model_dump())
+    tree.sources = tuple(source.build() if source else None for source in record.prototypes.sources)
+    return tree.set_crops(tuple(map(float, record.backbone.crops)))
+
+
+@lru_cache(maxsize=8)  # the trees of a run have the same
+def _backbone_outline(name: str, image_size: int, level: int) -> Backbone:
+    return Backbone(name, None, image_size=image_size, feature_level=level, split=False)
+
+
+@lru_cache(maxsize=1)
+def _backbone_template(name: str, image_size: int, level: int) -> Backbone:
+    return Backbone(name, None, image_size=image_size, feature_level=level)
+
+
+def _backbone_copy(name: str, image_size: int, level: int) -> Backbone:
+    """A copy, which takes a tenth of the time: building a network means trying it out."""
+    return copy.deepcopy(_backbone_template(name, image_size, level))
+
+
+def check_height(topology: Topology) -> None:
+    """Refuse a tree so lopsided that its table of paths would take more memory than all the rest."""
+    depth = [1] * topology.n_nodes
+    for node, children in enumerate(zip(topology.left.tolist(), topology.right.tolist(), strict=True)):
+        for child in children:
+            if child >= 0:
+                depth[child] = depth[node] + 1  # nodes are numbered level by level: parents come first
+    if topology.n_leaves * max(depth, default=0) > _MAX_PATHS:
+        raise CheckpointError(
+            f"topology: expected a balanced tree, got {topology.n_leaves} leaves at {max(depth)} levels"
+        )
+
+
+def _check_tensors(outline: ProtoTree, tensors: Mapping[str, Tensor]) -> None:
+    """Whether the tensors are those of the tree in outline, and its sources patches of its map."""
+    expected = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in outline.state_dict().items()}
+    found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    for name in (*expected, *found):
+        if expected.get(name) != found.get(name):
+            raise CheckpointError(
+                f"the weights do not fit: expected {name} as {expected.get(name)}, got {found.get(name)}"
+            )
+    rows, columns = outline.grid.shape
+    for number, source in enumerate(outline.sources):
+        if source is not None and not outline.grid.holds(*source.patch):
+            raise CheckpointError(
+                f"prototypes.sources.{number}.patch: expected one of {rows} × {columns}, got {source.patch}"
+            )
+
+
+def _check_values(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse numbers that are none: a tree with NaN in it would still predict."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise CheckpointError(f"the weights hold numbers that are not finite (in {name})")
+    low, high = RADIUS_RANGE
+    radius = tensors["radius"]
+    if not ((radius >= low) & (radius <= high)).all():
+        raise CheckpointError(f"expected radii from {low:g} to {high:g}, got {radius.min():g} to {radius.max():g}")
+    if (tensors["distance_p95"] < 0).any():
+        raise CheckpointError(f"expected distance_p95 of at least 0, got {tensors['distance_p95'].min():g}")
+
+
+# ---- a JSON header and the tensors that belong to it, replaced together ----------------------------------------------
 
 
 def write_state(folder: Path, name: str, header: dict[str, Any], tensors: Tensors) -> None:
-    """A JSON file `name` and the tensors that belong to it, replaced together."""
+    """Write a JSON file `name` and its tensors; replacing the file, which has their hash, is what counts."""
     make_folder(folder)
-    # The new weights wait beside the old ones; replacing the header, which knows their hash, is the moment that counts.
     waiting = folder / f"{WEIGHTS}.new"
     _finish_rename(folder, name)
     content = safetensors.torch.save({key: tensor.detach().contiguous().cpu() for key, tensor in tensors.items()})
@@ -172,7 +373,7 @@ def write_state(folder: Path, name: str, header: dict[str, Any], tensors: Tensor
 
 
 def settle(folder: Path) -> None:
-    """Finishes what a killed process had begun to write, in a folder and below: the header had the last word."""
+    """Finish what a killed process had begun to write, in a folder and below: the header has the last word."""
     for waiting in sorted(folder.rglob(f"{WEIGHTS}.new")):
         for header in sorted(waiting.parent.glob("*.json")):
             _finish_rename(waiting.parent, header.name)
@@ -180,16 +381,16 @@ def settle(folder: Path) -> None:
 
 
 def _finish_rename(folder: Path, name: str) -> None:
-    """After a kill just before the last step, the weights that the header knows are those that wait."""
+    """After a kill just before the last step, the weights that the header names are those that wait."""
     waiting = folder / f"{WEIGHTS}.new"
     if waiting.exists() and (folder / name).exists():
-        known = read_json(folder / name).get("weights_sha256")
-        if hashlib.sha256(read_regular(waiting, MAX_WEIGHTS_BYTES)).hexdigest() == known:
+        expected = read_json(folder / name).get("weights_sha256")
+        if hashlib.sha256(read_regular(waiting, MAX_WEIGHTS_BYTES)).hexdigest() == expected:
             os.replace(waiting, folder / WEIGHTS)
 
 
 def read_state(folder: Path, name: str) -> tuple[dict[str, Any], Tensors]:
-    """What `write_state` wrote last."""
+    """Read what `write_state` wrote last."""
     header = read_json(folder / name)
     check_version(header, str(folder / name))
     limit = header.get("weights_bytes", MAX_WEIGHTS_BYTES)
@@ -216,53 +417,3 @@ def check_version(header: dict[str, Any], name: str) -> None:
     if "version" not in header:
         raise CheckpointError(f"{name} is damaged: it does not name its format version; restore it from a copy")
     expect_version(header, VERSION, name)
-
-
-def _as_now(header: dict[str, Any]) -> dict[str, Any]:
-    """A description by itself, with what version 3 did not say."""
-    own = {key: value for key, value in header.items() if key not in _SEALS}
-    own["backbone"] = {"crops": list(FULL_ONLY), **own["backbone"]}
-    return own
-
-
-def _outline(header: dict[str, Any]) -> ProtoTree:
-    """The tree with shapes in place of numbers, which takes no memory whatever its sizes."""
-    with torch.device("meta"):
-        return _build(header, _backbone_outline)
-
-
-@lru_cache(maxsize=8)  # the trees of a run have the same
-def _backbone_outline(name: str, image_size: int, level: int) -> Backbone:
-    return Backbone(name, None, image_size=image_size, feature_level=level, split=False)
-
-
-@lru_cache(maxsize=1)
-def _backbone_template(name: str, image_size: int, level: int) -> Backbone:
-    return Backbone(name, None, image_size=image_size, feature_level=level)
-
-
-def _backbone(name: str, image_size: int, level: int) -> Backbone:
-    """A copy, which takes a tenth of the time: building a network means trying it out."""
-    return copy.deepcopy(_backbone_template(name, image_size, level))
-
-
-def _build(header: dict[str, Any], backbone_of: Callable[[str, int, int], Backbone] = _backbone) -> ProtoTree:
-    topology = Topology(*(np.array(header["topology"][side], dtype=np.int64) for side in ("left", "right")))
-    check_height(topology)
-    preprocessing = Preprocessing.from_json(header["preprocessing"])
-    backbone = backbone_of(header["backbone"]["name"], preprocessing.size, header["backbone"]["feature_level"])
-    check_image_size(backbone.name, preprocessing.resize)
-    height, width = header["prototypes"]["size"]
-    features = FeatureExtractor(backbone, header["prototypes"]["prototype_dim"], header["backbone"]["head_hidden_dim"])
-    question = NodeFunction(**header["question"])
-    names = [str(name) for name in header["classes"]]
-    tree = ProtoTree(topology, features, names, (height, width), question=question)
-    tree.preprocessing = preprocessing
-    tree.calibration = Calibration(**header["calibration"])
-    tree.sources = tuple(source and _source(source) for source in header["prototypes"]["sources"])
-    return tree.look(tuple(float(share) for share in header["backbone"]["crops"]))
-
-
-def _source(values: dict[str, Any]) -> PrototypeSource:
-    tuples = {name: tuple(values[name]) for name in ("patch", "box", "region", "shown") if values[name] is not None}
-    return PrototypeSource(**{**values, **tuples})

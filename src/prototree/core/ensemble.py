@@ -1,8 +1,7 @@
-"""Several trees that vote with the mean of their class probabilities (§6.2).
+"""Several trees that average their class probabilities (§6.2).
 
-In a vote a tree answers less sharply than by itself. Alone it has to be calibrated; among others it should
-also say which classes come next, because they may come first elsewhere. Single paths count as much as the tree is sure
-of them. Both were chosen on photos of other species than those that results are reported for (`docs/lab-notes.md`).
+In an ensemble a tree's nodes are less sharp than by itself. Alone it has to be calibrated; among others it should also
+say which classes come next, because they may come first elsewhere. Greedy paths are weighted by their confidence.
 
 Notation used for tensor shapes: B batch, K classes.
 """
@@ -17,24 +16,23 @@ from torch import Tensor
 
 from prototree.backbones.backbone import Backbone
 from prototree.core.leaves import predict
-from prototree.core.model import ProtoTree, TreeOutput, TreePrediction
+from prototree.core.model import NearestPatches, ProtoTree, TreeOutput, TreePrediction
 from prototree.core.nodes import SHARPNESS_RANGE
-from prototree.core.patches import NearestPatches
-from prototree.core.strategies import Strategy
+from prototree.core.topology import Strategy
 from prototree.errors import ConfigError
 
-SHARPNESS_IN_A_VOTE = 0.5  # of the tree's own; the paper's β = 1 is the least there is, and stays
+ENSEMBLE_SHARPNESS = 0.5  # times the tree's own; the paper's β = 1 is the least there is, and stays
 
 
 @dataclass(frozen=True)
-class Ballot:
-    """What one tree decides by itself, and what it says in a vote."""
+class TreeVote:
+    """What one tree predicts by itself, and its class probabilities in an ensemble."""
 
     decisions: TreePrediction
     soft: Float[Tensor, "B K"]
 
     def weighted(self, strategy: Strategy) -> Float[Tensor, "B K"]:
-        """Class probabilities times their weight in the vote: 1, or the confidence for the greedy path."""
+        """Class probabilities times their weight in the ensemble: 1, or the confidence for the greedy path."""
         if strategy == "soft":
             return self.soft
         probs = self.decisions.class_probs(strategy)
@@ -42,18 +40,18 @@ class Ballot:
 
 
 @torch.no_grad()
-def ballot(tree: ProtoTree, routed: TreeOutput) -> Ballot:
-    """A tree's part in a vote about images that have gone through it."""
-    least, own = SHARPNESS_RANGE[tree.question.kind][0], tree.question.sharpness
-    question = replace(tree.question, sharpness=max(least, SHARPNESS_IN_A_VOTE * own))
-    softer = tree.routed(NearestPatches(routed.distance, routed.patch), question)
+def tree_vote(tree: ProtoTree, output: TreeOutput) -> TreeVote:
+    """A tree's part in an ensemble, for images that have gone through it."""
+    lowest, sharpness = SHARPNESS_RANGE[tree.node_function.kind][0], tree.node_function.sharpness
+    node_function = replace(tree.node_function, sharpness=max(lowest, ENSEMBLE_SHARPNESS * sharpness))
+    softer = tree.forward_distances(NearestPatches(output.distance, output.patch), node_function)
     table = tree.leaf_table()
-    return Ballot(tree.decide(routed, table), predict(softer.log_path_probs, table.probs))
+    return TreeVote(tree.decode(output, table), predict(softer.log_path_probs, table.probs))
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Trees with the same classes and the same preprocessing, which vote.
+    """Trees with the same classes and the same preprocessing, whose predictions are averaged.
 
     Examples:
         >>> both = Ensemble([tree, tree])
@@ -78,10 +76,15 @@ class Ensemble:
                 )
 
     @cached_property
-    def _backbone_of(self) -> list[int]:
+    def _backbone_index(self) -> list[int]:
         """For each tree the first one with the same backbone: grown on frozen features, they need it only once."""
         backbones = [tree.features.backbone for tree in self.trees]
-        return [next(i for i, other in enumerate(backbones) if _equal(own, other)) for own in backbones]
+        return [next(i for i, other in enumerate(backbones) if _equal(backbone, other)) for backbone in backbones]
+
+    @property
+    def shares_backbone(self) -> bool:
+        """Whether all trees see the same feature maps."""
+        return not any(self._backbone_index)
 
     @property
     def n_prototypes(self) -> int:
@@ -89,46 +92,43 @@ class Ensemble:
         return sum(tree.n_prototypes for tree in self.trees)
 
     @torch.no_grad()
-    def ballots(self, images: Float[Tensor, "B 3 h w"]) -> list[Ballot]:
-        """What each tree says in the vote; a backbone that several share runs once."""
+    def votes(self, images: Float[Tensor, "B 3 h w"]) -> list[TreeVote]:
+        """The vote of each tree; a backbone that several share runs once."""
         maps: dict[int, Tensor] = {}
-        found = []
-        for tree, backbone in zip(self.trees, self._backbone_of, strict=True):
-            if backbone not in maps:
-                maps[backbone] = tree.features.backbone(images)
-            found.append(ballot(tree, tree.route(tree.features.from_map(maps[backbone]))))
-        return found
-
-    def predict(self, images: Float[Tensor, "B 3 h w"]) -> list[TreePrediction]:
-        """What each tree decides by itself."""
-        return [one.decisions for one in self.ballots(images)]
-
-    @property
-    def shares_backbone(self) -> bool:
-        """Whether all trees see the same maps."""
-        return not any(self._backbone_of)
+        for tree, index in zip(self.trees, self._backbone_index, strict=True):
+            if index not in maps:
+                maps[index] = tree.features.backbone(images)
+        return [self._vote(tree, maps[index]) for tree, index in zip(self.trees, self._backbone_index, strict=True)]
 
     @torch.no_grad()
-    def ballots_of_map(self, backbone_map: Float[Tensor, "B C H W"]) -> list[Ballot]:
-        """The same from the map of the one backbone that all trees share."""
-        return [ballot(tree, tree.route(tree.features.from_map(backbone_map))) for tree in self.trees]
+    def votes_of_map(self, backbone_map: Float[Tensor, "B C H W"]) -> list[TreeVote]:
+        """The vote of each tree from the feature map of the one backbone that all trees share."""
+        return [self._vote(tree, backbone_map) for tree in self.trees]
+
+    def _vote(self, tree: ProtoTree, backbone_map: Float[Tensor, "B C H W"]) -> TreeVote:
+        return tree_vote(tree, tree.forward_features(tree.features.from_map(backbone_map)))
+
+    def predict(self, images: Float[Tensor, "B 3 h w"]) -> list[TreePrediction]:
+        """What each tree predicts by itself."""
+        return [vote.decisions for vote in self.votes(images)]
 
     def class_probs(self, images: Float[Tensor, "B 3 h w"], strategy: Strategy = "soft") -> Float[Tensor, "B K"]:
-        """The weighted mean of the trees' class probabilities; a single tree answers as by itself."""
-        return counted(self.ballots(images), strategy)
+        """The weighted mean of the trees' class probabilities; a single tree predicts as by itself."""
+        return average(self.votes(images), strategy)
 
 
-def counted(ballots: Sequence[Ballot], strategy: Strategy) -> Float[Tensor, "B K"]:
-    """The class probabilities of a vote."""
-    if len(ballots) == 1:
-        return ballots[0].decisions.class_probs(strategy)
-    total = torch.stack([one.weighted(strategy) for one in ballots]).sum(dim=0)
+def average(votes: Sequence[TreeVote], strategy: Strategy) -> Float[Tensor, "B K"]:
+    """Average the votes of an ensemble, weighted; a single tree predicts as by itself."""
+    if len(votes) == 1:
+        return votes[0].decisions.class_probs(strategy)
+    total = torch.stack([vote.weighted(strategy) for vote in votes]).sum(dim=0)
     return total / total.sum(dim=1, keepdim=True)
 
 
-def _equal(one: Backbone, other: Backbone) -> bool:
-    if one is other:
+def _equal(first: Backbone, second: Backbone) -> bool:
+    """Whether two backbones compute the same."""
+    if first is second:
         return True
-    first, second = one.state_dict(), other.state_dict()
-    same_kind = (one.name, one.feature_level, first.keys()) == (other.name, other.feature_level, second.keys())
-    return same_kind and all(torch.equal(first[name], second[name]) for name in first)
+    states = first.state_dict(), second.state_dict()
+    kinds = [(b.name, b.feature_level, state.keys()) for b, state in zip((first, second), states, strict=True)]
+    return kinds[0] == kinds[1] and all(torch.equal(states[0][name], states[1][name]) for name in states[0])

@@ -3,9 +3,6 @@
 Notation used for tensor shapes: B batch, L leaves, K classes.
 """
 
-import math
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -32,23 +29,9 @@ def log_predict(log_path_probs: Float[Tensor, "B L"], leaf_log_probs: Float[Tens
     image, label = torch.nonzero(product < _underflow(product), as_tuple=True)
     log_product = product.clamp_min(_underflow(product)).log() + shift + base
     if len(image):
-        exact = _log_joint(log_path_probs, leaf_log_probs, image, label).logsumexp(dim=1)
+        exact = (log_path_probs[image] + leaf_log_probs.T[label]).logsumexp(dim=1)
         log_product = log_product.index_put((image, label), exact)
     return log_product
-
-
-def log_predict_classes(
-    log_path_probs: Float[Tensor, "B L"], leaf_of_class: Int[Tensor, " K"], count: float
-) -> Float[Tensor, "B K"]:
-    """The same where every class has one leaf, which has counted `count` images of it and none of others.
-
-    Such a leaf gives its own class e^c and each other one 1, divided by e^c + K − 1: no work with the whole matrix.
-    """
-    n_others = len(leaf_of_class) - 1
-    log_total = count + math.log1p(n_others * math.exp(-count))
-    log_gain = math.log(-math.expm1(-count)) - log_total + count
-    own = log_path_probs[:, leaf_of_class] + log_gain
-    return torch.logaddexp(own, own.new_tensor(-log_total))
 
 
 def log_likelihood(
@@ -63,37 +46,23 @@ def log_likelihood(
 def leaf_counts(
     log_path_probs: Float[Tensor, "B L"], leaf_log_probs: Float[Tensor, "L K"], target: Labels | SoftLabels
 ) -> Float[Tensor, "L K"]:
-    """Eq. 5 summed over a batch: each image shares its target out over the leaves, so the total is Σ targets.
+    """Eq. 5 summed over a batch: Σ σ(c) ⊙ y ⊙ π ⊘ ŷ; each image shares its target out over the leaves.
 
-    For a hard label, σ(c) ⊙ y ⊙ π ⊘ ŷ is nothing but a softmax over the leaves of log π + log σ(c) at the label.
+    For a hard label this is a softmax over the leaves of log π + log σ(c) at the label.
     """
-    if target.is_floating_point():
-        return _soft_leaf_counts(log_path_probs, leaf_log_probs, target)
-    touched = touched_counts(log_path_probs, leaf_log_probs.T, target)
-    counts = torch.zeros_like(leaf_log_probs.T)  # K L: adding to rows is faster than to columns
-    return touched.add_to(counts).T
-
-
-@dataclass(frozen=True)
-class Touched:
-    """Counts of a batch with hard labels: all that is not 0, class by class."""
-
-    classes: Int[Tensor, " n"]
-    counts: Float[Tensor, "n L"]
-
-    def add_to(self, total: Float[Tensor, "K L"]) -> Float[Tensor, "K L"]:
-        """In place."""
-        return total.index_add_(0, self.classes, self.counts)
-
-
-def touched_counts(
-    log_path_probs: Float[Tensor, "B L"], log_probs_by_class: Float[Tensor, "K L"], target: Labels
-) -> Touched:
-    """Eq. 5 for hard labels, in the batch's own classes alone: work and memory do not depend on K."""
-    responsibility = (log_path_probs + log_probs_by_class[target]).softmax(dim=1)  # B L
-    classes, place = target.unique(return_inverse=True)
-    counts = responsibility.new_zeros(len(classes), responsibility.shape[1])
-    return Touched(classes, counts.index_add_(0, place, responsibility))
+    if not target.is_floating_point():
+        responsibility = (log_path_probs + leaf_log_probs.T[target]).softmax(dim=1)  # B L
+        return torch.zeros_like(leaf_log_probs.T).index_add_(0, target, responsibility).T
+    weights, scaled, _, _ = _scaled(log_path_probs, leaf_log_probs)
+    product = weights @ scaled
+    lost = (product < _underflow(product)) & (target > 0)
+    fraction = torch.where(lost, 0, target / product.clamp_min(_underflow(product)))
+    counts = scaled * (weights.T @ fraction)
+    image, label = torch.nonzero(lost, as_tuple=True)
+    if len(image):
+        exact = (log_path_probs[image] + leaf_log_probs.T[label]).softmax(dim=1)
+        counts.T.index_add_(0, label, exact * target[image, label][:, None])
+    return counts
 
 
 def leaf_update(
@@ -105,21 +74,6 @@ def leaf_update(
     """Algorithm 1, lines 9–10: the last epoch's counts leave at the pace at which this epoch's arrive."""
     # What is left of the last epoch is never negative but for rounding.
     return torch.sub(leaf_logits, epoch_start, alpha=1 / n_batches).clamp_min_(0).add_(counts)
-
-
-def _soft_leaf_counts(
-    log_path_probs: Float[Tensor, "B L"], leaf_log_probs: Float[Tensor, "L K"], target: SoftLabels
-) -> Float[Tensor, "L K"]:
-    weights, scaled, _, _ = _scaled(log_path_probs, leaf_log_probs)
-    product = weights @ scaled
-    lost = (product < _underflow(product)) & (target > 0)
-    share = torch.where(lost, 0, target / product.clamp_min(_underflow(product)))
-    counts = scaled * (weights.T @ share)
-    image, label = torch.nonzero(lost, as_tuple=True)
-    if len(image):
-        exact = _log_joint(log_path_probs, leaf_log_probs, image, label).softmax(dim=1)
-        counts.T.index_add_(0, label, exact * target[image, label][:, None])
-    return counts
 
 
 def _scaled(
@@ -134,12 +88,3 @@ def _scaled(
 def _underflow(product: Tensor) -> float:
     """Below this a sum of products has lost digits; such entries are computed in log space instead."""
     return torch.finfo(product.dtype).tiny / torch.finfo(product.dtype).eps
-
-
-def _log_joint(
-    log_path_probs: Float[Tensor, "B L"],
-    leaf_log_probs: Float[Tensor, "L K"],
-    image: Int[Tensor, " pairs"],
-    label: Int[Tensor, " pairs"],
-) -> Float[Tensor, "pairs L"]:
-    return log_path_probs[image] + leaf_log_probs.T[label]

@@ -15,7 +15,7 @@ from prototree.backbones.geometry import Box, PatchGrid
 
 SHOWN_SHARE = 1 / 7  # of the input's side: the square that is shown around the middle of a match
 RADIUS_SHARE = 1 / 4  # of a map: patches up to this far from the nearest one are looked at, neighbours always
-FALL = 0.2  # of the reach: a patch that is farther by this counts e times less
+FALL = 0.2  # of the radius: a patch that is farther by this counts e times less
 
 
 def peak_places(
@@ -23,7 +23,7 @@ def peak_places(
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Row and column, no whole numbers, of the middle of the peak around the nearest patch of each map.
 
-    Distances are in units of the reach. A patch counts by its own upper left cell, as everywhere. Where the network
+    Distances are in units of the radius. A patch counts by its own upper left cell, as everywhere. Where the network
     looks more than once, each look has `rows_per_crop` of the rows, and only patches of the same look are neighbours.
     """
     rows, columns = distance.shape[1:]

@@ -1,7 +1,8 @@
-"""ProtoTree: an image's features go through a soft binary tree of prototypes to a class distribution (§3, Fig. 4).
+"""The prototype tree, in the order of the paper: patches and distances, routing, strategies, and `ProtoTree` (§3–5).
 
-Notation used for tensor shapes: B batch, D prototype depth, H W feature map, N internal nodes, P prototypes (one or two
-a node, see `questions`), L leaves, K classes.
+Notation used for tensor shapes: B batch, D prototype depth, H W feature map, E = D·H₁·W₁ numbers in a patch,
+N internal nodes, P prototypes (one or two a node, see `nodes`), L leaves, K classes, `height` edges on the longest
+path.
 """
 
 import copy
@@ -15,21 +16,180 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from prototree.backbones.backbone import FeatureExtractor
-from prototree.backbones.crops import FULL_ONLY, Crops, checked, patch_grid
+from prototree.backbones.crops import FULL_ONLY, Crops, checked_crops, patch_grid
 from prototree.backbones.geometry import PatchGrid
 from prototree.backbones.preprocessing import Preprocessing
-from prototree.core import leaves, routing
+from prototree.core import leaves
 from prototree.core.confidence import Calibration, distance_ratio, margin
-from prototree.core.nodes import PAPER, NodeFunction
-from prototree.core.patches import NearestPatches, extract_patches, is_exporting, nearest_patches
-from prototree.core.routing import DecisionPath
-from prototree.core.strategies import Strategy
-from prototree.core.topology import Topology
+from prototree.core.nodes import LN2, PAPER, NodeFunction
+from prototree.core.topology import Strategy, Topology
 from prototree.errors import ShapeError
 
-# Up to this many prototypes a level, one matrix product with all of them beats subtractions on each level (measured
-# with batches of 16; for a single image the subtractions always win).
-_FEW_A_LEVEL = 40
+# While `torch.export` writes down a tree, no step may depend on what an image shows.
+is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
+# Squared distances below this are rounding of ‖z‖² + ‖p‖² in double precision: the patch is the prototype.
+_ZERO = 1e-12
+
+
+# ---- patches and their distances to the prototypes (Eq. 1 and 7) -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NearestPatches:
+    """Per image and prototype: the distance to the nearest patch, and which patch that is (row-major)."""
+
+    distance: Float[Tensor, "B P"]
+    patch: Int[Tensor, "B P"]
+
+
+def extract_patches(feature_map: Float[Tensor, "B D H W"], size: tuple[int, int]) -> Float[Tensor, "B patches E"]:
+    """All H₁×W₁ patches of a feature map, row by row, as vectors (§3)."""
+    height, width = _checked_size(size, (feature_map.shape[2], feature_map.shape[3]))
+    if size == (1, 1):
+        return feature_map.flatten(2).transpose(1, 2)
+    windows = feature_map.unfold(2, height, 1).unfold(3, width, 1)  # B D H' W' H₁ W₁
+    return windows.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+
+
+def nearest_patches(
+    feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "P D H1 W1"], *, exact: bool = True
+) -> NearestPatches:
+    """Eq. 1: the patch of each image that is nearest to each prototype, and its distance.
+
+    In double precision, because ‖z‖² − 2z·p + ‖p‖² cancels where z is near p: in single precision it reads 0.002 for
+    identical patches. Distances are right to 1e-6; one below that is 0, and so is its gradient. Without `exact` the
+    numbers keep their precision, which is twice as fast and enough to choose by.
+    """
+    patches = extract_patches(feature_map, (prototypes.shape[2], prototypes.shape[3]))
+    rows, vectors = patches.flatten(0, 1), prototypes.flatten(1)
+    if exact:
+        rows, vectors = rows.double(), vectors.double()
+    # ‖p‖² does not change which patch is nearest and is added to the winners only.
+    partial = torch.addmm(rows.square().sum(1)[:, None], rows, vectors.T, alpha=-2)
+    lowest, index = partial.view(*patches.shape[:2], len(vectors)).min(dim=1)
+    return NearestPatches(_root(lowest + vectors.square().sum(1)).to(feature_map.dtype), index)
+
+
+def pair_distances(
+    patches: Float[Tensor, "R E"],
+    prototypes: Float[Tensor, "P E"],
+    row: Int[Tensor, " pairs"],
+    prototype: Int[Tensor, " pairs"],
+) -> Float[Tensor, " pairs"]:
+    """The distance of patch `row[i]` to prototype `prototype[i]`, as exact as in `nearest_patches`."""
+    z, p = patches.double(), prototypes.double()
+    squared = torch.addmm(z.square().sum(1)[:, None] + p.square().sum(1), z, p.T, alpha=-2)
+    return _root(squared[row, prototype]).to(patches.dtype)
+
+
+def distance_map(
+    feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "P D H1 W1"]
+) -> Float[Tensor, "B P H2 W2"]:
+    """The distance of every patch to every prototype, by subtraction; its similarity is the map of Eq. 7."""
+    size = (prototypes.shape[2], prototypes.shape[3])
+    patches = extract_patches(feature_map, size)
+    exact = "donot_use_mm_for_euclid_dist"
+    distance = torch.cdist(patches, prototypes.flatten(1).expand(len(patches), -1, -1), compute_mode=exact)
+    rows, columns = feature_map.shape[2] - size[0] + 1, feature_map.shape[3] - size[1] + 1
+    return distance.transpose(1, 2).reshape(*distance.shape[0::2], rows, columns)
+
+
+def _root(squared: Float[Tensor, "*pairs"]) -> Float[Tensor, "*pairs"]:
+    """Square root with a gradient of 0 at 0."""
+    is_zero = squared <= _ZERO
+    return torch.where(is_zero, 0, torch.where(is_zero, 1, squared).sqrt())
+
+
+def _checked_size(size: tuple[int, int], map_size: tuple[int, int]) -> tuple[int, int]:
+    if not (1 <= size[0] <= map_size[0] and 1 <= size[1] <= map_size[1]):
+        raise ShapeError(
+            f"expected prototypes no larger than the feature map {map_size}, got {size}; use smaller prototypes, "
+            "larger images or a finer feature level"
+        )
+    return size
+
+
+# ---- routing and the strategies (Eq. 3, §5.3) ------------------------------------------------------------------------
+
+
+def log_path_probs(
+    log_left: Float[Tensor, "B N"], log_right: Float[Tensor, "B N"], topology: Topology
+) -> Float[Tensor, "B L"]:
+    """Eq. 3: the log-probability of arriving in each leaf, one level of the tree at a time."""
+    # Children interleaved as l0 r0 l1 r1 …, so that a level's children are one slice.
+    edges = torch.stack([log_left, log_right], dim=2)  # B N 2
+    arriving = log_right.new_zeros(log_right.shape[0], 1)  # the root's log-probability is 0
+    parts = [] if topology.n_nodes else [arriving]
+    for level in topology.levels:
+        children = (arriving[:, :, None] + edges[:, level.nodes]).flatten(1)
+        arriving = _columns(children, level.inner)
+        parts.append(_columns(children, level.outer))
+    return torch.cat(parts, dim=1)
+
+
+def _columns(children: Float[Tensor, "B n"], positions: Int[ndarray, " m"]) -> Float[Tensor, "B m"]:
+    """Columns of `children`; all of them without a copy, which is the case on every level of a full tree."""
+    if len(positions) == children.shape[1]:
+        return children
+    return children[:, torch.as_tensor(positions, device=children.device)]
+
+
+def max_path_leaves(log_path_probs: Float[Tensor, "B L"]) -> Int[Tensor, " B"]:
+    """§5.3, first strategy: the leaf with the highest path probability (the first one on a tie)."""
+    return log_path_probs.argmax(dim=1)
+
+
+def greedy_leaves(p_right: Float[Tensor, "B N"], topology: Topology) -> Int[Tensor, " B"]:
+    """§5.3, second strategy: at each node right if p_right > 0.5, else left."""
+    # Leaves point to themselves, so that images on short paths wait for the others: ids are N + leaf.
+    n_nodes, device = topology.n_nodes, p_right.device
+    ends = torch.arange(n_nodes, n_nodes + topology.n_leaves)
+    left, right = (
+        torch.cat([torch.where(side >= 0, side, n_nodes + ~side), ends]).to(device)
+        for side in map(torch.as_tensor, (topology.left.copy(), topology.right.copy()))
+    )
+    at = torch.zeros(p_right.shape[0], dtype=torch.long, device=device)
+    for _ in topology.levels:
+        goes_right = p_right.gather(1, at.clamp_max(n_nodes - 1)[:, None])[:, 0] > 0.5
+        at = torch.where(goes_right, right[at], left[at])
+    return at - n_nodes
+
+
+@dataclass(frozen=True)
+class DecisionPath:
+    """The path of each image to one leaf, padded with −1 and False after the leaf.
+
+    Examples:
+        >>> path = tree.predict(torch.rand(2, 3, 64, 64)).greedy
+        >>> path.leaf.shape, path.nodes.shape, path.p_right.shape  # B, B×height, B×height
+        (torch.Size([2]), torch.Size([2, 2]), torch.Size([2, 2]))
+        >>> path.nodes[:, 0].tolist()  # every path begins at the root
+        [0, 0]
+    """
+
+    leaf: Int[Tensor, " B"]
+    nodes: Int[Tensor, "B height"]
+    goes_right: Bool[Tensor, "B height"]
+    p_right: Float[Tensor, "B height"]  # of a presence node: the similarity of the nearest patch
+
+    @classmethod
+    def to(cls, leaf: Int[Tensor, " B"], p_right: Float[Tensor, "B N"], topology: Topology) -> "DecisionPath":
+        """The path to each image's leaf, with the probability of going right at each of its nodes."""
+        chosen = leaf.cpu().numpy()
+        nodes = torch.as_tensor(topology.paths[chosen], device=leaf.device)
+        goes_right = torch.as_tensor(topology.goes_right[chosen], device=leaf.device)
+        if not topology.n_nodes:
+            return cls(leaf, nodes, goes_right, p_right.new_zeros(len(leaf), 0))
+        return cls(leaf, nodes, goes_right, p_right.gather(1, nodes.clamp_min(0)).masked_fill(nodes < 0, 0))
+
+    @property
+    def length(self) -> Int[Tensor, " B"]:
+        """The number of nodes on each path."""
+        return (self.nodes >= 0).sum(dim=1)
+
+
+# ---- the tree --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -38,19 +198,19 @@ class PrototypeSource:
 
     Examples:
         >>> source = prototree.load("runs/photos").sources[0]
-        >>> source.image.endswith(".png"), len(source.patch), len(source.box), source.distance < 1e-5
+        >>> source.image.endswith(".png"), len(source.patch), len(source.patch_box), source.distance < 1e-5
         (True, 2, 4, True)
     """
 
     image: str  # relative to the data's root
     label: int
-    view: str  # which crop of the photo the network saw
+    crop: str  # name of the crop of the image that the network saw
     patch: tuple[int, int]  # row and column in the feature map
-    box: tuple[float, float, float, float]  # left, top, right, bottom in the photo's own pixels
+    patch_box: tuple[float, float, float, float]  # left, top, right, bottom in the image's own pixels
     distance: float  # from the learned prototype to this patch
-    region: tuple[float, float, float, float] | None = None  # of the photo that the view showed; None: all of it
-    flip: bool = False  # whether the view was mirrored
-    shown: tuple[float, float, float, float] | None = None  # around the middle of the match, where it was looked for
+    crop_region: tuple[float, float, float, float] | None = None  # of the image that the crop showed; None: all
+    flip: bool = False  # whether the crop was mirrored
+    display_box: tuple[float, float, float, float] | None = None  # around the middle of the match
 
 
 @dataclass(frozen=True)
@@ -58,8 +218,8 @@ class TreeOutput:
     """A batch that has gone through the tree.
 
     Examples:
-        >>> routed = tree.route(maps)  # maps: B×D×H×W
-        >>> routed.distance.shape, routed.log_path_probs.shape, routed.p_right.shape  # B×P, B×L, B×N
+        >>> output = tree.forward_features(maps)  # maps: B×D×H×W
+        >>> output.distance.shape, output.log_path_probs.shape, output.p_right.shape  # B×P, B×L, B×N
         (torch.Size([2, 3]), torch.Size([2, 4]), torch.Size([2, 3]))
     """
 
@@ -71,7 +231,7 @@ class TreeOutput:
 
 @dataclass(frozen=True)
 class LeafTable:
-    """The class distribution of every leaf, and its most probable class."""
+    """The class distribution of every leaf, and its most probable class; computed once for many batches."""
 
     probs: Float[Tensor, "L K"]
     labels: Int[Tensor, " L"]
@@ -79,13 +239,13 @@ class LeafTable:
 
 @dataclass(frozen=True)
 class TreePrediction:
-    """What the tree decides for a batch, by each of the three strategies (§5.3).
+    """What the tree predicts for a batch, by each of the three strategies (§5.3).
 
     Examples:
-        >>> decisions = tree.predict(torch.rand(2, 3, 64, 64))  # a tree of 3 classes and height 2
-        >>> decisions.soft.shape, decisions.confidence.shape  # B×K, B
+        >>> predictions = tree.predict(torch.rand(2, 3, 64, 64))  # a tree of 3 classes and height 2
+        >>> predictions.soft.shape, predictions.confidence.shape  # B×K, B
         (torch.Size([2, 3]), torch.Size([2]))
-        >>> decisions.labels("greedy").shape, decisions.greedy.nodes.shape  # B, B×height
+        >>> predictions.labels("greedy").shape, predictions.greedy.nodes.shape  # B, B×height
         (torch.Size([2]), torch.Size([2, 2]))
     """
 
@@ -93,13 +253,11 @@ class TreePrediction:
     max_path: DecisionPath
     greedy: DecisionPath
     leaf_probs: Float[Tensor, "L K"]
-    margin: Float[Tensor, " B"]  # of the greedy answer over the best other one
-    confidence: Float[Tensor, " B"]  # that the greedy answer is right
-    distance_ratio: Float[
-        Tensor, "B height"
-    ]  # distance found at each turn of the greedy path, where 1 is usual; 0: unknown
+    margin: Float[Tensor, " B"]  # of the greedy prediction over the best other one
+    confidence: Float[Tensor, " B"]  # that the greedy prediction is right
+    distance_ratio: Float[Tensor, "B height"]  # at each step of the greedy path, distance / distance_p95; 0: unknown
     ood_score: Float[Tensor, " B"]  # the greatest of them
-    is_known: Bool[Tensor, " B"]  # whether the tree gives an answer at all
+    abstained: Bool[Tensor, " B"]  # whether the tree gives no answer
 
     def class_probs(self, strategy: Strategy = "soft") -> Float[Tensor, "B K"]:
         """Class probabilities: of the whole tree, or of the one leaf the path ends in."""
@@ -120,6 +278,8 @@ class ProtoTree(nn.Module):
     """A soft decision tree. Each node compares the nearest patches of an image with its prototypes.
 
     Examples:
+        >>> from prototree.backbones.backbone import Backbone, FeatureExtractor
+        >>> from prototree.core.topology import Topology
         >>> features = FeatureExtractor(Backbone("resnet18", None, image_size=64), prototype_dim=16)
         >>> tree = ProtoTree(Topology.full(height=2), features, ["cat", "dog", "owl"]).eval()
         >>> tree.prototypes.shape, tree.leaf_logits.shape  # N×D×1×1, L×K
@@ -128,8 +288,8 @@ class ProtoTree(nn.Module):
         torch.Size([2])
     """
 
-    reach: Float[Tensor, " P"]
-    distance_p95: Float[Tensor, " turns"]
+    radius: Float[Tensor, " P"]
+    distance_p95: Float[Tensor, " sides"]
 
     def __init__(
         self,
@@ -138,7 +298,7 @@ class ProtoTree(nn.Module):
         class_names: Sequence[str] | int,
         prototype_size: tuple[int, int] = (1, 1),
         generator: torch.Generator | None = None,
-        question: NodeFunction = PAPER,
+        node_function: NodeFunction = PAPER,
     ) -> None:
         super().__init__()
         names = [str(k) for k in range(class_names)] if isinstance(class_names, int) else class_names
@@ -148,14 +308,14 @@ class ProtoTree(nn.Module):
         self.features = features
         self.class_names = tuple(names)
         self.preprocessing: Preprocessing = features.backbone.preprocessing
-        self.question = question
+        self.node_function = node_function
         self.calibration = Calibration()
-        n_prototypes = question.patches_each * topology.n_nodes
+        n_prototypes = node_function.prototypes_per_node * topology.n_nodes
         self.sources: tuple[PrototypeSource | None, ...] = (None,) * n_prototypes
         shape = (n_prototypes, features.prototype_dim, *_checked_size(prototype_size, features.backbone.map_size))
         self.prototypes = nn.Parameter(0.5 + 0.1 * torch.randn(shape, generator=generator))
-        self.register_buffer("reach", torch.ones(n_prototypes))  # in units of ln 2
-        # How far photos that turn right, then those that turn left, usually are at each node; 0: not known.
+        self.register_buffer("radius", torch.full((n_prototypes,), LN2))  # where the similarity is one half
+        # 95th percentile of the distance of images that go right, then of those that go left, at each node; 0: unknown.
         self.register_buffer("distance_p95", torch.zeros(2 * topology.n_nodes))
         # c of Eq. 4–5: trained without gradients, uniform at the start.
         self.leaf_logits = nn.Parameter(torch.zeros(topology.n_leaves, len(names)), requires_grad=False)
@@ -174,14 +334,15 @@ class ProtoTree(nn.Module):
 
     def prototypes_of(self, nodes: Int[ndarray, " n"]) -> Int[ndarray, " p"]:
         """The prototypes of some nodes: all right ones, then all left ones."""
-        return np.concatenate([nodes + side * self.topology.n_nodes for side in range(self.question.patches_each)])
+        sides = range(self.node_function.prototypes_per_node)
+        return np.concatenate([nodes + side * self.topology.n_nodes for side in sides])
 
     def similarity(
         self, distance: Float[Tensor, "*pairs p"], prototypes: Sequence[int] | None = None
     ) -> Float[Tensor, "*pairs p"]:
         """The similarity of patches at these distances; the last dimension is all prototypes, or those named."""
-        reach = self.reach if prototypes is None else self.reach[list(prototypes)]
-        return self.question.similarity(distance, reach)
+        radius = self.radius if prototypes is None else self.radius[list(prototypes)]
+        return self.node_function.similarity(distance, radius)
 
     @property
     def grid(self) -> PatchGrid:
@@ -189,12 +350,12 @@ class ProtoTree(nn.Module):
         backbone, patch = self.features.backbone, (self.prototypes.shape[2], self.prototypes.shape[3])
         return patch_grid(backbone.map_size, self.preprocessing.size, backbone.crops, patch)
 
-    def look(self, crops: Crops) -> "ProtoTree":
-        """Sets which parts of every picture the tree looks at from now on (`network.crops`)."""
-        if checked(crops) != FULL_ONLY and tuple(self.prototypes.shape[2:]) != (1, 1):
+    def set_crops(self, crops: Crops) -> "ProtoTree":
+        """Set the centre crops of every image that the tree sees from now on (`backbones.crops`)."""
+        if checked_crops(crops) != FULL_ONLY and tuple(self.prototypes.shape[2:]) != (1, 1):
             raise ShapeError(
-                f"expected prototypes of one cell in a tree that looks {len(crops)} times, because larger ones would "
-                f"reach from one look into another; got {self.prototypes.shape[2]}×{self.prototypes.shape[3]} cells"
+                f"expected prototypes of one cell in a tree with {len(crops)} crops, because larger ones would span "
+                f"two of them; got {self.prototypes.shape[2]}×{self.prototypes.shape[3]} cells"
             )
         features, backbone = copy.copy(self.features), copy.copy(self.features.backbone)  # others may share them
         features._modules = dict(self.features._modules)
@@ -206,93 +367,74 @@ class ProtoTree(nn.Module):
         """Images through the network and the tree."""
         if images.dim() != 4 or images.shape[1] != 3 or not images.shape[0]:
             raise ShapeError(f"expected a non-empty batch of images B×3×h×w, got {tuple(images.shape)}")
-        return self.route(self.features(images))
+        return self.forward_features(self.features(images))
 
-    def route(
+    def forward_features(
         self, feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "P D H1 W1"] | None = None
     ) -> TreeOutput:
-        """Sends feature maps through the tree (Eq. 1–3), with its own prototypes or others."""
+        """Eq. 1–3: feature maps through the tree, with its own prototypes or others."""
         prototypes = self.prototypes if prototypes is None else prototypes
         expected = self.features.prototype_dim
         if feature_map.dim() != 4 or feature_map.shape[1] != expected or not feature_map.shape[0]:
             raise ShapeError(f"expected non-empty feature maps B×{expected}×H×W, got {tuple(feature_map.shape)}")
         with torch.autocast(feature_map.device.type, enabled=False):  # distances stay in full precision
             nearest = nearest_patches(feature_map.to(self.prototypes.dtype), prototypes.to(self.prototypes.dtype))
-            return self.routed(nearest)
+            return self.forward_distances(nearest)
 
-    def routed(
-        self, nearest: NearestPatches, question: NodeFunction | None = None, reach: Float[Tensor, " P"] | None = None
+    def forward_distances(
+        self,
+        nearest: NearestPatches,
+        node_function: NodeFunction | None = None,
+        radius: Float[Tensor, " P"] | None = None,
     ) -> TreeOutput:
-        """Eq. 2–3 from the distances to all prototypes, with the tree's own question and reaches or others."""
-        left, right = (question or self.question).log_turns(nearest.distance, self.reach if reach is None else reach)
-        log_path_probs = routing.log_path_probs(left, right, self.topology)
-        if not is_exporting() and not torch.isfinite(log_path_probs).all():
+        """Eq. 2–3 from the distances to all prototypes, with the tree's own node function and radii or others."""
+        node_function, radius = node_function or self.node_function, self.radius if radius is None else radius
+        left, right = node_function.log_p_left_right(nearest.distance, radius)
+        path_probs = log_path_probs(left, right, self.topology)
+        if not is_exporting() and not torch.isfinite(path_probs).all():
             raise ShapeError(
                 "expected finite features, got NaN or infinity; look for broken input images or a learning rate that "
                 "is too high"
             )
-        return TreeOutput(nearest.distance, nearest.patch, log_path_probs, right.detach().exp())
+        return TreeOutput(nearest.distance, nearest.patch, path_probs, right.detach().exp())
 
-    def log_likelihood(self, routed: TreeOutput, target: leaves.Labels | leaves.SoftLabels) -> Float[Tensor, " B"]:
+    def log_likelihood(self, output: TreeOutput, target: leaves.Labels | leaves.SoftLabels) -> Float[Tensor, " B"]:
         """Σ_k y_k log ŷ_k of each image; the training loss is minus its mean."""
-        return leaves.log_likelihood(routed.log_path_probs, leaves.class_log_probs(self.leaf_logits), target)
+        return leaves.log_likelihood(output.log_path_probs, leaves.class_log_probs(self.leaf_logits), target)
 
     @torch.no_grad()
-    def leaf_table(self) -> "LeafTable":
-        """What the leaves say, computed once for many batches."""
+    def leaf_table(self) -> LeafTable:
         leaf_probs = leaves.class_log_probs(self.leaf_logits).exp()
         if not is_exporting() and not torch.isfinite(leaf_probs).all():
             raise ShapeError("expected finite leaves, got NaN or infinity; load the tree again, or train it again")
         return LeafTable(leaf_probs, leaf_probs.argmax(dim=1))
 
     @torch.no_grad()
-    def decide(self, routed: TreeOutput, table: "LeafTable | None" = None) -> TreePrediction:
-        """Soft, max-path and greedy decisions from one pass; `table` is the tree's own `leaf_table`."""
+    def decode(self, output: TreeOutput, table: LeafTable | None = None) -> TreePrediction:
+        """Soft, max-path and greedy predictions from one pass; `table` is the tree's own `leaf_table`."""
         table = table or self.leaf_table()
-        p_right, log_path_probs = routed.p_right, routed.log_path_probs
-        greedy = routing.greedy_leaves(p_right, self.topology)
-        max_path = routing.max_path_leaves(log_path_probs)
-        path = routing.path_to(greedy, p_right, self.topology)
-        ahead = margin(log_path_probs, greedy, table.labels)
-        confidence, apart = self.calibration.of(ahead), distance_ratio(routed.distance, path, self.distance_p95)
-        ood_score = apart.amax(dim=1) if apart.shape[1] else torch.zeros_like(confidence)
+        p_right, path_probs = output.p_right, output.log_path_probs
+        greedy = DecisionPath.to(greedy_leaves(p_right, self.topology), p_right, self.topology)
+        margins = margin(path_probs, greedy.leaf, table.labels)
+        confidence = self.calibration.of(margins)
+        ratio = distance_ratio(output.distance, greedy.nodes, greedy.goes_right, self.distance_p95)
+        ood_score = ratio.amax(dim=1) if ratio.shape[1] else torch.zeros_like(confidence)
         return TreePrediction(
-            soft=leaves.predict(log_path_probs, table.probs),
-            max_path=routing.path_to(max_path, p_right, self.topology),
-            greedy=path,
+            soft=leaves.predict(path_probs, table.probs),
+            max_path=DecisionPath.to(max_path_leaves(path_probs), p_right, self.topology),
+            greedy=greedy,
             leaf_probs=table.probs,
-            margin=ahead,
+            margin=margins,
             confidence=confidence,
-            distance_ratio=apart,
+            distance_ratio=ratio,
             ood_score=ood_score,
-            is_known=self.calibration.knows(confidence, ood_score),
+            abstained=~self.calibration.accepts(confidence, ood_score),
         )
 
     @torch.no_grad()
     def predict(self, images: Float[Tensor, "B 3 h w"]) -> TreePrediction:
-        """Decisions for a batch of preprocessed images. Put the tree in `eval()` mode first."""
-        return self.decide(self(images))
-
-    @torch.no_grad()
-    def follow(self, feature_map: Float[Tensor, "B D H W"]) -> DecisionPath:
-        """Only the greedy path; if that is faster, only the prototypes on it are compared."""
-        n_nodes, n_levels = self.topology.n_nodes, len(self.topology.levels)
-        if not n_nodes or (len(feature_map) > 1 and n_nodes <= _FEW_A_LEVEL * n_levels):
-            p_right = self.route(feature_map).p_right
-            return routing.path_to(routing.greedy_leaves(p_right, self.topology), p_right, self.topology)
-        size = (self.prototypes.shape[2], self.prototypes.shape[3])
-        patches = extract_patches(feature_map.to(self.prototypes.dtype), size)
-        prototypes, sides = self.prototypes.flatten(1), range(self.question.patches_each)
-
-        def right_at(node: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-            own = torch.stack([node + side * n_nodes for side in sides], dim=1)  # B, one or two
-            apart = torch.linalg.vector_norm(patches[:, :, None] - prototypes[own][:, None], dim=3).amin(dim=1)
-            # Images are told apart here, not nodes: each has its own node's prototypes and reaches.
-            turns = [self.question.log_turns(d[None], r)[1] for d, r in zip(apart, self.reach[own], strict=True)]
-            return torch.cat(turns)[:, 0].exp()
-
-        start = torch.zeros(len(feature_map), dtype=torch.long, device=feature_map.device)
-        return routing.follow_greedily(start, right_at, self.topology)
+        """Predictions for a batch of preprocessed images. Put the tree in `eval()` mode first."""
+        return self.decode(self(images))
 
     def with_topology(self, topology: Topology, nodes: Int[ndarray, " n"], leaf_ids: Int[ndarray, " m"]) -> "ProtoTree":
         """A new tree of some of this one's nodes and leaves. The feature extractor is shared, the rest copied."""
@@ -302,16 +444,7 @@ class ProtoTree(nn.Module):
         kept = self.prototypes_of(nodes)
         tree.sources = tuple(self.sources[prototype] for prototype in kept)
         tree.prototypes = nn.Parameter(self.prototypes.detach()[kept].clone())
-        tree.reach = self.reach[kept].clone()
+        tree.radius = self.radius[kept].clone()
         tree.distance_p95 = self.distance_p95[np.concatenate([nodes, nodes + self.topology.n_nodes])].clone()
         tree.leaf_logits = nn.Parameter(self.leaf_logits.detach()[leaf_ids].clone(), requires_grad=False)
         return tree
-
-
-def _checked_size(size: tuple[int, int], map_size: tuple[int, int]) -> tuple[int, int]:
-    if not (1 <= size[0] <= map_size[0] and 1 <= size[1] <= map_size[1]):
-        raise ShapeError(
-            f"expected prototypes no larger than the feature map {map_size}, got {size}; use smaller prototypes, "
-            "larger images or a finer feature level"
-        )
-    return size

@@ -1,4 +1,4 @@
-"""From a trained tree to a small one: leaves that learned nothing go (§5.1)."""
+"""Pruning (§5.1): leaves that learned nothing go, and with them every node that no longer decides anything."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Pruned:
 
     @property
     def prototypes_before(self) -> int:
-        return self.tree.question.patches_each * (self.leaves_before - 1)
+        return self.tree.node_function.prototypes_per_node * (self.leaves_before - 1)
 
     @property
     def prototypes_after(self) -> int:
@@ -28,7 +28,7 @@ class Pruned:
 
     @property
     def pruned_fraction(self) -> float:
-        """The share of prototypes that were removed, as in Table 2."""
+        """The fraction of prototypes that were removed, as in Table 2."""
         return 1 - self.prototypes_after / max(self.prototypes_before, 1)
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ def default_threshold(n_classes: int) -> float:
 
 @torch.no_grad()
 def prune(tree: ProtoTree, threshold: float | None = None) -> Pruned:
-    """Drops leaves with max σ(c) ≤ threshold, emptied subtrees, and parents left with one child, the root too.
+    """Drop leaves with max σ(c) ≤ threshold, emptied subtrees, and parents left with one child, the root too.
 
     The new tree holds copies of the prototypes and leaves it kept and shares the feature extractor.
 

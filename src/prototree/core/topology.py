@@ -8,6 +8,7 @@ is a single leaf, leaf 0). Everything else about the tree follows from the two a
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -16,6 +17,11 @@ from numpy import ndarray
 from prototree.errors import ShapeError
 
 MAX_HEIGHT = 20  # 2**20 leaves; a full tree beyond that is a mistyped height
+
+Strategy = Literal["soft", "max_path", "greedy"]
+"""How to decide (§5.3): all leaves by their path probabilities, the likeliest leaf, or the likelier child each time."""
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+HARD: tuple[Strategy, ...] = ("max_path", "greedy")  # those that follow one path
 
 
 @dataclass(frozen=True)
@@ -47,14 +53,15 @@ class Topology:
     def __post_init__(self) -> None:
         if self.left.shape != self.right.shape:
             raise ShapeError(f"expected as many left as right children, got {self.left.shape}, {self.right.shape}")
-        expected = np.arange(1, self.n_nodes), np.arange(self.n_leaves if self.n_nodes else 0)
         children = self._children
-        if not all(np.array_equal(*pair) for pair in zip(expected, _split(children), strict=True)):
+        nodes, leaves = children[children >= 0], ~children[children < 0]
+        n_leaves = self.n_leaves if self.n_nodes else 0
+        if not (np.array_equal(nodes, np.arange(1, self.n_nodes)) and np.array_equal(leaves, np.arange(n_leaves))):
             raise ShapeError(
                 "expected nodes and leaves numbered level by level, left to right, each the child of one node; "
                 f"got left {self.left.tolist()[:8]}, right {self.right.tolist()[:8]}; use Topology.from_children"
             )
-        if (children >= 0).any() and (children[children >= 0] <= np.nonzero(children >= 0)[0] // 2).any():
+        if (nodes <= np.nonzero(children >= 0)[0] // 2).any():
             raise ShapeError("expected every node below the root to be reachable from it; the children form a cycle")
         for array in (self.left, self.right):
             array.setflags(write=False)
@@ -158,14 +165,10 @@ class Topology:
             if child >= 0:
                 parent[child], is_right[child] = position // 2, position % 2
                 continue
-            node, right, way = position // 2, bool(position % 2), []
+            node, right, path = position // 2, bool(position % 2), []
             while node >= 0:
-                way.append((node, right))
+                path.append((node, right))
                 node, right = int(parent[node]), bool(is_right[node])
-            for depth, (node, right) in enumerate(reversed(way)):
+            for depth, (node, right) in enumerate(reversed(path)):
                 paths[~child, depth], turns[~child, depth] = node, right
         return paths, turns
-
-
-def _split(children: Int[ndarray, " n"]) -> tuple[Int[ndarray, " a"], Int[ndarray, " b"]]:
-    return children[children >= 0], ~children[children < 0]

@@ -1,11 +1,10 @@
-"""Photos to learn from: image folders, CSV manifests, CUB-200-2011 and Stanford Cars, all opened by
-`open_data`.
+"""Labelled images to train on: image folders, CSV manifests, CUB-200-2011 and Stanford Cars, opened by `open_data`.
 
     data = open_data("photos/")
-    data.class_names, len(data.train), len(data.test), data.problems
+    data.class_names, len(data.train), len(data.test), data.unreadable
 
-What is shown to the network is in `views` and `augment`, how it gets there in `loading`; those import torch,
-this module does not.
+What the network is shown is in `crops` and `transforms`, how it gets there in `loader`; those import torch, this module
+does not.
 """
 
 import logging
@@ -15,15 +14,13 @@ from pathlib import Path
 from prototree.backbones.geometry import Box
 from prototree.data.cars import is_cars, read_cars
 from prototree.data.cub import is_cub, read_cub
-from prototree.data.dataset import ImageData, Part, Problem, Sample, check_name
-from prototree.data.folder import MANIFEST_SUFFIXES, read_folder, read_manifest
-from prototree.data.folds import take_fold
-from prototree.data.ignored import describe_unread
-from prototree.data.scan import in_words, scan_files
+from prototree.data.dataset import ImageData, Part, Sample, Unreadable, check_name, take_fold
+from prototree.data.folder import MANIFEST_SUFFIXES, describe_unsupported, read_folder, read_manifest
+from prototree.data.scan import describe_unreadable, scan_files
 from prototree.errors import DataError
-from prototree.files import cache_folder
+from prototree.io import cache_folder
 
-__all__ = ["Box", "ImageData", "Part", "Problem", "Sample", "open_data"]
+__all__ = ["Box", "ImageData", "Part", "Sample", "Unreadable", "open_data"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,51 +38,51 @@ def open_data(
     deep: bool = False,
     fold: str = "",
 ) -> ImageData:
-    """Opens a data set in any form and checks that a tree can be trained on it. `birds` is the generated one.
+    """Open a data set in any form and check that a tree can be trained on it. `birds` is the generated one.
 
-    `test_fraction` and `seed` matter if the data has no split of its own. Files that cannot be read are left
-    out and listed in `problems`; with `strict` they are an error. With `deep` all photos are decoded, not only their
-    headers read, which takes longer. A `fold` such as 2/5 takes the second fifth of all photos as the test set,
-    whatever split the data has.
+    `test_fraction` and `seed` matter if the data has no split of its own. Files that cannot be read are left out and
+    listed in `unreadable`; with `strict` they are an error. With `deep` all images are decoded, not only their headers
+    read, which takes longer. A `fold` such as 2/5 takes the second fifth of all images as the test set, whatever split
+    the data has.
 
     Examples:
         >>> data = open_data("photos/")
         >>> data.kind, data.n_classes, len(data.train), len(data.test)
         ('folder', 3, 24, 9)
     """
-    data = look_at_data(source, test_fraction=test_fraction, seed=seed, strict=strict, deep=deep)
-    if data.problems:
-        logger.warning("%s\nthe rest is used", in_words(data.root, data.problems))
-    if unread := describe_unread(data.ignored):
-        logger.warning("%s: %s; the rest is used", data.root, unread)
+    data = read_data(source, test_fraction=test_fraction, seed=seed, strict=strict, deep=deep)
+    if data.unreadable:
+        logger.warning("%s\nthe rest is used", describe_unreadable(data.root, data.unreadable))
+    if unsupported := describe_unsupported(data.ignored):
+        logger.warning("%s: %s; the rest is used", data.root, unsupported)
     if fold:
         data = take_fold(data, fold)
     check_trainable(data)
     return data
 
 
-def look_at_data(
+def read_data(
     source: str | Path, *, test_fraction: float = 0.2, seed: int = 0, strict: bool = False, deep: bool = False
 ) -> ImageData:
-    """Opens a data set like `open_data`, whether or not a tree can be trained on it."""
+    """Read a data set like `open_data`, whether or not a tree can be trained on it."""
     path = Path(source).expanduser()
     if str(source) == BIRDS and not path.exists():
         path = _generated_birds()
     check_name(str(path.resolve()), "data")
     data = _read(path, test_fraction=test_fraction, seed=seed)
-    if strict and (unread := describe_unread(data.ignored)):
-        raise DataError(f"{data.root}: {unread}; or open the data without strict to skip them")
+    if strict and (unsupported := describe_unsupported(data.ignored)):
+        raise DataError(f"{data.root}: {unsupported}; or open the data without strict to skip them")
     return scan_files(data, strict=strict, deep=deep)
 
 
-def is_here(source: str | Path) -> bool:
+def data_exists(source: str | Path) -> bool:
     """Whether there is anything to open on this machine."""
     return str(source) == BIRDS or Path(source).expanduser().exists()
 
 
 def _generated_birds() -> Path:
-    """The generated birds, drawn into the cache on first use."""
-    from prototree.data.birds.dataset import write_birds
+    """Draw the generated birds into the cache on first use."""
+    from prototree_birds.dataset import write_birds
 
     folder = cache_folder() / "birds-2"
     if not folder.exists():
@@ -108,47 +105,39 @@ def _read(source: Path, *, test_fraction: float, seed: int) -> ImageData:
     return read_folder(source, test_fraction=test_fraction, seed=seed)
 
 
+def check_trainable(data: ImageData) -> None:
+    """Raise an error unless there are classes to tell apart, with images to train and to test them."""
+    left_out = f" ({len(data.unreadable)} files could not be used)" if data.unreadable else ""
+    if data.n_classes < 2:
+        found = f"{data.n_classes} ({', '.join(data.class_names) or 'none'})"
+        raise DataError(f"expected at least two classes in {data.root}, got {found}; add a class to tell apart")
+    if not data.train or not data.test:
+        counts = f"{len(data.train)} and {len(data.test)}{left_out}"
+        raise DataError(f"expected training and test images in {data.root}, got {counts}; {_remedy(data)}")
+    count = Counter(sample.label for sample in data.train)
+    classes = dict(enumerate(data.class_names))
+    if empty := [name for label, name in classes.items() if count[label] == 0]:
+        raise DataError(
+            f"{len(empty)} classes of {data.root} have no training image{left_out}: "
+            f"{', '.join(empty[:_SHOWN])}; add images or remove the classes"
+        )
+    if few := [name for label, name in classes.items() if count[label] < FEW_IMAGES]:
+        shown = ", ".join(few[:_SHOWN]) + (", …" if len(few) > _SHOWN else "")
+        logger.warning(
+            f"{len(few)} of {data.n_classes} classes have fewer than {FEW_IMAGES} training images ({shown}): a leaf's "
+            "confidence is bounded by how many images reach it, so predictions of these classes will stay unsure; add "
+            "images if you can"
+        )
+
+
 def _remedy(data: ImageData) -> str:
-    """What to do about a part that has no images."""
-    missing = "test" if data.train else "training"
+    """What to do about a split that has no images."""
+    missing = "test" if data.train else "train"
     if data.kind == "manifest":
         return (
-            f"give some rows of the column split the word {'test' if data.train else 'train'}, or leave the column out "
-            "to have a share of each class taken for testing"
+            f"give some rows of the column split the word {missing}, or leave the column out to have a fraction of "
+            "each class taken for testing"
         )
     if data.kind == "folder":
         return "a class needs two images to be in both"
-    return f"its own lists name no {missing} images that can be read"
-
-
-def check_trainable(data: ImageData) -> None:
-    """Raises an error unless there are classes to tell apart, with photos to learn and to test them."""
-    left_out = f" ({len(data.problems)} files could not be used)" if data.problems else ""
-    if data.n_classes < 2:
-        raise DataError(
-            f"expected at least two classes in {data.root}, got {data.n_classes} "
-            f"({', '.join(data.class_names) or 'none'}); a classifier needs something to tell apart"
-        )
-    if not data.train or not data.test:
-        raise DataError(
-            f"expected training and test images in {data.root}, "
-            f"got {len(data.train)} and {len(data.test)}{left_out}; {_remedy(data)}"
-        )
-    count = Counter(sample.label for sample in data.train)
-    untaught = [name for label, name in enumerate(data.class_names) if count[label] == 0]
-    if untaught:
-        raise DataError(
-            f"{len(untaught)} classes of {data.root} have no training image{left_out}: "
-            f"{', '.join(untaught[:_SHOWN])}; add images or remove the classes"
-        )
-    few = [name for label, name in enumerate(data.class_names) if count[label] < FEW_IMAGES]
-    if few:
-        logger.warning(
-            "%d of %d classes have fewer than %d training images (%s%s): a leaf's confidence is bounded by how many "
-            "images reach it, so predictions of these classes will stay unsure; add images if you can",
-            len(few),
-            data.n_classes,
-            FEW_IMAGES,
-            ", ".join(few[:_SHOWN]),
-            ", …" if len(few) > _SHOWN else "",
-        )
+    return f"its own lists name no images to {missing} on that can be read"

@@ -14,17 +14,11 @@ from typing import TypeVar
 from prototree.backbones.geometry import Box
 from prototree.data.dataset import ImageData, Part, Sample
 from prototree.errors import DataError
-from prototree.files import MAX_TEXT_BYTES, read_regular
+from prototree.io import MAX_TEXT_BYTES, read_regular
 
 Value = TypeVar("Value")
 
-_NEEDED = (
-    "images.txt",
-    "classes.txt",
-    "image_class_labels.txt",
-    "train_test_split.txt",
-    "bounding_boxes.txt",
-)
+_NEEDED = ("images.txt", "classes.txt", "image_class_labels.txt", "train_test_split.txt", "bounding_boxes.txt")
 
 
 def is_cub(root: Path) -> bool:
@@ -33,30 +27,26 @@ def is_cub(root: Path) -> bool:
 
 
 def read_cub(root: Path) -> ImageData:
-    """Its official split, bounding boxes and visible parts."""
+    """Read the official split, bounding boxes and visible parts."""
     missing = [name for name in _NEEDED if not (root / name).is_file()]
     if missing:
         raise DataError(f"{root} looks like CUB-200-2011 but lacks {', '.join(missing)}; unpack the archive again")
     paths = _table(root / "images.txt", 1, lambda cells: root / "images" / cells[0])
     classes = _table(root / "classes.txt", 1, lambda cells: cells[0])
-    number = {class_id: index for index, class_id in enumerate(sorted(classes))}
-    labels = _table(root / "image_class_labels.txt", 1, lambda cells: number[int(cells[0])])
+    index = {class_id: index for index, class_id in enumerate(sorted(classes))}
+    labels = _table(root / "image_class_labels.txt", 1, lambda cells: index[int(cells[0])])
     in_train = _table(root / "train_test_split.txt", 1, lambda cells: _flag(cells[0]))
     boxes = _table(root / "bounding_boxes.txt", 4, lambda cells: Box.from_corner(*map(float, cells)))
     tables: tuple[Mapping[int, object], ...] = (labels, in_train, boxes)
     for name, table in zip(_NEEDED[2:], tables, strict=True):
-        _check_ids(root / name, table, paths)
+        if absent := sorted(paths.keys() - table.keys()):
+            raise DataError(f"{root / name} has no line for image {absent[0]} ({len(absent)} images are missing)")
     parts = _read_parts(root / "parts")
-    samples = {
-        image: Sample(paths[image], labels[image], boxes[image], parts.get(image, ())) for image in sorted(paths)
-    }
-    return ImageData(
-        root,
-        "cub",
-        readable_names([classes[class_id] for class_id in sorted(classes)]),
-        tuple(sample for image, sample in samples.items() if in_train[image]),
-        tuple(sample for image, sample in samples.items() if not in_train[image]),
-    )
+    splits: tuple[list[Sample], list[Sample]] = ([], [])
+    for image in sorted(paths):
+        splits[in_train[image]].append(Sample(paths[image], labels[image], boxes[image], tuple(parts.get(image, ()))))
+    names = readable_names([classes[class_id] for class_id in sorted(classes)])
+    return ImageData(root, "cub", names, tuple(splits[True]), tuple(splits[False]))
 
 
 def readable_names(names: list[str]) -> tuple[str, ...]:
@@ -65,7 +55,8 @@ def readable_names(names: list[str]) -> tuple[str, ...]:
     return readable if len(set(readable)) == len(names) and all(readable) else tuple(names)
 
 
-def _read_parts(folder: Path) -> dict[int, tuple[Part, ...]]:
+def _read_parts(folder: Path) -> dict[int, list[Part]]:
+    """The visible parts of each image."""
     if not (folder / "parts.txt").is_file() or not (folder / "part_locs.txt").is_file():
         return {}
     names = _table(folder / "parts.txt", 1, lambda cells: cells[0])
@@ -77,11 +68,11 @@ def _read_parts(folder: Path) -> dict[int, tuple[Part, ...]]:
             raise ValueError
         return int(image), point if _flag(visible) else None
 
-    visible: dict[int, list[Part]] = {}
+    parts: dict[int, list[Part]] = {}
     for _, (image, part) in _lines(folder / "part_locs.txt", 5, read):
         if part is not None:
-            visible.setdefault(image, []).append(part)
-    return {image: tuple(parts) for image, parts in visible.items()}
+            parts.setdefault(image, []).append(part)
+    return parts
 
 
 def _flag(text: str) -> bool:
@@ -90,12 +81,8 @@ def _flag(text: str) -> bool:
 
 def _table(file: Path, columns: int, read: Callable[[list[str]], Value]) -> dict[int, Value]:
     """The rows of a file by the id in front of each; ids are unique."""
-
-    def read_row(cells: list[str]) -> tuple[int, Value]:
-        return int(cells[0]), read(cells[1:])
-
     table: dict[int, Value] = {}
-    for line, (row_id, value) in _lines(file, columns + 1, read_row):
+    for line, (row_id, value) in _lines(file, columns + 1, lambda cells: (int(cells[0]), read(cells[1:]))):
         if row_id in table:
             raise DataError(f"{file} line {line}: the id {row_id} occurs a second time")
         table[row_id] = value
@@ -122,8 +109,3 @@ def _lines(file: Path, columns: int, read: Callable[[list[str]], Value]) -> list
                 f"{file} line {line}: expected {columns} valid columns, got {text[:80]!r}; is the file damaged?"
             ) from error
     return rows
-
-
-def _check_ids(file: Path, table: Mapping[int, object], paths: Mapping[int, Path]) -> None:
-    if missing := sorted(paths.keys() - table.keys()):
-        raise DataError(f"{file} has no line for image {missing[0]} ({len(missing)} images are missing from it)")

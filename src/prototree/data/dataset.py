@@ -1,21 +1,24 @@
-"""What a data set is made of: photos with a label and, where known, a box and named points."""
+"""What a data set is made of: images with a label and, where known, a box and named parts; its splits and folds."""
 
 import os
 import random
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from prototree.backbones.geometry import Box, Size
-from prototree.errors import DataError
+from prototree.errors import ConfigError, DataError
 
 Kind = Literal["folder", "manifest", "cub", "cars"]
+MAX_FOLDS = 100
 
 
 @dataclass(frozen=True)
 class Part:
-    """A named point of the object, such as a beak; only those visible in the photo are kept."""
+    """A named point of the object, such as a beak; only those visible in the image are kept."""
 
     name: str
     x: float
@@ -24,10 +27,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Sample:
-    """One photo and what is known about it.
+    """One image file and what is known about it.
 
-    `box`, `parts` and `size` count in pixels of the upright photo (after the camera's rotation mark is
-    obeyed). `size` is filled in when the files are scanned.
+    `box`, `parts` and `size` count in pixels of the upright image (after EXIF rotation). `size` is filled in when the
+    files are scanned.
     """
 
     path: Path
@@ -38,7 +41,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Unreadable:
     """A file that cannot be used, and why."""
 
     path: Path
@@ -47,7 +50,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set: class names (a sample's label is a position in them), its splits, and the files left out.
+    """A data set: class names (a sample's label is an index into them), its splits, and the files left out.
 
     Examples:
         >>> data = prototree.open_data("photos/")
@@ -60,8 +63,8 @@ class ImageData:
     class_names: tuple[str, ...]
     train: tuple[Sample, ...]
     test: tuple[Sample, ...]
-    problems: tuple[Problem, ...] = ()
-    validation: tuple[Sample, ...] = ()  # neither trained nor tested on; they give the feedback while editing
+    unreadable: tuple[Unreadable, ...] = ()
+    validation_split: tuple[Sample, ...] = ()  # neither trained nor tested on; edits are judged on them
     ignored: tuple[Path, ...] = ()  # other files in its class folders, perhaps images in formats that are not read
 
     @property
@@ -70,49 +73,79 @@ class ImageData:
 
     @property
     def folder(self) -> Path:
-        """Where the names of its photos begin; a manifest's root is the file itself."""
+        """Where the names of its images begin; a manifest's root is the file itself."""
         return self.root.parent if self.kind == "manifest" else self.root
 
     @property
-    def every(self) -> tuple[Sample, ...]:
-        """All photos but those for validation, in an order that does not depend on how they are divided."""
+    def all_samples(self) -> tuple[Sample, ...]:
+        """Training and test images, in an order that does not depend on how they are split."""
         return tuple(sorted({*self.train, *self.test}, key=lambda sample: str(sample.path)))
 
     @property
-    def feedback(self) -> tuple[Sample, ...]:
-        """Photos that are looked at while editing: those for validation, or else every second test photo of a class."""
-        return self.validation or self._test_halves()[0]
+    def validation(self) -> tuple[Sample, ...]:
+        """Images that edits are judged on: the validation split, or else every second test image of a class."""
+        return self.validation_split or self._test_halves()[0]
 
     @property
-    def kept_back(self) -> tuple[Sample, ...]:
-        """Test photos that give no feedback."""
-        return self.test if self.validation else self._test_halves()[1]
+    def held_out_test(self) -> tuple[Sample, ...]:
+        """Test images that are not used for validation."""
+        return self.test if self.validation_split else self._test_halves()[1]
 
     def _test_halves(self) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
-        """The first, third, … test photo of each class, and the others."""
-        seen: Counter[int] = Counter()
+        """Split the test images into the first, third, … of each class, and the others."""
+        count: Counter[int] = Counter()
         halves: tuple[list[Sample], list[Sample]] = ([], [])
         for sample in self.test:
-            halves[seen[sample.label] % 2].append(sample)
-            seen[sample.label] += 1
+            halves[count[sample.label] % 2].append(sample)
+            count[sample.label] += 1
         return tuple(halves[0]), tuple(halves[1])
 
     def name(self, sample: Sample) -> str:
-        """How a photo is called in results."""
-        return name_in(self.folder, sample.path)
+        """The name of an image in results."""
+        return image_name(self.folder, sample.path)
 
     def bootstrap(self, seed: int) -> "ImageData":
-        """As many training photos, drawn with replacement within each class, for bagging."""
-        chance = random.Random(seed)
-        by_label: dict[int, list[Sample]] = {}
-        for sample in self.train:
-            by_label.setdefault(sample.label, []).append(sample)
-        drawn = [one for own in by_label.values() for one in chance.choices(own, k=len(own))]
-        return replace(self, train=tuple(drawn))
+        """Draw as many training images with replacement within each class, for bagging."""
+        rng = random.Random(seed)
+        groups = _by_label(self.train).values()
+        return replace(self, train=tuple(sample for group in groups for sample in rng.choices(group, k=len(group))))
+
+
+def _by_label(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
+    groups: dict[int, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.label, []).append(sample)
+    return groups
+
+
+def parse_fold(fold: str) -> tuple[int, int]:
+    """Parse `2/5` as the second (counted from 0) of five folds."""
+    match = re.fullmatch(r"\s*(\d{1,4})\s*/\s*(\d{1,4})\s*", fold)
+    part, parts = map(int, match.groups()) if match else (0, 0)
+    if not (2 <= parts <= MAX_FOLDS and 1 <= part <= parts):
+        raise ConfigError(f"expected a fold such as 2/5, of 2 to {MAX_FOLDS} parts, got {fold!r}")
+    return part - 1, parts
+
+
+def take_fold(data: ImageData, fold: str) -> ImageData:
+    """Stratified cross-validation: one fold becomes the test set, all others the training set.
+
+    Which fold an image is in depends on its name alone: not on the split that the data has, nor on the order of files.
+    """
+    part, parts = parse_fold(fold)
+    groups = _by_label(sorted((*data.train, *data.test), key=lambda sample: str(sample.path)))
+    splits: tuple[list[Sample], list[Sample]] = ([], [])
+    count = 0  # goes on from class to class, so that folds differ by at most one image
+    for label in sorted(groups):
+        random.Random(f"folds/{data.class_names[label]}").shuffle(groups[label])
+        for sample in groups[label]:
+            splits[count % parts == part].append(sample)
+            count += 1
+    return replace(data, train=tuple(splits[0]), test=tuple(splits[1]))
 
 
 def check_name(name: str, what: str) -> None:
-    """Refuses a name that is not UTF-8: it could be written to no list, page or table."""
+    """Refuse a name that is not UTF-8: it could be written to no list, page or table."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -123,11 +156,11 @@ def check_name(name: str, what: str) -> None:
         ) from error
 
 
-def name_in(root: Path, path: Path) -> str:
-    """How a photo is called in results: its path as seen from the data's folder, also where it lies elsewhere."""
-    if path.is_relative_to(root) and ".." not in path.parts:
-        return path.relative_to(root).as_posix()
+def image_name(folder: Path, path: Path) -> str:
+    """The name of an image in results: its path relative to the data's folder, also where it lies elsewhere."""
+    if path.is_relative_to(folder) and ".." not in path.parts:
+        return path.relative_to(folder).as_posix()
     try:
-        return Path(os.path.relpath(path, root)).as_posix()
+        return Path(os.path.relpath(path, folder)).as_posix()
     except ValueError:  # on another drive
         return path.name

@@ -1,5 +1,6 @@
-"""Images that a data set holds more than once: exact copies by their bytes, and images that look alike by a perceptual
-hash. A copy in training and test makes every metric too good; one in two classes cannot be learned. No torch here.
+"""Duplicate images of a data set: exact copies by their bytes, and near-duplicates by a perceptual hash.
+
+A copy in training and test makes every metric too good; one in two classes cannot be learned. No torch here.
 """
 
 import logging
@@ -7,9 +8,9 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int16, Int64, UInt64
@@ -18,7 +19,7 @@ from PIL import Image
 
 from prototree.data.dataset import ImageData, Sample
 from prototree.data.images import read_image
-from prototree.data.stat_cache import THREADS, photo_digests
+from prototree.data.scan import THREADS, file_digests
 from prototree.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -33,41 +34,37 @@ _ONES = np.array([value.bit_count() for value in range(2**16)], dtype=np.uint8)
 _COSINES = np.cos(np.pi * np.outer(np.arange(_KEPT), 2 * np.arange(_SIDE) + 1) / (2 * _SIDE))
 
 
-@dataclass(frozen=True)
-class Placed:
+class SplitSample(NamedTuple):
     """An image, and the split that it is in."""
 
     sample: Sample
     split: str
 
 
-Group = tuple[Placed, ...]
+Group = tuple[SplitSample, ...]
 """Images that are the same, or look alike, in the order of the data set."""
-Pair = tuple[Placed, Placed]
 
 
-def exact_copies(data: ImageData) -> list[Group]:
+def exact_duplicates(data: ImageData) -> list[Group]:
     """The images that are there more than once, byte for byte; only files of equal length are read."""
-    placed = _placed(data)
-    return _repeated(placed, _contents(placed))
+    images = _all_images(data)
+    return _repeated(images, _content_keys(images))
 
 
-def look_alikes(data: ImageData) -> list[Group]:
+def near_duplicates(data: ImageData) -> list[Group]:
     """The images that look alike without being the same file; every image is decoded."""
-    placed = _placed(data)
-    contents = _contents(placed)
-    paths = {content: one.sample.path for content, one in zip(contents, placed, strict=True)}
+    images = _all_images(data)
+    keys = _content_keys(images)
+    paths = {key: image.sample.path for key, image in zip(keys, images, strict=True)}
     with ThreadPoolExecutor(THREADS) as pool:
-        found = dict(zip(paths, pool.map(_look, paths.values()), strict=True))
-    crops = {content: look for content, look in found.items() if look is not None}
-    if not crops:
+        hashed = zip(paths, pool.map(_hash_and_colours, paths.values()), strict=True)
+        known = {key: value for key, value in hashed if value is not None}
+    if not known:
         return []
-    hashes = np.array([hash_ for hash_, _ in crops.values()], dtype=np.uint64)
-    colours = np.stack([colours for _, colours in crops.values()])
-    alike = dict(zip(crops, _chains(hashes, colours).tolist(), strict=True))
-    groups = _repeated(placed, [alike.get(content, content) for content in contents])
-    content_of = dict(zip(placed, contents, strict=True))
-    return [group for group in groups if len({content_of[one] for one in group}) > 1]
+    hashes = np.array([hash_ for hash_, _ in known.values()], dtype=np.uint64)
+    cluster = dict(zip(known, _clusters(hashes, np.stack([c for _, c in known.values()])).tolist(), strict=True))
+    groups = _repeated(zip(images, keys, strict=True), [cluster.get(key, key) for key in keys])
+    return [tuple(image for image, _ in group) for group in groups if len({key for _, key in group}) > 1]
 
 
 def perceptual_hash(image: Image.Image) -> np.uint64:
@@ -83,8 +80,7 @@ def near_pairs(hashes: UInt64[ndarray, " n"]) -> Iterator[tuple[Int64[ndarray, "
     The bits are cut into bands. Hashes that are near agree in at least one band, so that only those with the same band
     are compared.
     """
-    edges = [band * 64 // _BANDS for band in range(_BANDS + 1)]
-    for low, high in pairwise(edges):
+    for low, high in pairwise(band * 64 // _BANDS for band in range(_BANDS + 1)):
         band = (hashes >> np.uint64(low)) & np.uint64(2 ** (high - low) - 1)
         order = np.lexsort((hashes, band))
         band, ordered = band[order], hashes[order]
@@ -97,92 +93,89 @@ def near_pairs(hashes: UInt64[ndarray, " n"]) -> Iterator[tuple[Int64[ndarray, "
             yield order[near], order[near + step]
 
 
-def _chains(hashes: UInt64[ndarray, " n"], colours: Int16[ndarray, "n 192"]) -> Int64[ndarray, " n"]:
-    """For each image the first one that a chain of pairs that look alike leads to."""
+def _clusters(hashes: UInt64[ndarray, " n"], colours: Int16[ndarray, "n 192"]) -> Int64[ndarray, " n"]:
+    """Union-find: for each image the first one that a chain of pairs that look alike leads to."""
     first = np.arange(len(hashes))
-    for one, other in near_pairs(hashes):
-        apart = first[one] != first[other]
-        one, other = one[apart], other[apart]
-        close = np.abs(colours[one] - colours[other]).mean(axis=1) <= MAX_COLOUR
-        for pair in zip(one[close].tolist(), other[close].tolist(), strict=True):
-            ends = [_end(first, place) for place in pair]
-            first[max(ends)] = min(ends)
+
+    def end(index: int) -> int:
+        while first[index] != index:
+            index = int(first[index])
+        return index
+
+    for a, b in near_pairs(hashes):
+        differ = first[a] != first[b]
+        a, b = a[differ], b[differ]
+        close = np.abs(colours[a] - colours[b]).mean(axis=1) <= MAX_COLOUR
+        for pair in zip(a[close].tolist(), b[close].tolist(), strict=True):
+            low, high = sorted(map(end, pair))
+            first[high] = low
         while (first[first] != first).any():
-            first = first[first]
+            first[:] = first[first]
     return first
 
 
-def _end(first: Int64[ndarray, " n"], place: int) -> int:
-    while first[place] != place:
-        place = int(first[place])
-    return place
-
-
-def describe_copies(data: ImageData, copies: Sequence[Group]) -> list[str]:
+def describe_duplicates(data: ImageData, groups: Sequence[Group]) -> list[str]:
     """What exact copies there are, one line for each kind, and folders that are links to others."""
     lines = [f"the folder {link} is a link to {target}" for link, target in _linked_folders(data)]
-    for where, pairs in _across(copies):
+    for where, pairs in _across(groups):
         lines.append(f"{_images(len(pairs))} {where} {_named(data, pairs, '=', 1)}")
-    if parts := _within_classes(copies):
+    if parts := _within_classes(groups):
         most = max(parts, key=len)
         times = f"{len(most):,} copies of one image in class {data.class_names[most[0].sample.label]}"
         many = f"{_images(len(parts))} more than once in a class, at most " if len(parts) > 1 else ""
-        lines.append(f"{many}{times} {_named(data, [(most[0], most[1])], '=', 1)}")
+        lines.append(f"{many}{times} {_named(data, [most], '=', 1)}")
     return lines
 
 
-def describe_look_alikes(data: ImageData, alike: Sequence[Group]) -> list[str]:
+def describe_near_duplicates(data: ImageData, groups: Sequence[Group]) -> list[str]:
     """What images look alike, one line for each kind, with a few of them by name."""
-    within = [(part[0], part[1]) for part in _within_classes(alike)]
-    kinds = [*_across(alike), *([("within a class", within)] if within else [])]
+    kinds = [*_across(groups), ("within a class", _within_classes(groups))]
     return [
         f"{len(pairs):,} group{'s' * (len(pairs) > 1)} of images {where} {_named(data, pairs, '~', _EXAMPLES)}"
         for where, pairs in kinds
+        if pairs
     ]
 
 
-def warn_of_copies(data: ImageData) -> None:
-    """Says which exact copies there are, before anything is learned from them."""
-    if lines := describe_copies(data, exact_copies(data)):
-        logger.warning(
-            "%s holds the same image more than once, so its metrics may be too good:\n%s\n"
-            "keep one of each; prototree data check --deep also finds images that look alike",
-            data.root,
-            "\n".join(lines),
-        )
+def warn_about_duplicates(data: ImageData) -> None:
+    """Log which exact copies there are, before anything is trained on them."""
+    if lines := describe_duplicates(data, exact_duplicates(data)):
+        head = f"{data.root} holds the same image more than once, so its metrics may be too good:"
+        advice = "keep one of each; prototree data check --deep also finds images that look alike"
+        logger.warning("%s", "\n".join([head, *lines, advice]))
 
 
-def _placed(data: ImageData) -> list[Placed]:
+def _all_images(data: ImageData) -> list[SplitSample]:
     """Every image once; a bootstrap sample holds some several times."""
-    splits = (("training", data.train), ("test", data.test), ("validation", data.validation))
-    once = {(sample.path, split): Placed(sample, split) for split, samples in splits for sample in samples}
+    splits = (("training", data.train), ("test", data.test), ("validation", data.validation_split))
+    once = {(sample.path, split): SplitSample(sample, split) for split, samples in splits for sample in samples}
     return list(once.values())
 
 
-def _contents(placed: Sequence[Placed]) -> list[object]:
+def _content_keys(images: Sequence[SplitSample]) -> list[object]:
     """For each image something that only its copies have too."""
-    lengths = {one.sample.path: _length(one.sample.path) for one in placed}
+
+    def length(path: Path) -> int | None:
+        try:
+            return os.stat(path).st_size
+        except (OSError, ValueError):
+            return None
+
+    lengths = {image.sample.path: length(image.sample.path) for image in images}
     counts = Counter(lengths.values())
-    digests = photo_digests(path for path, length in lengths.items() if counts[length] > 1)
-    return [digests.get(one.sample.path, one.sample.path) for one in placed]
+    digests = file_digests(path for path, n_bytes in lengths.items() if counts[n_bytes] > 1)
+    return [digests.get(image.sample.path, image.sample.path) for image in images]
 
 
-def _length(path: Path) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except (OSError, ValueError):
-        return None
-
-
-def _repeated(placed: Iterable[Placed], keys: Iterable[object]) -> list[Group]:
-    """Those that have a key in common with another."""
-    groups: dict[object, list[Placed]] = {}
-    for one, key in zip(placed, keys, strict=True):
-        groups.setdefault(key, []).append(one)
+def _repeated(values: Iterable[Any], keys: Iterable[object]) -> list[tuple[Any, ...]]:
+    """Groups of values that have a key in common."""
+    groups: dict[object, list[Any]] = {}
+    for value, key in zip(values, keys, strict=True):
+        groups.setdefault(key, []).append(value)
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
-def _look(path: Path) -> tuple[np.uint64, Int16[ndarray, "192"]] | None:
+def _hash_and_colours(path: Path) -> tuple[np.uint64, Int16[ndarray, "192"]] | None:
     """The hash of an image and its 8×8 colours at one brightness; None if it cannot be decoded."""
     try:
         image = read_image(path, at_least=4 * _SIDE)
@@ -196,46 +189,41 @@ def _linked_folders(data: ImageData) -> list[tuple[str, str]]:
     """Folders of images that are another one under a second name, each with the other."""
     first: dict[str, Path] = {}
     links = dict[tuple[str, str], None]()
-    for folder in dict.fromkeys(one.sample.path.parent for one in _placed(data)):
+    for folder in dict.fromkeys(image.sample.path.parent for image in _all_images(data)):
         link, target = folder, first.setdefault(os.path.realpath(folder), folder)
-        if link == target:
-            continue
-        while link.name == target.name and not link.is_symlink() and not target.is_symlink():
+        while link != target and link.name == target.name and not link.is_symlink() and not target.is_symlink():
             link, target = link.parent, target.parent
-        if link.is_symlink() or target.is_symlink():
+        if link != target and (link.is_symlink() or target.is_symlink()):
             links[(str(link), str(target)) if link.is_symlink() else (str(target), str(link))] = None
     return list(links)
 
 
-def _across(groups: Sequence[Group]) -> list[tuple[str, list[Pair]]]:
-    """The kinds of groups that are in two splits or classes, each with one pair of every group."""
-    kinds = list[tuple[str, list[Pair]]]()
+def _across(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
+    """The kinds of groups that are in two splits or classes, each with a pair of every group."""
+    kinds = list[tuple[str, list[Group]]]()
     for splits in combinations(("training", "test", "validation"), 2):
-        pairs = [
-            tuple(next((one for one in group if one.split == split), None) for split in splits) for group in groups
-        ]
-        kinds.append((f"in {splits[0]} and {splits[1]}", [(one, other) for one, other in pairs if one and other]))
-    labels = [next((one for one in group if one.sample.label != group[0].sample.label), None) for group in groups]
-    across = [(group[0], other) for group, other in zip(groups, labels, strict=True) if other]
+        first = [{image.split: image for image in reversed(group)} for group in groups]
+        pairs: list[Group] = [tuple(by[split] for split in splits) for by in first if set(splits) <= by.keys()]
+        kinds.append((f"in {splits[0]} and {splits[1]}", pairs))
+    others = [[image for image in group if image.sample.label != group[0].sample.label] for group in groups]
+    across: list[Group] = [(group[0], other[0]) for group, other in zip(groups, others, strict=True) if other]
     kinds.append(("in more than one class", across))
     return [(where, pairs) for where, pairs in kinds if pairs]
 
 
 def _within_classes(groups: Sequence[Group]) -> list[Group]:
     """The parts of groups that are of one class."""
-    return [part for group in groups for part in _repeated(group, [one.sample.label for one in group])]
+    return [part for group in groups for part in _repeated(group, [image.sample.label for image in group])]
 
 
 def _images(count: int) -> str:
     return "1 image is" if count == 1 else f"{count:,} images are"
 
 
-def _named(data: ImageData, pairs: Sequence[Pair], sign: str, count: int) -> str:
-    """The first pairs by name."""
-    names = [f"{_printable(data, one)} {sign} {_printable(data, other)}" for one, other in pairs[:count]]
-    return f"({'first: ' if len(pairs) > count else ''}{'; '.join(names)})"
-
-
-def _printable(data: ImageData, one: Placed) -> str:
-    """The name of an image as text that can be written anywhere; a file's name need not be UTF-8."""
-    return os.fsencode(data.name(one.sample)).decode(errors="replace")
+def _named(data: ImageData, groups: Sequence[Group], sign: str, count: int) -> str:
+    """The first two images of the first groups by name, as text that can be written anywhere."""
+    names = [
+        f" {sign} ".join(os.fsencode(data.name(image.sample)).decode(errors="replace") for image in group[:2])
+        for group in groups[:count]
+    ]
+    return f"({'first: ' if len(groups) > count else ''}{'; '.join(names)})"

@@ -1,9 +1,9 @@
-"""Data as folders of classes, or as a table of paths and labels.
+"""Data as folders of classes, or as a CSV manifest of paths and labels.
 
 Three forms are read: `train/<class>/` beside `test/<class>/` and perhaps `val/<class>/` (or `valid`, `validation`);
 one folder of class folders; and a CSV or TSV file with a header of `path`, `label` and, if wanted, `split`. Where no
-split is given, a seeded share of every class becomes the test set. Photos for validation are neither trained nor tested
-on: they give the feedback while editing. Where there is no `test` they are the test set, and a warning says so.
+split is given, a seeded fraction of every class becomes the test set. Validation images are neither trained nor tested
+on: edits are judged on them. Where there is no `test` they are the test set, and a warning says so.
 """
 
 import csv
@@ -12,122 +12,112 @@ import logging
 import os
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prototree.data.dataset import ImageData, Sample, check_name
-from prototree.data.ignored import describe_unread, is_visible
-from prototree.data.images import is_image, suffixes
+from prototree.data.images import HEIC_REMEDY, HEIC_SUFFIXES, is_image, suffixes
 from prototree.errors import ConfigError, DataError
-from prototree.files import MAX_TEXT_BYTES, read_regular
+from prototree.io import MAX_TEXT_BYTES, read_regular
 
 logger = logging.getLogger(__name__)
 
 TRAIN_NAMES = ("train", "training")
 TEST_NAMES = ("test", "testing")
 VALIDATION_NAMES = ("val", "valid", "validation")
-
+SPLIT_NAMES = TRAIN_NAMES + TEST_NAMES + VALIDATION_NAMES
 MANIFEST_SUFFIXES = (".csv", ".tsv")
+
 _SHOWN = 5  # mistakes named in one message
+_SYSTEM_FILES = ("thumbs.db", "desktop.ini")
+# Of images that are not read everywhere, or nowhere.
+_IMAGE_SUFFIXES = (
+    *(".avif", *HEIC_SUFFIXES, ".jp2", ".j2k", ".jpx", ".jxl", ".psd", ".psb", ".xcf", ".svg", ".ico", ".tga", ".pcx"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".exr", ".hdr", ".dcm"),
+    *(".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".sr2", ".srw", ".raf", ".orf", ".rw2", ".pef"),  # of cameras
+)
 
 
 def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
-    """Sorts as people do: `class 2` before `class 10`."""
+    """Sort key that puts `class 2` before `class 10`."""
     pieces = re.split(r"(\d+)", name.casefold())
-    digits = [piece.lstrip("0") if piece.isdecimal() else None for piece in pieces]
     # The longer number is the larger one; int() refuses thousands of digits.
-    return [(-1, text) if own is None else (len(own), own) for text, own in zip(pieces, digits, strict=True)], name
+    digits = [piece.lstrip("0") if piece.isdecimal() else None for piece in pieces]
+    return [(-1, text) if n is None else (len(n), n) for text, n in zip(pieces, digits, strict=True)], name
 
 
 def split_classes(labels: Sequence[str], *, test_fraction: float, seed: int) -> list[bool]:
-    """Which items go to the test set: a share of each class, at least one where a class has two or more.
+    """Stratified split: which items go to the test set, at least one where a class has two or more.
 
-    A class's split depends on its own items and the seed alone, so adding a class leaves the others as they
-    are.
+    A class's split depends on its own items and the seed alone, so adding a class leaves the others as they are.
     """
     if not 0.0 < test_fraction < 1.0:
-        raise ConfigError(f"expected a test share between 0 and 1 (0.2 is usual), got {test_fraction}")
+        raise ConfigError(f"expected a test fraction between 0 and 1 (0.2 is usual), got {test_fraction}")
     members: dict[str, list[int]] = {}
     for index, label in enumerate(labels):
         members.setdefault(label, []).append(index)
     in_test = [False] * len(labels)
     for label, indices in members.items():
-        count = len(indices)
-        n_test = min(max(round(test_fraction * count), 1), count - 1)
+        n_test = min(max(round(test_fraction * len(indices)), 1), len(indices) - 1)
         for index in random.Random(f"{seed}/{label}").sample(indices, n_test):
             in_test[index] = True
     return in_test
 
 
 def read_folder(root: Path, *, test_fraction: float = 0.2, seed: int = 0) -> ImageData:
-    """A folder of class folders, or `train` and `test` folders of them."""
-    train_folder, test_folder = _find(root, TRAIN_NAMES), _find(root, TEST_NAMES)
-    validation_folder = _find(root, VALIDATION_NAMES)
-    if train_folder is not None and (test_folder or validation_folder) is not None:
-        return _read_splits(root, train_folder, test_folder, validation_folder)
-    if train_folder is not None and len(_subfolders(root)) == 1:
-        return read_folder(train_folder, test_fraction=test_fraction, seed=seed)
-    classes = _class_images(root)
-    by_class = classes.images
-    paths = [path for images in by_class.values() for path in images]
-    labels = [name for name, images in by_class.items() for _ in images]
-    in_test = split_classes(labels, test_fraction=test_fraction, seed=seed)
-    number = {name: index for index, name in enumerate(by_class)}
-    pairs = [(Sample(path, number[name]), test) for path, name, test in zip(paths, labels, in_test, strict=True)]
-    return ImageData(
-        root,
-        "folder",
-        tuple(by_class),
-        tuple(sample for sample, test in pairs if not test),
-        tuple(sample for sample, test in pairs if test),
-        ignored=classes.ignored,
+    """Read a folder of class folders, or `train` and `test` folders of them."""
+    folders = {folder.name.casefold(): folder for folder in _subfolders(root)}
+    train, test, validation = (
+        next((folders[name] for name in names if name in folders), None)
+        for names in (TRAIN_NAMES, TEST_NAMES, VALIDATION_NAMES)
     )
-
-
-def _read_splits(root: Path, train_folder: Path, test_folder: Path | None, validation_folder: Path | None) -> ImageData:
-    train = _class_images(train_folder)
-    others = [
-        _class_images(folder) if folder is not None else _Classes({}) for folder in (test_folder, validation_folder)
+    if train is not None and (test or validation) is not None:
+        return _read_splits(root, train, test, validation)
+    if train is not None and len(folders) == 1:
+        return read_folder(train, test_fraction=test_fraction, seed=seed)
+    images, ignored = _class_images(root)
+    labels = [name for name, paths in images.items() for _ in paths]
+    in_test = split_classes(labels, test_fraction=test_fraction, seed=seed)
+    samples = [Sample(path, label) for label, paths in enumerate(images.values()) for path in paths]
+    splits = [
+        tuple(sample for sample, is_test in zip(samples, in_test, strict=True) if is_test is wanted)
+        for wanted in (False, True)
     ]
-    for folder, found in zip((test_folder, validation_folder), others, strict=True):
-        if folder is not None:
-            _check_same_classes(train_folder, train.images, folder, found.images)
-    names = tuple(train.images)
-
-    def samples(found: _Classes) -> tuple[Sample, ...]:
-        return tuple(Sample(path, label) for label, name in enumerate(names) for path in found.images.get(name, ()))
-
-    test, validation = _test_and_validation(root, *map(samples, others))
-    ignored = tuple(path for found in (train, *others) for path in found.ignored)
-    return ImageData(root, "folder", names, samples(train), test, validation=validation, ignored=ignored)
+    return ImageData(root, "folder", tuple(images), splits[0], splits[1], ignored=tuple(ignored))
 
 
-def _check_same_classes(
-    train_folder: Path, train: dict[str, list[Path]], folder: Path, images: dict[str, list[Path]]
-) -> None:
-    only_train = [name for name in train if name not in images]
-    only_here = [name for name in images if name not in train]
-    if only_train or only_here:
-        raise DataError(
-            f"expected the same classes in {train_folder} and {folder}; "
-            f"only in the first: {_listing(only_train)}; only in the second: {_listing(only_here)}"
-        )
+def _read_splits(root: Path, train: Path, test: Path | None, validation: Path | None) -> ImageData:
+    names: tuple[str, ...] = ()
+    splits, ignored = list[tuple[Sample, ...]](), list[Path]()
+    for folder in (train, test, validation):
+        images, others = _class_images(folder) if folder is not None else ({}, [])
+        names = names or tuple(images)
+        if folder is not None and images.keys() != set(names):
+            only_train = [name for name in names if name not in images]
+            only_here = [name for name in images if name not in names]
+            raise DataError(
+                f"expected the same classes in {train} and {folder}; "
+                f"only in the first: {_listing(only_train)}; only in the second: {_listing(only_here)}"
+            )
+        splits.append(tuple(Sample(path, label) for label, name in enumerate(names) for path in images.get(name, ())))
+        ignored += others
+    return _with_splits(root, "folder", names, splits, tuple(ignored))
 
 
-def _test_and_validation(
-    root: Path, test: tuple[Sample, ...], validation: tuple[Sample, ...]
-) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
+def _with_splits(
+    root: Path, kind: Any, names: tuple[str, ...], splits: list[tuple[Sample, ...]], ignored: tuple[Path, ...] = ()
+) -> ImageData:
+    """The data of three splits; validation images stand in for test images where there are none."""
+    train, test, validation = splits
     if validation and not test:
         logger.warning(
-            "%s has no test photos; its %d validation photos are the test set: do not use its figures to "
-            "choose settings",
-            root,
-            len(validation),
+            f"{root} has no test images; its {len(validation)} validation images are the test set: do not use its "
+            "metrics to choose settings"
         )
-        return validation, ()
-    return test, validation
+        test, validation = validation, ()
+    return ImageData(root, kind, names, train, test, validation_split=validation, ignored=ignored)
 
 
 def _listing(names: Sequence[str]) -> str:
@@ -135,26 +125,13 @@ def _listing(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
-def _find(root: Path, names: Iterable[str]) -> Path | None:
-    folders = {folder.name.casefold(): folder for folder in _subfolders(root)}
-    return next((folders[name] for name in names if name in folders), None)
-
-
 def _subfolders(root: Path) -> list[Path]:
     folders = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "__MACOSX"))]
     return sorted(folders, key=lambda path: natural_key(path.name))
 
 
-@dataclass(frozen=True)
-class _Classes:
-    """Images of each class folder, in natural order, and the files that are not used."""
-
-    images: dict[str, list[Path]]
-    ignored: tuple[Path, ...] = ()
-
-
-def _class_images(root: Path) -> _Classes:
-    """What the class folders hold; every class has at least one image."""
+def _class_images(root: Path) -> tuple[dict[str, list[Path]], list[Path]]:
+    """The images of each class folder in natural order, at least one each, and the files that are not used."""
     folders = _subfolders(root)
     if not folders:
         raise DataError(
@@ -165,28 +142,58 @@ def _class_images(root: Path) -> _Classes:
         check_name(folder.name, f"a class folder in {root}")
     files = {folder.name: _files_below(folder) for folder in folders}
     images = {name: [path for path in paths if is_image(path)] for name, paths in files.items()}
-    outside = [path for path in sorted(root.iterdir()) if is_visible(path) and path.is_file()]
-    ignored = [path for paths in files.values() for path in paths if not is_image(path)]
-    empty = [name for name, paths in images.items() if not paths]
-    unread = describe_unread(path for name in empty for path in files[name])
-    remedy = unread or f"add images ({' '.join(suffixes())}) or remove the folders"
-    if len(empty) == len(images):
-        raise DataError(f"{root} has no images in its folders ({_listing(empty)}); {remedy}")
-    if empty:
+    if empty := [name for name, paths in images.items() if not paths]:
+        unsupported = describe_unsupported(path for name in empty for path in files[name])
+        remedy = unsupported or f"add images ({' '.join(suffixes())}) or remove the folders"
         raise DataError(f"class folders with no image in {root}: {_listing(empty)}; {remedy}")
-    return _Classes(images, (*outside, *ignored))
+    ignored = [path for path in sorted(root.iterdir()) if _is_visible(path) and path.is_file()]
+    return images, ignored + [path for paths in files.values() for path in paths if not is_image(path)]
 
 
 def _files_below(folder: Path) -> list[Path]:
-    found: list[Path] = []
+    paths: list[Path] = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [path for path in (Path(parent, name) for name in files) if is_visible(path)]
-    return sorted(found, key=lambda path: natural_key(str(path)))
+        paths += [path for path in (Path(parent, name) for name in files) if _is_visible(path)]
+    return sorted(paths, key=lambda path: natural_key(str(path)))
 
 
-@dataclass(frozen=True)
-class _Row:
+def _is_visible(path: Path) -> bool:
+    """Whether a person put the file there, rather than the operating system."""
+    return not path.name.startswith(".") and path.name.casefold() not in _SYSTEM_FILES
+
+
+def unsupported_images(paths: Iterable[Path]) -> list[Path]:
+    """Those that are images in a format that is not read here."""
+    return [path for path in paths if path.suffix.lower() in _IMAGE_SUFFIXES and not is_image(path)]
+
+
+def describe_unsupported(paths: Iterable[Path]) -> str:
+    """How many images of which formats are not read, and what to do; empty if there are none."""
+    unsupported = unsupported_images(paths)
+    if not unsupported:
+        return ""
+    are = "1 image is" if len(unsupported) == 1 else f"{len(unsupported):,} images are"
+    remedy = f"convert to JPEG (for example: magick mogrify -format jpg *{unsupported[0].suffix})"
+    if any(path.suffix.lower() in HEIC_SUFFIXES for path in unsupported):
+        remedy = f"{HEIC_REMEDY}, or {remedy}"
+    return f"{are} in a format that is not read ({_count_suffixes(unsupported)}); {remedy}"
+
+
+def describe_ignored(paths: Sequence[Path]) -> str:
+    """The rest: images that lie in no class folder, and files that are no images; empty if there are none."""
+    outside = sum(map(is_image, paths))
+    others = [path for path in paths if path.suffix.lower() not in _IMAGE_SUFFIXES and not is_image(path)]
+    text = f"{outside:,} image{'s' if outside > 1 else ''} in no class folder" if outside else ""
+    return ", ".join(filter(None, [text, _count_suffixes(others)]))
+
+
+def _count_suffixes(paths: Iterable[Path]) -> str:
+    counts = Counter(path.suffix or "without a suffix" for path in paths)
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common())
+
+
+class _Row(NamedTuple):
     line: int
     path: Path
     label: str
@@ -194,23 +201,19 @@ class _Row:
 
 
 def read_manifest(file: Path, *, test_fraction: float = 0.2, seed: int = 0) -> ImageData:
-    """A CSV or TSV file; relative paths start at the folder it lies in."""
+    """Read a CSV or TSV file; relative paths start at the folder it lies in."""
     rows = _read_rows(file)
     _check_rows(file, rows)
     if rows[0].split is None:
         in_test = split_classes([row.label for row in rows], test_fraction=test_fraction, seed=seed)
-        parts = ["test" if test else "train" for test in in_test]
-    else:
-        parts = [row.split or "" for row in rows]
+        rows = [row._replace(split="test" if test else "train") for row, test in zip(rows, in_test, strict=True)]
     names = tuple(sorted({row.label for row in rows}, key=natural_key))
-    number = {name: index for index, name in enumerate(names)}
-    pairs = [(part, Sample(row.path, number[row.label])) for part, row in zip(parts, rows, strict=True)]
-    train, test, validation = (
-        tuple(sample for part, sample in pairs if part in known)
-        for known in (TRAIN_NAMES, TEST_NAMES, VALIDATION_NAMES)
-    )
-    test, validation = _test_and_validation(file, test, validation)
-    return ImageData(file, "manifest", names, train, test, validation=validation)
+    index = {name: index for index, name in enumerate(names)}
+    splits = [
+        tuple(Sample(row.path, index[row.label]) for row in rows if row.split in words)
+        for words in (TRAIN_NAMES, TEST_NAMES, VALIDATION_NAMES)
+    ]
+    return _with_splits(file, "manifest", names, splits)
 
 
 def _read_rows(file: Path) -> list[_Row]:
@@ -218,10 +221,12 @@ def _read_rows(file: Path) -> list[_Row]:
         text = read_regular(file, MAX_TEXT_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
-    first = re.split(r"[\r\n]", text, maxsplit=1)[0]
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(file, first))
+    header = re.split(r"[\r\n]", text, maxsplit=1)[0]
+    names = {delimiter: _header_names(header.replace('"', "").split(delimiter)) for delimiter in (",", "\t", ";")}
+    delimiter = next((key for key, value in names.items() if {"path", "label"} <= set(value)), ",")
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
-        rows = list(_rows_under(file, lines))
+        rows = list(_rows_under_header(file, lines))
     except csv.Error as error:
         raise DataError(f"{file} line {lines.line_num}: {error}; are its quotation marks in pairs?") from error
     if not rows:
@@ -229,11 +234,16 @@ def _read_rows(file: Path) -> list[_Row]:
     return rows
 
 
-def _rows_under(file: Path, lines: Any) -> Iterator[_Row]:
-    header = [name.strip().casefold() for name in next(lines)]
+def _header_names(cells: Iterable[str]) -> list[str]:
+    return [cell.strip().casefold() for cell in cells]
+
+
+def _rows_under_header(file: Path, lines: Any) -> Iterator[_Row]:
+    header = _header_names(next(lines, ()))
     column = {name: header.index(name) for name in ("path", "label", "split") if name in header}
-    if not {"path", "label"} <= column.keys():  # a quotation mark that is never closed
-        raise _no_header(file, ",".join(header))
+    if not {"path", "label"} <= column.keys():
+        found = ",".join(header)[:80]
+        raise DataError(f"{file} line 1: expected a header with the columns path and label, got {found!r}")
     for cells in lines:
         if not any(cell.strip() for cell in cells):
             continue
@@ -244,27 +254,15 @@ def _rows_under(file: Path, lines: Any) -> Iterator[_Row]:
         yield _Row(lines.line_num, file.parent / value["path"], value["label"], split)
 
 
-def _delimiter(file: Path, header: str) -> str:
-    for delimiter in (",", "\t", ";"):
-        names = [name.strip().strip('"').casefold() for name in header.split(delimiter)]
-        if "path" in names and "label" in names:
-            return delimiter
-    raise _no_header(file, header)
-
-
-def _no_header(file: Path, header: str) -> DataError:
-    return DataError(f"{file} line 1: expected a header with the columns path and label, got {header[:80]!r}")
-
-
 def _check_rows(file: Path, rows: Sequence[_Row]) -> None:
-    """One error for all mistakes, so that they can be edited in one go."""
+    """Raise one error for all mistakes, so that they can be fixed in one go."""
     first_line: dict[str, int] = {}
     mistakes = []
     for row in rows:
         key = os.path.normpath(row.path)
         if not row.label:
             mistakes.append(f"line {row.line}: the label is empty")
-        if row.split is not None and row.split not in TRAIN_NAMES + TEST_NAMES + VALIDATION_NAMES:
+        if row.split is not None and row.split not in SPLIT_NAMES:
             mistakes.append(f"line {row.line}: unknown split {row.split!r}; expected train, test or val")
         if key in first_line:
             mistakes.append(f"line {row.line}: {row.path} is already on line {first_line[key]}")
@@ -272,9 +270,5 @@ def _check_rows(file: Path, rows: Sequence[_Row]) -> None:
             mistakes.append(f"line {row.line}: {str(row.path)[:300]} does not exist, or is no file")
         first_line.setdefault(key, row.line)
     if mistakes:
-        more = f"\n… and {len(mistakes) - _SHOWN} more" if len(mistakes) > _SHOWN else ""
-        raise DataError(
-            f"{file} has {len(mistakes)} {'mistake' if len(mistakes) == 1 else 'mistakes'}:\n"
-            + "\n".join(mistakes[:_SHOWN])
-            + more
-        )
+        more = [f"… and {len(mistakes) - _SHOWN} more"] if len(mistakes) > _SHOWN else []
+        raise DataError("\n".join([f"{file} has mistakes ({len(mistakes)}):", *mistakes[:_SHOWN], *more]))

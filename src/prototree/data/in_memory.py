@@ -1,7 +1,7 @@
 """Data as people have it in Python: a table, arrays, a dataset of torch or of Hugging Face. No torch here.
 
-Whatever comes becomes a CSV list of photos and, where there are only pixels, a folder of photos beside it, named after
-what is in them. So a run can open its data again, later and in another process, as it opens any other.
+Whatever comes becomes a CSV manifest and, where there are only pixels, a folder of image files beside it, named after
+a digest of the content. So a run can open its data again, later and in another process, as it opens any other.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import csv
 import hashlib
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,133 +16,115 @@ import numpy as np
 from PIL import Image
 
 from prototree.data.dataset import check_name
-from prototree.data.folder import TEST_NAMES, TRAIN_NAMES, VALIDATION_NAMES
+from prototree.data.folder import SPLIT_NAMES, TEST_NAMES, TRAIN_NAMES
 from prototree.data.images import from_pillow
 from prototree.errors import DataError
-from prototree.files import prepared_beside, write_file
-from prototree.inference.inputs import is_frame
+from prototree.io import prepared_beside, write_file
 
 _LIST = "data.csv"
 
-
-@dataclass(frozen=True)
-class _Row:
-    photo: Path | Image.Image
-    label: str
-    split: str  # empty: not given
+Row = tuple[Path | Image.Image, str, str]
+"""An image, its label, and its split; empty: not given."""
 
 
-def write_given(source: Any, folder: Path) -> Path:
-    """A list of the photos in `source`, in a folder of its own below `folder`; the same photos, the same place.
+def write_in_memory(source: Any, folder: Path) -> Path:
+    """Write the images in `source` as a manifest below `folder`; the same images, the same file.
 
-    `source` is a pandas DataFrame (path, label, perhaps split); a pair of photos and labels, where photos are paths,
+    `source` is a pandas DataFrame (path, label, perhaps split); a pair of images and labels, where images are paths,
     PIL images or uint8 arrays; a dataset whose items are such pairs; a Hugging Face dataset with an image column; or a
     mapping from `train` and `test` to any of these.
     """
     digest, lines = hashlib.sha256(), list[tuple[str, str, str]]()
-    with prepared_beside(folder / "given") as waiting:
-        for number, row in enumerate(_rows(source)):
-            path = str(row.photo.resolve()) if isinstance(row.photo, Path) else f"{number:08d}.png"
-            if isinstance(row.photo, Image.Image):
-                row.photo.save(waiting / path, compress_level=1)
-                digest.update(f"{row.photo.size}".encode() + row.photo.tobytes())
-            lines.append((path, row.label, row.split))
+    with prepared_beside(folder / "given") as temporary:
+        for number, (image, label, split) in enumerate(_rows(source)):
+            path = str(image.resolve()) if isinstance(image, Path) else f"{number:08d}.png"
+            if isinstance(image, Image.Image):
+                image.save(temporary / path, compress_level=1)
+                digest.update(f"{image.size}".encode() + image.tobytes())
+            lines.append((path, label, split))
             digest.update(repr(lines[-1]).encode())
         if not lines:
-            raise DataError("expected photos and labels to learn from, got none")
-        write_file(waiting / _LIST, _table(lines))
-        place = folder / digest.hexdigest()[:32]
-        if not place.exists():
+            raise DataError("expected images and labels to train on, got none")
+        text, n_columns = io.StringIO(), 2 + any(split for _, _, split in lines)
+        csv.writer(text, lineterminator="\n").writerows(row[:n_columns] for row in (("path", "label", "split"), *lines))
+        write_file(temporary / _LIST, text.getvalue().encode())
+        target = folder / digest.hexdigest()[:32]
+        if not target.exists():
             with contextlib.suppress(OSError):  # another process may have been faster
-                waiting.rename(place)
-        if not (place / _LIST).exists():
-            raise DataError(f"the photos could not be written to {place}; make room there, or choose another folder")
-        return place / _LIST
+                temporary.rename(target)
+        if not (target / _LIST).exists():
+            raise DataError(f"the images could not be written to {target}; make room there, or choose another folder")
+        return target / _LIST
 
 
-def _table(lines: Sequence[tuple[str, str, str]]) -> bytes:
-    text, has_split = io.StringIO(), any(split for _, _, split in lines)
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("path", "label", "split")[: 2 + has_split])
-    writer.writerows(line[: 2 + has_split] for line in lines)
-    return text.getvalue().encode()
-
-
-def _rows(source: Any) -> Iterator[_Row]:
+def _rows(source: Any) -> Iterator[Row]:
     if isinstance(source, Mapping):
-        _check_parts(source)
+        _check_splits(source)
         for split, part in source.items():
-            yield from (_Row(row.photo, row.label, str(split)) for row in _rows(part))
-    elif is_frame(source):
+            yield from ((image, label, str(split)) for image, label, _ in _rows(part))
+    elif hasattr(source, "columns") and hasattr(source, "itertuples"):  # a DataFrame
         yield from _frame_rows(source)
     elif hasattr(source, "features") and hasattr(source, "column_names"):
-        yield from _table_rows(source)
+        yield from _hugging_face_rows(source)
     elif isinstance(source, tuple) and len(source) == 2:
-        photos, labels = source
-        if len(photos) != len(labels):
-            raise DataError(f"expected a label for each photo, got {len(photos)} photos and {len(labels)} labels")
-        yield from _pairs(zip(photos, labels, strict=True), ())
+        images, labels = source
+        if len(images) != len(labels):
+            raise DataError(f"expected a label for each image, got {len(images)} images and {len(labels)} labels")
+        yield from _pairs(zip(images, labels, strict=True))
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         items = (source[number] for number in range(len(source)))
-        yield from _pairs((_pair(item) for item in items), getattr(source, "classes", ()))
+        yield from _pairs(items, getattr(source, "classes", ()))
     else:
         raise DataError(
-            "expected a path, a DataFrame (path, label), a pair of photos and labels, a dataset, or a mapping from "
+            "expected a path, a DataFrame (path, label), a pair of images and labels, a dataset, or a mapping from "
             f"train and test to these, got {type(source).__name__}"
         )
 
 
-def _check_parts(parts: Mapping[Any, Any]) -> None:
-    """In the user's own words: a list that was written for them says nothing to them."""
-    words = [str(part).casefold() for part in parts]
-    both = any(word in TRAIN_NAMES for word in words) and any(word in TEST_NAMES for word in words)
-    if not both or any(word not in TRAIN_NAMES + TEST_NAMES + VALIDATION_NAMES for word in words):
+def _check_splits(splits: Mapping[Any, Any]) -> None:
+    names = {str(split).casefold() for split in splits}
+    if not names & set(TRAIN_NAMES) or not names & set(TEST_NAMES) or not names <= set(SPLIT_NAMES):
         raise DataError(
-            f"expected the parts train and test (and perhaps val), got {', '.join(map(repr, parts)) or 'none'}; name "
-            "both, or give one part by itself to have a share of each class taken for testing"
+            f"expected the splits train and test (and perhaps val), got {', '.join(map(repr, splits)) or 'none'}; name "
+            "both, or give one by itself to have a fraction of each class taken for testing"
         )
 
 
-def _frame_rows(frame: Any) -> Iterator[_Row]:
+def _frame_rows(frame: Any) -> Iterator[Row]:
     columns = {str(name).strip().casefold(): name for name in frame.columns}
     if missing := [name for name in ("path", "label") if name not in columns]:
-        found = ", ".join(map(str, frame.columns))
+        names = ", ".join(map(str, frame.columns))
         raise DataError(
-            f"expected the columns path and label (and perhaps split), {missing[0]} is missing from {found}"
+            f"expected the columns path and label (and perhaps split), {missing[0]} is missing from {names}"
         )
-    wanted = [frame[columns[name]] for name in ("path", "label", "split") if name in columns]
-    for number, (path, label, *split) in enumerate(zip(*wanted, strict=True)):
-        if split and split[0] != split[0]:  # not a number: what an empty cell becomes
+    values = [frame[columns[name]] for name in ("path", "label", "split") if name in columns]
+    for number, (path, label, *split) in enumerate(zip(*values, strict=True)):
+        if split and split[0] != split[0]:  # NaN: an empty cell
             raise DataError(
                 f"row {number} of the table has an empty split; expected train, test or val, or no such column at all"
             )
-        yield _Row(_path(path), _label(label, ()), str(split[0]) if split else "")
+        yield _path(path), _label(label), str(split[0]) if split else ""
 
 
-def _table_rows(table: Any) -> Iterator[_Row]:
-    """A table of Hugging Face's package: its image column, and its column of classes."""
+def _hugging_face_rows(table: Any) -> Iterator[Row]:
     kinds = {name: type(kind).__name__ for name, kind in table.features.items()}
     image = next((name for name, kind in kinds.items() if kind == "Image"), None)
-    distance_p95 = (name for name in ("label", "labels", "class") if name in kinds)
-    label = next((name for name, kind in kinds.items() if kind == "ClassLabel"), next(distance_p95, None))
+    by_name = next((name for name in ("label", "labels", "class") if name in kinds), None)
+    label = next((name for name, kind in kinds.items() if kind == "ClassLabel"), by_name)
     if image is None or label is None:
         raise DataError(f"expected a column of images and one of labels in the dataset, got {kinds}")
     names = getattr(table.features[label], "names", None) or ()
     yield from _pairs(((row[image], row[label]) for row in table), names)
 
 
-def _pair(item: Any) -> tuple[Any, Any]:
-    if not isinstance(item, tuple | list) or len(item) < 2:
-        raise DataError(f"expected items of the dataset that are a photo and a label, got {type(item).__name__}")
-    return item[0], item[1]
+def _pairs(pairs: Iterable[Any], names: Sequence[Any] = ()) -> Iterator[Row]:
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, tuple | list) or len(pair) < 2:
+            raise DataError(f"expected items of the dataset that are an image and a label, got {type(pair).__name__}")
+        yield _image(pair[0], number), _label(pair[1], names), ""
 
 
-def _pairs(pairs: Iterable[tuple[Any, Any]], names: Sequence[Any]) -> Iterator[_Row]:
-    for number, (photo, label) in enumerate(pairs):
-        yield _Row(_photo(photo, number), _label(label, names), "")
-
-
-def _label(label: Any, names: Sequence[Any]) -> str:
+def _label(label: Any, names: Sequence[Any] = ()) -> str:
     value = label.item() if hasattr(label, "item") else label
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -152,7 +133,7 @@ def _label(label: Any, names: Sequence[Any]) -> str:
     if isinstance(value, int) and names:
         if not 0 <= value < len(names):
             raise DataError(f"expected labels from 0 to {len(names) - 1}, got {value}")
-        value = str(names[value])
+        value = names[value]
     check_name(str(value), "a class")
     return str(value)
 
@@ -162,13 +143,13 @@ def _path(path: Any) -> Path:
     return Path(str(path)).expanduser()
 
 
-def _photo(photo: Any, number: int) -> Path | Image.Image:
-    if isinstance(photo, str | Path):
-        return _path(photo)
-    if isinstance(photo, Image.Image):
-        return from_pillow(photo).image
-    pixels = np.asarray(photo)  # also of a tensor
-    if not isinstance(photo, np.ndarray) and pixels.ndim == 3 and pixels.shape[0] in (1, 3):
+def _image(image: Any, number: int) -> Path | Image.Image:
+    if isinstance(image, str | Path):
+        return _path(image)
+    if isinstance(image, Image.Image):
+        return from_pillow(image).image
+    pixels = np.asarray(image)  # also of a tensor
+    if not isinstance(image, np.ndarray) and pixels.ndim == 3 and pixels.shape[0] in (1, 3):
         pixels = np.moveaxis(pixels, 0, -1)  # tensors have their channels first
     if pixels.dtype.kind == "f" and pixels.size and pixels.min() >= 0 and pixels.max() <= 1:
         pixels = (pixels * 255).round().astype(np.uint8)
@@ -176,7 +157,7 @@ def _photo(photo: Any, number: int) -> Path | Image.Image:
         pixels = pixels[:, :, 0]
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] != 3):
         raise DataError(
-            f"photo {number}: expected a path, a PIL image, 8-bit pixels of height×width×3, or numbers from 0 to 1, "
-            f"got {pixels.dtype} of shape {pixels.shape}; give photos before they are normalised"
+            f"image {number}: expected a path, a PIL image, 8-bit pixels of height×width×3, or numbers from 0 to 1, "
+            f"got {pixels.dtype} of shape {pixels.shape}; give images before they are normalised"
         )
     return Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")

@@ -1,112 +1,76 @@
-"""Looks at the head of every file once, so that a bad one is found before hours of training and not during
-them.
+"""Scan the headers of all files once, so that a bad one is found before hours of training and not during them; and
+digests of files by content.
 
-A file that is missing, empty, no image or too large is left out and listed as a `Problem`. What was learnt
-about the good ones (their size in pixels) is kept in a cache, by path, file size and time of change, so that
-the next look only asks the file system. Bad files are looked at each time, since they may have become
-readable without changing.
+A file that is missing, empty, no image or too large is left out and listed as `Unreadable`. Sizes of images and digests
+of files are cached per folder, by file size and modification time, so that the next scan only asks the file system.
+Unreadable files are scanned each time, since they may have become readable without changing.
 """
 
 import dataclasses
+import hashlib
+import json
 import logging
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-from prototree.backbones.geometry import Size
-from prototree.data.dataset import ImageData, Problem, Sample
-from prototree.data.images import MAX_BYTES, check_header, read_photo
-from prototree.data.stat_cache import THREADS, Row, read_table, table_of, write_table
-from prototree.errors import DataError
-from prototree.files import check_regular
+from prototree.data.dataset import ImageData, Sample, Unreadable
+from prototree.data.images import MAX_BYTES, check_header, load_image
+from prototree.errors import CheckpointError, DataError
+from prototree.io import cache_folder, check_regular, open_regular, remove_leftovers, write_file
 
 logger = logging.getLogger(__name__)
 
-_SHOWN = 5  # problems named in one message
+THREADS = 8  # more than cores: on a slow or remote disk they mostly wait
+SETTLED = 2 * 10**9  # nanoseconds: younger files may change again within one mtime tick, so they are not cached
+_SHOWN = 5  # files named in one message
+_VERSION = 1
 
-
-@dataclass(frozen=True)
-class _Known:
-    """What the cache remembers of a file: its length and time of change, and the upright size of its picture."""
-
-    length: int
-    changed: int
-    size: Size
-
-    @classmethod
-    def from_json(cls, row: Row) -> "_Known":
-        length, changed, width, height = map(int, row)
-        return cls(length, changed, (width, height))
-
-    def to_json(self) -> Row:
-        return [self.length, self.changed, *self.size]
+Row = list[int | str]
+"""What is cached about a file: its length, its modification time, and what was learnt."""
 
 
 def scan_files(data: ImageData, *, strict: bool = False, deep: bool = False) -> ImageData:
-    """The data set with sizes filled in, boxes clipped to their photos, and unusable files moved to `problems`.
+    """Fill in image sizes, clip boxes to their images, and move unusable files to `unreadable`.
 
-    With `deep` every photo is decoded, so that one that breaks off in the middle is found too.
+    With `deep` every image is decoded, so that one that breaks off in the middle is found too.
     """
-    table = table_of("scan", data.root)
-    before = _known(table)
-    samples = data.train + data.test + data.validation
-    after: dict[str, _Known] = {}
-    problems: list[Problem] = []
-    sized: list[Sample | None] = []
-    for sample, found in zip(samples, _look(samples, data.root, before, deep), strict=True):
-        if isinstance(found, Problem):
-            problems.append(found)
-            sized.append(None)
-        else:
-            after[_key(sample, data.root)] = found
-            sized.append(_with_size(sample, found.size))
-    if after != before:
-        write_table(table, {key: value.to_json() for key, value in after.items()})
-    if strict and problems:
-        raise DataError(
-            f"{in_words(data.root, problems)}\n"
-            "repair or remove such files, or open the data without strict to skip them"
-        )
-    parts, start = [], 0
-    for split in (data.train, data.test, data.validation):
-        parts.append(tuple(sample for sample in sized[start : start + len(split)] if sample is not None))
-        start += len(split)
-    return dataclasses.replace(
-        data,
-        train=parts[0],
-        test=parts[1],
-        validation=parts[2],
-        problems=data.problems + tuple(problems),
-    )
+    table = cache_file("scan", data.root)
+    before = read_table(table)
 
-
-def _known(table: Path) -> dict[str, _Known]:
-    try:
-        return {key: _Known.from_json(row) for key, row in read_table(table).items()}
-    except (ValueError, TypeError):
-        return {}  # damaged: look again
-
-
-def _look(samples: Sequence[Sample], root: Path, before: dict[str, _Known], deep: bool) -> list[_Known | Problem]:
-    def look(sample: Sample) -> _Known | Problem:
+    def scan(sample: Sample) -> Row | Unreadable:
         try:
             status = os.stat(sample.path)
             check_regular(status, MAX_BYTES)
-        except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
-            return Problem(sample.path, f"{sample.path} cannot be opened: {getattr(error, 'strerror', error)}")
-        known = before.get(_key(sample, root))
-        if not deep and known is not None and (known.length, known.changed) == (status.st_size, status.st_mtime_ns):
-            return known
-        try:
-            size = read_photo(sample.path).size if deep else check_header(sample.path)
-            return _Known(status.st_size, status.st_mtime_ns, size)
+            stamp: Row = [status.st_size, status.st_mtime_ns]
+            row = before.get(_key(sample, data.root), [])
+            if not deep and row[:2] == stamp and len(row) == 4 and all(isinstance(value, int) for value in row):
+                return row
+            return [*stamp, *(load_image(sample.path).size if deep else check_header(sample.path))]
         except DataError as error:
-            return Problem(sample.path, str(error))
+            return Unreadable(sample.path, str(error))
+        except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+            return Unreadable(sample.path, f"{sample.path} cannot be opened: {getattr(error, 'strerror', error)}")
 
+    splits = (data.train, data.test, data.validation_split)
+    samples = [sample for split in splits for sample in split]
     with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(look, samples))
+        rows = dict(zip(samples, pool.map(scan, samples), strict=True))
+    unreadable = tuple(row for row in rows.values() if isinstance(row, Unreadable))
+    after = {_key(sample, data.root): row for sample, row in rows.items() if isinstance(row, list)}
+    if after != before:
+        write_table(table, after)
+    if strict and unreadable:
+        raise DataError(
+            f"{describe_unreadable(data.root, unreadable)}\n"
+            "repair or remove such files, or open the data without strict to skip them"
+        )
+    sized = {sample: _with_size(sample, row) for sample, row in rows.items() if isinstance(row, list)}
+    train, test, validation = (tuple(sized[sample] for sample in split if sample in sized) for split in splits)
+    unreadable = data.unreadable + unreadable
+    return dataclasses.replace(data, train=train, test=test, validation_split=validation, unreadable=unreadable)
 
 
 def _key(sample: Sample, root: Path) -> str:
@@ -114,17 +78,80 @@ def _key(sample: Sample, root: Path) -> str:
     return path[len(folder) + 1 :] if path.startswith(folder + os.sep) else path
 
 
-def _with_size(sample: Sample, size: Size) -> Sample:
+def _with_size(sample: Sample, row: Row) -> Sample:
+    size = (int(row[2]), int(row[3]))
     box = sample.box.clip(size) if sample.box is not None else None
     if box is not None and min(box.width, box.height) <= 0:
-        logger.warning("%s: its box lies outside the photo of %d x %d and is not used", sample.path, *size)
+        logger.warning("%s: its box lies outside the image of %d x %d and is not used", sample.path, *size)
         box = None
     return dataclasses.replace(sample, size=size, box=box)
 
 
-def in_words(root: Path, problems: Sequence[Problem]) -> str:
+def describe_unreadable(root: Path, unreadable: Sequence[Unreadable]) -> str:
     """How many files cannot be used, and the first of them."""
-    shown = "\n".join(problem.reason for problem in problems[:_SHOWN])
-    more = f"\n… and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-    files = "file" if len(problems) == 1 else "files"
-    return f"{len(problems)} {files} of {root} cannot be used:\n{shown}{more}"
+    shown = "\n".join(file.reason for file in unreadable[:_SHOWN])
+    more = f"\n… and {len(unreadable) - _SHOWN} more" if len(unreadable) > _SHOWN else ""
+    return f"{len(unreadable)} file{'s' * (len(unreadable) > 1)} of {root} cannot be used:\n{shown}{more}"
+
+
+def file_digests(paths: Iterable[Path]) -> dict[Path, str]:
+    """A digest of the bytes of each file, which says what it holds wherever it lies and whenever it was copied."""
+    folders: dict[Path, list[Path]] = {}
+    for path in dict.fromkeys(paths):
+        folders.setdefault(path.parent, []).append(path)
+    digests: dict[Path, str] = {}
+    with ThreadPoolExecutor(THREADS) as pool:
+        for folder, files in folders.items():
+            digests |= _digests_in(folder, files, pool)
+    return digests
+
+
+def _digests_in(folder: Path, paths: Sequence[Path], pool: ThreadPoolExecutor) -> dict[Path, str]:
+    table = cache_file("digests", folder)
+    before = read_table(table)
+
+    def digest(path: Path) -> Row:
+        try:
+            status = os.stat(path)
+            # ctime is set by the system, so that an image replaced by one of the same length and mtime is read again.
+            stamp: Row = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+            row = before.get(path.name, [])
+            if row[:-1] == stamp:
+                return row
+            with open_regular(path, MAX_BYTES) as file:
+                content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        except (OSError, ValueError):  # a path with a zero byte is a ValueError
+            return [f"unreadable {path}"]
+        return [*stamp, content]
+
+    rows, now = dict(zip(paths, pool.map(digest, paths), strict=True)), time.time_ns()
+    after = {path.name: row for path, row in rows.items() if len(row) == 4 and now - int(row[2]) >= SETTLED}
+    if any(before.get(name) != row for name, row in after.items()):
+        write_table(table, before | after)
+    return {path: str(row[-1]) for path, row in rows.items()}
+
+
+def cache_file(kind: str, folder: Path) -> Path:
+    """The file in the user's cache that keeps what is known about the files of a folder."""
+    name = hashlib.blake2b(str(folder.resolve()).encode(errors="surrogatepass"), digest_size=12).hexdigest()
+    return cache_folder() / kind / f"{name}.json"
+
+
+def read_table(file: Path) -> dict[str, Row]:
+    """Read a cached table; empty if it is missing, damaged or of another version."""
+    try:
+        content = json.loads(file.read_bytes())
+        rows = content["files"].items() if content["version"] == _VERSION else ()
+        return {str(key): list(row) for key, row in rows}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def write_table(file: Path, rows: Mapping[str, Row]) -> None:
+    """Replace a cached table atomically; where it cannot be written, the next scan is slower."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(file.parent.glob(".*"))
+        write_file(file, json.dumps({"version": _VERSION, "files": rows}).encode())
+    except (OSError, CheckpointError) as error:
+        logger.debug("what is known about these files could not be kept in %s: %s", file, error)

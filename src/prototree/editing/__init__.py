@@ -1,4 +1,1 @@
-"""A tree edited by hand: edits, the bench that tries them, the session that keeps them, and training further with them.
-
-Imports the pipeline and what lies below.
-"""
+"""Edit a trained tree by hand: edits and their history, applying them on cached features, saving, fine-tuning."""

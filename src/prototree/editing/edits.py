@@ -1,32 +1,30 @@
-"""What can be changed in a tree by hand, as plain data, and the history of it.
+"""Edits of a tree as plain data (replace, exclude, remove, note), and their history with undo and redo.
 
-A node's number is its place in the tree that the edit is made on: after the edits before it, as people see it then.
-Edits are always made in order from the first one, so that says which node is meant.
+An edit names a node by its index in the tree that it is applied to, after all edits before it. In files a node has its
+number instead, which is its index + 1.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from prototree.errors import CheckpointError, ConflictError, EditError
-from prototree.files import expect_version, read_json, write_json
+from prototree.io import expect_version, read_json, write_json
 
-_VERSION = 3
-"""1: nodes had the numbers of the tree before the first edit. 2: there was no checksum."""
+_VERSION = 1
 MAX_NOTE = 200
 MAX_EDITS = 10_000
 
 Region = tuple[float, float, float, float]
-"""Left, top, right, bottom in pixels of the upright photo."""
-
+"""Left, top, right, bottom in pixels of the upright image."""
 Side = Literal["right", "left"]
-"""Which of a node's prototypes: one that asks for presence has only the right one, one that compares has both."""
+"""Which prototype of a node: a presence node has only the right one, a pairwise node has both."""
 
 
 @dataclass(frozen=True)
 class Replace:
-    """The node's prototype, on one side where it has two, becomes this patch of this training photo."""
+    """Make a patch of a training image the prototype of a node, on one side of a pairwise node."""
 
     node: int
     image: str  # relative to the data's root
@@ -34,14 +32,10 @@ class Replace:
     patch: tuple[int, int]  # row and column in the feature map
     side: Side = "right"
 
-    def __post_init__(self) -> None:
-        if self.side not in get_args(Side):
-            raise EditError(f"expected the side 'right' or 'left', got {self.side!r}")
-
 
 @dataclass(frozen=True)
 class Exclude:
-    """No prototype may come from this training photo (`region` None), or from this region of it."""
+    """Exclude a training image (`region` None), or a region of it, as a source of prototypes."""
 
     image: str
     region: Region | None = None
@@ -49,15 +43,15 @@ class Exclude:
 
 @dataclass(frozen=True)
 class Remove:
-    """The node goes and one of its two subtrees takes its place; the other one goes with it."""
+    """Remove a node; the subtree on the side to keep takes its place, the other subtree goes."""
 
     node: int
-    keep: Literal["left", "right"]
+    keep: Side
 
 
 @dataclass(frozen=True)
 class Note:
-    """The user's words about a node; empty words remove the note."""
+    """Name a node in the user's own words; an empty text removes the note."""
 
     node: int
     text: str
@@ -68,42 +62,42 @@ class Note:
 
 
 Edit = Replace | Exclude | Remove | Note
-KINDS: dict[str, type[Edit]] = {"replace": Replace, "exclude": Exclude, "remove": Remove, "note": Note}
-_NAMES = {kind: name for name, kind in KINDS.items()}
+_KINDS: dict[str, type[Edit]] = {"replace": Replace, "exclude": Exclude, "remove": Remove, "note": Note}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def to_json(edit: Edit) -> dict[str, Any]:
-    """As an object whose `edit` names its kind."""
-    return {"edit": _NAMES[type(edit)], **asdict(edit)}
+    """Return the edit as a JSON object whose key `edit` names its kind."""
+    content = {"edit": _NAMES[type(edit)], **asdict(edit)}
+    return content if isinstance(edit, Exclude) else content | {"node": edit.node + 1}
 
 
-def from_json(values: Mapping[str, Any]) -> Edit:
-    """What `to_json` wrote."""
-    content = dict(values)
+def from_json(content: Mapping[str, Any]) -> Edit:
+    """Parse what `to_json` wrote."""
+    values = dict(content)
     try:
-        kind = KINDS[content.pop("edit")]
+        kind = _KINDS[values.pop("edit")]
         for key in ("patch", "region"):
-            if content.get(key) is not None:
-                content[key] = tuple(content[key])
-        return kind(**content)
+            if values.get(key) is not None:
+                values[key] = tuple(values[key])
+        if kind is not Exclude:
+            values["node"] -= 1
+        return kind(**values)
     except (KeyError, TypeError, AttributeError) as error:
-        raise EditError(f"expected an edit such as {to_json(Note(3, 'long beak'))}, got {values} ({error})") from error
+        raise EditError(f"expected an edit such as {to_json(Note(3, 'long beak'))}, got {content} ({error})") from error
 
 
 @dataclass(frozen=True)
 class History:
-    """Edits that are in force, edits that were undone, and how often anything has changed.
+    """Edits that are applied, edits that were undone, and a revision that every change increments."""
 
-    Each change makes a new history of the next revision; a change that was meant for another revision is refused.
-    """
-
-    origin: str  # the fingerprint of the tree that the edits are made on
+    origin: str  # fingerprint of the tree that the edits are applied to
     done: tuple[Edit, ...] = ()
     undone: tuple[Edit, ...] = ()  # the one undone last comes last
     revision: int = 0
 
-    def expect(self, revision: int | None) -> None:
-        """Refuses a change that was decided upon looking at another state."""
+    def check_revision(self, revision: int | None) -> None:
+        """Refuse a change that is based on another revision."""
         if revision is not None and revision != self.revision:
             raise ConflictError(
                 f"expected revision {self.revision}, got {revision}: the tree has been changed meanwhile; "
@@ -126,19 +120,13 @@ class History:
         return replace(self, done=(*self.done, self.undone[-1]), undone=self.undone[:-1], revision=self.revision + 1)
 
     def write(self, path: Path) -> None:
-        """Atomically: a kill leaves the old file or the new one."""
-        content = {
-            "version": _VERSION,
-            "origin": self.origin,
-            "revision": self.revision,
-            "done": [to_json(edit) for edit in self.done],
-            "undone": [to_json(edit) for edit in self.undone],
-        }
-        write_json(path, content)
+        """Write the history atomically."""
+        lists = {key: [to_json(edit) for edit in getattr(self, key)] for key in ("done", "undone")}
+        write_json(path, {"version": _VERSION, "origin": self.origin, "revision": self.revision, **lists})
 
 
 def read_history(path: Path, origin: str) -> History:
-    """The history of a tree; an empty one where there is no file."""
+    """Read the history of the tree with this fingerprint; an empty one if there is no file."""
     if not path.exists():
         return History(origin)
     content = read_json(path)
@@ -149,7 +137,6 @@ def read_history(path: Path, origin: str) -> History:
         )
     try:
         done, undone = (tuple(map(from_json, content[key])) for key in ("done", "undone"))
-        history = History(origin, done, undone, int(content["revision"]))
+        return History(origin, done, undone, int(content["revision"]))
     except (KeyError, TypeError, ValueError, EditError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); restore it from a copy") from error
-    return history

@@ -1,66 +1,56 @@
-"""A tree on the bench: prototypes replaced, sources excluded, nodes removed, and the leaves refitted at once (§7).
+"""Apply edits to a tree on cached features, and refit its leaves without gradients (§7, Eq. 5).
 
-The network stays as it is, so the feature maps of all photos are computed once. An edit changes the distances to one
-prototype. Its reach, then the leaves are fitted again without gradients (Eq. 5), then the usual distances and the
-confidence. A node's number is always its place in the tree of the current state.
+The network stays fixed while a tree is edited, so the feature maps of all images are computed once and an edit costs
+moments. A node is named by its index in the tree of the current state.
 
-Notation used for tensor shapes: M views of photos, C patches of a map.
+Notation used for tensor shapes: M views of images, C patches of a map.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from prototree.backbones.geometry import Box
 from prototree.core.confidence import fit_calibration
-from prototree.core.model import ProtoTree, PrototypeSource
-from prototree.core.patches import NearestPatches, extract_patches
-from prototree.data.dataset import ImageData, Sample, name_in
-from prototree.data.loading import Entry, ViewDataset, Views
-from prototree.data.views import FULL, View, evaluation_views, from_photo, photo_size, to_photo
+from prototree.core.localization import peak_box, peak_places
+from prototree.core.model import NearestPatches, ProtoTree, PrototypeSource, distance_map, extract_patches
+from prototree.core.nodes import PAPER
+from prototree.core.projection import prototype_classes
+from prototree.data.crops import FULL_IMAGE, from_image, image_size, to_image
+from prototree.data.dataset import Sample, image_name
+from prototree.data.loader import Entry, ViewDataset, Views
 from prototree.editing.edits import Edit, Exclude, Note, Region, Remove, Replace, Side
-from prototree.editing.figures import Comparison, Figures, changed_answers, figures_of
-from prototree.editing.reaches import fitted_reach, has_reaches
-from prototree.editing.shown_boxes import shown_box
-from prototree.editing.state import TreeState, copied, routed, with_prototype, with_reach, without_node
+from prototree.editing.state import EditMetrics, TreeState, copy_tree, remove_node, replace_prototype
 from prototree.errors import EditError
 from prototree.features.cache import StoredMaps
-from prototree.training import leaf_training
-from prototree.training.anchored import learn_usual
-from prototree.training.calibrate import FEWEST_HELD
-from prototree.training.projection import prototype_classes
+from prototree.training.calibrate import MIN_HELD_OUT
+from prototree.training.distill import fit_distance_p95
+from prototree.training.paper import refit_leaves
 
-N_SWEEPS = 5  # of Eq. 5 over the training photos after an edit
-_TOUCH = 0.01  # a patch is in a region if this share of either lies in the other
+N_SWEEPS = 5  # of Eq. 5 over the training images after an edit
+_MIN_OVERLAP = 0.01  # a patch is in a region if this fraction of either lies in the other
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One patch of one view of a training photo."""
+    """One patch of one view of a training image."""
 
     image: str
     view: str
     patch: tuple[int, int]
-    box: Region  # in pixels of the photo
+    box: Region  # in pixels of the image
 
-    @property
-    def place(self) -> tuple[str, str, tuple[int, int]]:
-        """Which it is."""
-        return self.image, self.view, self.patch
-
-    def replaces(self, node: int, side: Side = "right") -> Replace:
-        """The edit that puts this patch at a node, on one side where it compares two."""
+    def as_replacement(self, node: int, side: Side = "right") -> Replace:
+        """Return the edit that makes this patch the prototype of a node, on one side of a pairwise node."""
         return Replace(node, self.image, self.view, self.patch, side)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A training patch that could be a prototype."""
+    """A training patch that could become a prototype."""
 
     cell: Cell
     label: int
@@ -68,10 +58,10 @@ class Candidate:
 
 
 class Workbench:
-    """What editing needs: the tree, and the feature maps of training photos and of photos for feedback.
+    """The tree and the cached feature maps of training and validation images.
 
-    `training` holds for each photo the view that prototypes may come from, then the whole photo. `excluded`, `notes`
-    and what leaves were meant to stand for are what earlier editing left.
+    `training` holds for each image the views that prototypes may come from, and the full image, on which leaves are
+    fitted. `excluded`, `notes` and `leaf_classes` come from earlier editing.
     """
 
     def __init__(
@@ -79,293 +69,242 @@ class Workbench:
         tree: ProtoTree,
         root: Path,
         training: StoredMaps,
-        feedback: StoredMaps,
+        validation: StoredMaps,
         source_views: Views,
         *,
         project_within_class: bool = True,
         excluded: tuple[Exclude, ...] = (),
         notes: Mapping[int, str] | None = None,
-        meant: Sequence[int] | None = None,
+        leaf_classes: Sequence[int] | None = None,
     ) -> None:
         if tree.topology.n_nodes == 0:
             raise EditError("expected a tree with at least one prototype, got a single leaf; there is nothing to edit")
-        self.tree, self.root, self.training, self.feedback = tree.eval(), root, training, feedback
-        self._constrain, self._banned_before, self._notes_before = project_within_class, excluded, notes or {}
-        self._meant_before = tree.leaf_logits.argmax(dim=1).cpu() if meant is None else torch.tensor(meant)
+        self.tree, self.root, self.training, self.validation = tree.eval(), root, training, validation
+        self._project_within_class = project_within_class
         self._row = {(self.name(entry.sample), entry.view.name): row for row, entry in enumerate(training.entries)}
-        self._whole = [row for row, entry in enumerate(training.entries) if entry.view == FULL]
-        self._is_source = _are_sources(training.entries, source_views)
-        self._weight = float(tree.leaf_logits.sum()) / len(self._whole)  # how often training counted each photo
+        self._full = [row for row, entry in enumerate(training.entries) if entry.view == FULL_IMAGE]
+        self._is_source = torch.tensor([entry.view in source_views(entry.sample) for entry in training.entries])
+        self._weight = float(tree.leaf_logits.sum()) / len(self._full)  # how often training counted each image
+        # In the paper's trees all radii are equal; they stay so.
+        self._has_radii = tree.node_function != PAPER or bool((tree.radius != 1.0).any())
+        prototypes, leaf_logits = tree.prototypes.detach(), tree.leaf_logits.detach()
+        nearest = training.nearest(prototypes), validation.nearest(prototypes)
+        classes = leaf_logits.argmax(dim=1).cpu() if leaf_classes is None else torch.tensor(leaf_classes)
+        self.start = TreeState(tree, *nearest, leaf_logits, excluded, notes or {}, classes)
 
     def name(self, sample: Sample) -> str:
-        """A photo's name, as in the sources of prototypes."""
-        return name_in(self.root, sample.path)
-
-    @cached_property
-    def start(self) -> TreeState:
-        """The tree as it is, before any edit."""
-        tree, prototypes = self.tree, self.tree.prototypes.detach()
-        return TreeState(
-            tree,
-            self.training.nearest(prototypes),
-            self.feedback.nearest(prototypes),
-            tree.leaf_logits.detach(),
-            self._banned_before,
-            self._notes_before,
-            self._meant_before,
-        )
+        """Return an image's name as in the sources of prototypes."""
+        return image_name(self.root, sample.path)
 
     def apply(self, state: TreeState, edit: Edit) -> TreeState:
-        """The state after an edit, with its leaves refitted."""
+        """Return the state after an edit, with its leaves refitted."""
         if not isinstance(edit, Exclude):
-            state.expect(edit.node)
+            state.check_node(edit.node)
         match edit:
             case Note():
                 notes = {**state.notes, edit.node: edit.text}
                 return replace(state, notes={node: text for node, text in notes.items() if text})
             case Replace():
-                return self._refitted(self._replaced(state, edit))
+                row = state.prototype_row(edit.node, edit.side)
+                cell = self.cell(edit.image, edit.view, edit.patch)
+                if self.is_excluded(state, cell):
+                    raise EditError(f"{edit.image} is excluded there; choose another patch, or undo the exclusion")
+                return self._refit(self._replace(state, row, cell))
             case Exclude():
-                return self._refitted(self._banned(state, edit))
+                return self._refit(self._exclude(state, edit))
             case Remove():
-                return self._refitted(without_node(state, edit))
+                return self._refit(remove_node(state, edit))
 
-    def locate(self, image: str, region: Region, view: str = FULL.name) -> Cell:
-        """The patch of a view that lies nearest to a region of the photo."""
-        entry = self.entry(image, view)
-        box = Box(*region)
-        x, y = ((box.left + box.right) / 2, (box.top + box.bottom) / 2)
-        across, down = from_photo((x, y), entry.view, photo_size(entry.sample), self.tree.preprocessing)
-        return self._cell(entry, *self.tree.grid.nearest(across, down))
+    def metrics(self, state: TreeState) -> EditMetrics:
+        """Compute metrics of a state on the validation images."""
+        return state.metrics(self.validation.labels)
 
-    def candidates(self, state: TreeState, node: int, n: int = 12, side: Side = "right") -> tuple[Candidate, ...]:
-        """The nearest allowed patches to a node's prototype, one per photo, nearest first.
-
-        If a node compares two and sources are constrained, they are of the classes on the prototype's side. For a
-        single prototype all classes are shown, since a class that does not belong there is what people look for.
-        """
-        prototype = state.prototype(node, side)
-        nearest = self._allowed(state, prototype)
-        distance = nearest.distance[:, 0]
-        if state.tree.question.kind == "pairwise":
-            distance = self._of_its_classes(state.tree, prototype, distance)
-        return self._nearest_first(state.tree, prototype, distance, nearest.patch[:, 0], n)
-
-    def all_candidates(self, state: TreeState, prototype: int, n: int = 12) -> tuple[Candidate, ...]:
-        """The nearest patches to any prototype, excluded ones and all, at no cost: the state knows their distances."""
-        distance = state.training.distance[:, prototype].masked_fill(~self._is_source, torch.inf)
-        return self._nearest_first(state.tree, prototype, distance, state.training.patch[:, prototype], n)
-
-    def _nearest_first(
-        self, tree: ProtoTree, prototype: int, distance: Float[Tensor, " M"], patch: Int[Tensor, " M"], n: int
-    ) -> tuple[Candidate, ...]:
-        nearest_view: dict[int, int] = {}  # of each photo
-        for row in distance.argsort(stable=True).tolist():
-            if len(nearest_view) == n or not torch.isfinite(distance[row]):
-                break
-            nearest_view.setdefault(self.training.entries[row].sample_index, row)
-        return tuple(
-            Candidate(
-                self._cell(entry := self.training.entries[row], *self.tree.grid.place(int(patch[row]))),
-                entry.sample.label,
-                float(tree.similarity(distance[row][None], [prototype])[0]),
-            )
-            for row in nearest_view.values()
-        )
-
-    def cell(self, image: str, view: str, patch: tuple[int, int]) -> Cell:
-        """A patch by its place in the map of a view."""
-        return self._cell(self.entry(image, view), *patch)
-
-    def map_of(self, cell: Cell) -> Float[Tensor, "1 D H W"]:
-        """The feature map that a patch is in."""
-        return self.training.maps([self._row[cell.image, cell.view]])
-
-    def shown(self, state: TreeState, prototype: int, cell: Cell) -> Region:
-        """What people are shown of a patch that was found for a prototype."""
-        source = state.tree.sources[prototype]
-        if source is not None and source.shown and (source.image, source.view, source.patch) == cell.place:
-            return source.shown
-        return self._shown(state.tree, prototype, state.tree.prototypes.detach()[prototype], cell)
-
-    def _shown(self, tree: ProtoTree, prototype: int, vector: Float[Tensor, "D H1 W1"], cell: Cell) -> Region:
-        entry, reach = self.entry(cell.image, cell.view), float(tree.reach[prototype])
-        return shown_box(tree, entry, self.map_of(cell), vector, reach, cell.patch)
-
-    def is_banned(self, state: TreeState, cell: Cell) -> bool:
-        """Whether a patch may not be a prototype."""
-        return any(exclude.image == cell.image and _overlaps(exclude.region, cell.box) for exclude in state.excluded)
-
-    def figures(self, state: TreeState) -> Figures:
-        """The numbers of a state on the photos of the feedback."""
-        return figures_of(state.tree, state.decisions, self.feedback.labels)
-
-    def compare(self, before: TreeState, after: TreeState) -> Comparison:
-        """What lies between two states."""
-        changed = changed_answers(before.decisions, after.decisions, self.feedback.labels)
-        return Comparison(self.figures(before), self.figures(after), changed)
+    # ---- patches
 
     def has(self, image: str, view: str) -> bool:
-        """Whether there is such a view of a training photo."""
+        """Tell whether there is such a view of a training image."""
         return (image, view) in self._row
 
     def entry(self, image: str, view: str) -> Entry:
-        """A view of a training photo."""
+        """Return a view of a training image."""
         row = self._row.get((image, view))
         if row is None:
             raise EditError(
-                f"expected a training photo, got {image!r} in the view {view!r}; there is none of that name"
+                f"expected a training image, got {image!r} in the view {view!r}; there is none of that name"
             )
         return self.training.entries[row]
+
+    def cell(self, image: str, view: str, patch: tuple[int, int]) -> Cell:
+        """Return a patch by its row and column in the map of a view."""
+        return self._cell(self.entry(image, view), *patch)
+
+    def locate(self, image: str, region: Region, view: str = FULL_IMAGE.name) -> Cell:
+        """Return the patch of a view that is nearest to a region of the image."""
+        entry = self.entry(image, view)
+        center = ((region[0] + region[2]) / 2, (region[1] + region[3]) / 2)
+        x, y = from_image(center, entry.view, image_size(entry.sample), self.tree.preprocessing)
+        return self._cell(entry, *self.tree.grid.nearest(x, y))
+
+    def candidates(
+        self, state: TreeState, node: int, n: int = 12, side: Side = "right", *, with_excluded: bool = False
+    ) -> tuple[Candidate, ...]:
+        """Find the training patches nearest to a node's prototype, one per image, nearest first.
+
+        For a pairwise node they are of the classes on the prototype's side, if projection is constrained to classes.
+        For a presence node all classes are shown, since a class that does not belong there reveals a shortcut. With
+        excluded ones they come from cached distances, of all classes.
+        """
+        row = state.prototype_row(node, side)
+        distance, patch = state.training.distance[:, row], state.training.patch[:, row]
+        distance = distance.masked_fill(~self._is_source, torch.inf)
+        if not with_excluded:
+            distance, patch = self._nearest_allowed(state, row)
+            if state.tree.node_function.kind == "pairwise":
+                distance = self._within_class(state.tree, row, distance)
+        views: dict[int, int] = {}  # the nearest of each image
+        for view in distance.argsort(stable=True).tolist():
+            if len(views) == n or not torch.isfinite(distance[view]):
+                break
+            views.setdefault(self.training.entries[view].sample_index, view)
+        candidates = []
+        for view in views.values():
+            entry, similarity = self.training.entries[view], state.tree.similarity(distance[view][None], [row])
+            cell = self._cell(entry, *self.tree.grid.place(int(patch[view])))
+            candidates.append(Candidate(cell, entry.sample.label, float(similarity[0])))
+        return tuple(candidates)
+
+    def is_excluded(self, state: TreeState, cell: Cell) -> bool:
+        """Tell whether a patch may not become a prototype."""
+        return any(exclude.image == cell.image and _overlaps(exclude.region, cell.box) for exclude in state.excluded)
+
+    def map_of(self, cell: Cell) -> Float[Tensor, "1 D H W"]:
+        """Return the feature map that a patch is in."""
+        return self.training.maps([self._row[cell.image, cell.view]])
+
+    def display_box(self, state: TreeState, row: int, cell: Cell) -> Region:
+        """Return the box that pages show of a patch that matches a prototype."""
+        source, key = state.tree.sources[row], (cell.image, cell.view, cell.patch)
+        if source is not None and source.display_box and (source.image, source.crop, source.patch) == key:
+            return source.display_box
+        return self._display_box(state.tree, row, state.tree.prototypes.detach()[row], cell)
+
+    @torch.no_grad()
+    def _display_box(self, tree: ProtoTree, row: int, vector: Float[Tensor, "D H1 W1"], cell: Cell) -> Region:
+        """Localize the match around the nearest patch, in pixels of the image, as reports do."""
+        entry, nearest = self.entry(cell.image, cell.view), torch.tensor([tree.grid.number(*cell.patch)])
+        dists = distance_map(self.map_of(cell), vector[None])[0] / (float(tree.radius[row]))
+        y, x = peak_places(dists, nearest, tree.grid.rows_per_crop)
+        box = peak_box(tree.grid, float(y), float(x))
+        return to_image(box, entry.view, image_size(entry.sample), tree.preprocessing).edges
 
     def _cell(self, entry: Entry, row: int, column: int) -> Cell:
         grid = self.tree.grid
         if not grid.holds(row, column):
             raise EditError(f"expected a patch in a map of {grid.rows}×{grid.columns}, got row {row}, column {column}")
-        box = to_photo(grid.box(row, column), entry.view, photo_size(entry.sample), self.tree.preprocessing)
+        box = to_image(grid.box(row, column), entry.view, image_size(entry.sample), self.tree.preprocessing)
         return Cell(self.name(entry.sample), entry.view.name, (row, column), box.edges)
 
-    def _forbidden(self, excluded: Sequence[Exclude]) -> dict[int, Bool[Tensor, " C"]]:
-        """Excluded patches of each view that has some."""
-        grid = self.tree.grid
-        places = [grid.place(patch) for patch in range(grid.n_patches)]
-        masks: dict[int, Tensor] = {}
-        for (image, _), row in self._row.items():
-            regions = [exclude.region for exclude in excluded if exclude.image == image]
-            if regions:
-                boxes = [self._cell(self.training.entries[row], *place).box for place in places]
-                masks[row] = torch.tensor([any(_overlaps(region, box) for region in regions) for box in boxes])
-        return masks
+    def _nearest_allowed(self, state: TreeState, row: int) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
+        """Find each view's nearest patch that is not excluded; infinitely far in views that are no sources."""
+        excluded, cells = {exclude.image for exclude in state.excluded}, self.tree.grid
+        masks: dict[int, Bool[Tensor, " C"]] = {}
+        for view, entry in enumerate(self.training.entries):
+            if self.name(entry.sample) in excluded:
+                patches = (self._cell(entry, *cells.place(patch)) for patch in range(cells.n_patches))
+                masks[view] = torch.tensor([self.is_excluded(state, patch) for patch in patches])
+        nearest = self.training.nearest(state.tree.prototypes.detach()[row : row + 1], masks)
+        return nearest.distance[:, 0].masked_fill(~self._is_source, torch.inf), nearest.patch[:, 0]
 
-    def _allowed(self, state: TreeState, prototype: int) -> NearestPatches:
-        """Each view's nearest patch that is not excluded; infinitely far in views that are no sources."""
-        own = state.tree.prototypes.detach()[prototype : prototype + 1]
-        nearest = self.training.nearest(own, self._forbidden(state.excluded))
-        return NearestPatches(nearest.distance.masked_fill(~self._is_source[:, None], torch.inf), nearest.patch)
-
-    def _of_its_classes(self, tree: ProtoTree, prototype: int, distance: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
-        """Infinitely far for other classes than may be the source (Eq. S1), if sources are constrained."""
-        if not self._constrain:
+    def _within_class(self, tree: ProtoTree, row: int, distance: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
+        """Set other classes than the source may have (Eq. S1) infinitely far, if projection is constrained."""
+        if not self._project_within_class:
             return distance
-        other_class = ~prototype_classes(tree)[prototype, self.training.labels]
+        other_class = ~prototype_classes(tree)[row, self.training.labels]
         constrained = distance.masked_fill(other_class, torch.inf)
         # As in projection: where no patch of these classes is left, any class will do.
         return constrained if torch.isfinite(constrained).any() else distance
 
-    def _replaced(self, state: TreeState, edit: Replace) -> TreeState:
-        prototype = state.prototype(edit.node, edit.side)
-        cell = self._cell(self.entry(edit.image, edit.view), *edit.patch)
-        if self.is_banned(state, cell):
-            raise EditError(f"{edit.image} is excluded there; choose another patch, or undo the exclude")
-        return self._with_prototype(state, prototype, cell)
+    # ---- edits
 
-    def _with_prototype(self, state: TreeState, prototype: int, cell: Cell) -> TreeState:
-        row = self._row[cell.image, cell.view]
-        old, entry = state.tree.prototypes.detach()[prototype], self.training.entries[row]
-        patches = extract_patches(self._exact_map(row), (old.shape[1], old.shape[2]))[0]
-        # Patches are flattened as prototypes are: depth, then height, then width.
-        vector = patches[self.tree.grid.number(*cell.patch)].view_as(old)
-        region = entry.view.region
+    def _replace(self, state: TreeState, row: int, cell: Cell) -> TreeState:
+        view, grid = self._row[cell.image, cell.view], self.tree.grid
+        old, entry = state.tree.prototypes.detach()[row], self.training.entries[view]
+        patches = extract_patches(self._exact_map(view), (old.shape[1], old.shape[2]))[0]
+        # Patches are flattened as prototypes are: channels, then height, then width.
+        vector = patches[grid.number(*cell.patch)].view_as(old)
         source = PrototypeSource(
             image=cell.image,
-            label=entry.sample.label,
-            view=cell.view,
+            crop=cell.view,
             patch=cell.patch,
-            box=cell.box,
+            patch_box=cell.box,
+            label=entry.sample.label,
             distance=float(torch.linalg.vector_norm(vector - old)),
-            region=region.edges if region is not None else None,
+            crop_region=entry.view.region.edges if entry.view.region is not None else None,
             flip=entry.view.flip,
-            shown=self._shown(state.tree, prototype, vector, cell),
+            display_box=self._display_box(state.tree, row, vector, cell),
         )
-        training, feedback = (maps.nearest(vector[None]) for maps in (self.training, self.feedback))
+        training, validation = (maps.nearest(vector[None]) for maps in (self.training, self.validation))
         if self.training.is_rounded:
-            training.distance[row], training.patch[row] = 0.0, self.tree.grid.number(*cell.patch)
-        return self._with_fitted_reach(with_prototype(state, prototype, vector, source, training, feedback), prototype)
+            training.distance[view], training.patch[view] = 0.0, grid.number(*cell.patch)
+        return replace_prototype(state, row, vector, source, training, validation)
 
     @torch.no_grad()
-    def _exact_map(self, row: int) -> Float[Tensor, "1 D H W"]:
-        """The feature map that a prototype is cut from: the network's own, so that it finds itself at distance 0."""
+    def _exact_map(self, view: int) -> Float[Tensor, "1 D H W"]:
+        """Compute the feature map without rounding, so that a prototype cut from it has distance 0 to its image."""
         if not self.training.is_rounded:
-            return self.training.maps([row])
-        entry = self.training.entries[row]
+            return self.training.maps([view])
+        entry = self.training.entries[view]
         image = ViewDataset([entry.sample], lambda _: (entry.view,), self.tree.preprocessing)[0].image
         return self.tree.features(image[None].to(self.tree.prototypes.device)).cpu()  # type: ignore[no-any-return]
 
-    def _with_fitted_reach(self, state: TreeState, prototype: int) -> TreeState:
-        """Of one that stands alone. The leaves still say which classes are on which side; they are fitted later."""
-        if state.tree.question.kind == "pairwise" or not has_reaches(state.tree):
-            return state
-        distance, labels = state.training.distance[self._whole, prototype], self.training.labels[self._whole]
-        reach = fitted_reach(state.tree, prototype, distance, labels)
-        return with_reach(state, prototype, reach) if reach is not None else state
-
-    def _banned(self, state: TreeState, edit: Exclude) -> TreeState:
-        """Prototypes that come from there are projected again (Eq. 6, S1), onto what is still allowed."""
+    def _exclude(self, state: TreeState, edit: Exclude) -> TreeState:
+        """Project the prototypes that come from an excluded region again (Eq. 6, S1), onto what is still allowed."""
         if not any(image == edit.image for image, _ in self._row):
-            raise EditError(f"expected a training photo, got {edit.image!r}; there is none of that name")
+            raise EditError(f"expected a training image, got {edit.image!r}; there is none of that name")
         state = replace(state, excluded=(*state.excluded, edit))
-        for prototype, source in enumerate(state.tree.sources):
-            if source is None or source.image != edit.image or not _overlaps(edit.region, source.box):
+        for row, source in enumerate(state.tree.sources):
+            if source is None or source.image != edit.image or not _overlaps(edit.region, source.patch_box):
                 continue
-            nearest = self._allowed(state, prototype)
-            distance = self._of_its_classes(state.tree, prototype, nearest.distance[:, 0])
-            row = int(distance.argmin())
-            if not torch.isfinite(distance[row]):
-                raise EditError(f"no patch would be left for {state.words_for(prototype)}; undo some exclusions first")
-            place = self.tree.grid.place(int(nearest.patch[row, 0]))
-            state = self._with_prototype(state, prototype, self._cell(self.training.entries[row], *place))
+            distance, patches = self._nearest_allowed(state, row)
+            distance = self._within_class(state.tree, row, distance)
+            view = int(distance.argmin())
+            if not torch.isfinite(distance[view]):
+                number = state.tree.node_of(row)[0] + 1
+                raise EditError(f"no patch would be left for question {number}; undo some exclusions first")
+            patch = self.tree.grid.place(int(patches[view]))
+            state = self._replace(state, row, self._cell(self.training.entries[view], *patch))
         return state
 
     @torch.no_grad()
-    def _refitted(self, state: TreeState) -> TreeState:
-        """Leaves whose photos are others now start from nothing, the rest from where training left them."""
-        tree = copied(state.tree)
+    def _refit(self, state: TreeState) -> TreeState:
+        """Refit the leaves by Eq. 5, then the distances that are usual on each side, then the calibration.
+
+        Leaves that other images reach now start from zero, the rest from where training left them.
+        """
+        tree = copy_tree(state.tree)
         tree.leaf_logits.data = state.leaf_start.clone()
-        whole = NearestPatches(state.training.distance[self._whole], state.training.patch[self._whole])
-        through, labels = routed(tree, whole), self.training.labels[self._whole]
+        full = NearestPatches(state.training.distance[self._full], state.training.patch[self._full])
+        output, labels = tree.forward_distances(full), self.training.labels[self._full]
         for _ in range(N_SWEEPS):
-            leaf_training.refit_leaves(tree, lambda visit: visit(through, labels))
+            refit_leaves(tree, iter([(output, labels)]))
             tree.leaf_logits.mul_(self._weight)
-        if has_reaches(tree):
-            learn_usual(tree, [(state.training.distance[self._is_source], self.training.labels[self._is_source])])
-        return self._as_sure_as_right(replace(state, tree=tree))
-
-    def _as_sure_as_right(self, state: TreeState) -> TreeState:
-        """Confidence fitted again, where it was fitted, on the photos of the feedback: the tree has not learned
-        them."""
-        decisions, labels = state.decisions, self.feedback.labels
-        if not state.tree.calibration.n_photos or len(labels) < FEWEST_HELD:
+        if self._has_radii:
+            fit_distance_p95(tree, [(state.training.distance[self._is_source], self.training.labels[self._is_source])])
+        state = replace(state, tree=tree)
+        labels, prediction = self.validation.labels, state.prediction
+        if not tree.calibration.n_images or len(labels) < MIN_HELD_OUT:
             return state
-        tree, is_right = copied(state.tree), decisions.labels("greedy") == labels
-        tree.calibration = fit_calibration(decisions.margin, decisions.ood_score, is_right)
-        return replace(state, tree=tree)
-
-
-def training_set(data: ImageData, tree: ProtoTree, source_views: Views) -> ViewDataset:
-    """The views of training photos that prototypes may come from, and the whole photos, on which leaves are fitted."""
-
-    def views(sample: Sample) -> tuple[View, ...]:
-        own = tuple(source_views(sample))
-        return own if FULL in own else (*own, FULL)
-
-    return ViewDataset(data.train, views, tree.preprocessing)
-
-
-def photo_set(samples: Sequence[Sample], tree: ProtoTree) -> ViewDataset:
-    """Whole photos."""
-    return ViewDataset(samples, evaluation_views, tree.preprocessing)
-
-
-def _are_sources(entries: Sequence[Entry], source_views: Views) -> Bool[Tensor, " M"]:
-    """Which views prototypes may come from; the whole photos among them are there for the leaves, too."""
-    return torch.tensor([entry.view in source_views(entry.sample) for entry in entries])
+        calibrated = copy_tree(tree)  # the validation images were not trained on, so confidence can be fitted on them
+        is_correct = prediction.labels("greedy") == labels
+        calibrated.calibration = fit_calibration(prediction.margin, prediction.ood_score, is_correct)
+        return replace(state, tree=calibrated)
 
 
 def _overlaps(region: Region | None, box: Region) -> bool:
-    """Whether a box lies in an excluded region, be it in part."""
+    """Tell whether a box lies in an excluded region, even in part."""
     if region is None:
         return True
     across = min(region[2], box[2]) - max(region[0], box[0])
     down = min(region[3], box[3]) - max(region[1], box[1])
-    smaller = min((edge[2] - edge[0]) * (edge[3] - edge[1]) for edge in (region, box))
-    return across > 0 and down > 0 and across * down > _TOUCH * smaller
+    smaller = min((edges[2] - edges[0]) * (edges[3] - edges[1]) for edges in (region, box))
+    return across > 0 and down > 0 and across * down > _MIN_OVERLAP * smaller

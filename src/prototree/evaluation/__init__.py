@@ -1,4 +1,1 @@
-"""How good a tree is: metrics, mistakes, votes of several trees, tables and plots.
-
-Imports training and what lies below.
-"""
+"""Evaluation: metrics, wrong predictions, ensembles, out-of-distribution images, prototype quality, tables, plots."""

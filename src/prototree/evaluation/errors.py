@@ -1,12 +1,11 @@
-"""Where wrong answers come from: the node at which an image left the path of its true class (§1, §5.3).
+"""Wrong predictions: the node at which each image left the path of its true class (§1, §5.3), and labelled accuracy.
 
 Notation used for tensor shapes: B batch, N nodes, L leaves.
 """
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, astuple, dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -14,125 +13,117 @@ from jaxtyping import Int
 from torch import Tensor
 
 from prototree.core.model import ProtoTree
-from prototree.core.strategies import Strategy
+from prototree.core.topology import Strategy
+from prototree.evaluation.schema import ImageError, NodeErrors
+from prototree.evaluation.tables import Table, accuracy_table, percent
 from prototree.features.cache import MapBatch
-from prototree.training import distributed
 
-
-@dataclass(frozen=True)
-class Mistake:
-    """One wrong answer. `node` is None if no leaf has the true class, so that no path could have been right."""
-
-    place: int  # in the data
-    label: int
-    answer: int
-    node: int | None
-    goes_right: bool
-    p_right: float | None  # at the node; above 0.5 speaks for right
-    margin: float | None  # log-probability of the path taken minus that of the best path to the true class
-
-
-@dataclass(frozen=True)
-class NodeBlame:
-    """How many wrong turns a node has taken."""
-
-    node: int
-    n_errors: int
-    n_goes_right: int  # found the prototype where it should not have, or was nearer to the right one of two
-    mean_abs_margin: float  # of the probability of going right; small: the decisions were close
+_NAMES = 3  # unknown labels that are named
 
 
 class ErrorCollector:
-    """Collects every wrong answer of a tree from the feature maps that pass through it."""
+    """Collects every wrong prediction of a tree from the feature maps that pass through it."""
 
     def __init__(self, tree: ProtoTree, strategy: Strategy = "greedy") -> None:
         self._tree, self._strategy = tree, strategy
-        self._majority, self._table = tree.leaf_logits.detach().argmax(dim=1), tree.leaf_table()
-        self._paths = torch.as_tensor(tree.topology.paths.copy(), device=self._majority.device)
-        self._turns = torch.as_tensor(tree.topology.goes_right.copy(), device=self._majority.device)
-        self.mistakes: list[Mistake] = []
+        self._leaf_labels, self._table = tree.leaf_logits.detach().argmax(dim=1), tree.leaf_table()
+        self.errors: list[ImageError] = []
 
     def watch(self, maps: Iterable[MapBatch]) -> Iterator[MapBatch]:
-        """Passes the maps on, so that they need to be computed only once."""
-        for feature_map, labels, places in maps:
-            self.look(feature_map, labels, places)
-            yield feature_map, labels, places
+        """Pass the maps on, so that they need to be computed only once."""
+        for feature_map, labels, indices in maps:
+            self.update(feature_map, labels, indices)
+            yield feature_map, labels, indices
 
     @torch.no_grad()
-    def look(self, feature_map: Tensor, labels: Int[Tensor, " B"], places: Int[Tensor, " B"]) -> None:
-        """Notes the wrong answers of one batch."""
-        routed = self._tree.route(feature_map)
-        decisions = self._tree.decide(routed, self._table)
-        answers, leaves = decisions.labels(self._strategy), decisions.path(self._strategy).leaf
+    def update(self, feature_map: Tensor, labels: Int[Tensor, " B"], indices: Int[Tensor, " B"]) -> None:
+        """Collect the wrong predictions of one batch."""
+        routed = self._tree.forward_features(feature_map)
+        predicted = self._tree.decode(routed, self._table)
+        answers, leaves = predicted.labels(self._strategy), predicted.path(self._strategy).leaf
         for i in torch.nonzero(answers != labels)[:, 0].tolist():
             label, leaf, log_probs = int(labels[i]), int(leaves[i]), routed.log_path_probs[i]
-            right_leaf = self._best_leaf_of(label, log_probs)
-            self.mistakes.append(
-                Mistake(
-                    place=int(places[i]),
-                    label=label,
-                    answer=int(answers[i]),
-                    margin=float(log_probs[leaf] - log_probs[right_leaf]) if right_leaf is not None else None,
-                    **self._split(leaf, right_leaf, routed.p_right[i]),
-                )
-            )
+            node, goes_right, p_right, margin = None, False, None, None
+            right_leaves = torch.nonzero(self._leaf_labels == label)[:, 0]
+            if len(right_leaves):
+                right_leaf = int(right_leaves[log_probs[right_leaves].argmax()])
+                margin = float(log_probs[leaf] - log_probs[right_leaf])
+                node, goes_right = self._parting(leaf, right_leaf)
+                p_right = float(routed.p_right[i, node])
+            self.errors.append(ImageError(label, int(answers[i]), node, goes_right, p_right, margin, int(indices[i])))
 
-    def gather(self) -> None:
-        """In several processes: from now on all know the mistakes of all, in the order of the data."""
-        rows = [[float("nan") if value is None else float(value) for value in astuple(m)] for m in self.mistakes]
-        own = torch.tensor(rows, dtype=torch.float64).view(-1, len(fields(Mistake)))
-        every = sorted(row for part in distributed.gather(own) for row in part.tolist())
-        self.mistakes = [_mistake(*row) for row in every]
+    def _parting(self, leaf: int, other: int) -> tuple[int, bool]:
+        """The node at which the paths to two leaves part, and which way the first one goes."""
+        paths, turns = self._tree.topology.paths, self._tree.topology.goes_right
+        together = (paths[leaf] == paths[other]) & (turns[leaf] == turns[other])
+        depth = int(together.cumprod().sum())
+        return int(paths[leaf, depth]), bool(turns[leaf, depth])
 
-    def blame(self) -> list[NodeBlame]:
-        """Nodes by how many mistakes they are responsible for, most first."""
-        by_node: dict[int, list[Mistake]] = {}
-        for mistake in self.mistakes:
-            if mistake.node is not None:
-                by_node.setdefault(mistake.node, []).append(mistake)
-        counted = Counter({node: len(found) for node, found in by_node.items()})
-        return [
-            NodeBlame(
+    def by_node(self) -> list[NodeErrors]:
+        """Count the errors that each node is responsible for, most first."""
+        errors: dict[int, list[ImageError]] = {}
+        for error in self.errors:
+            if error.node is not None:
+                errors.setdefault(error.node, []).append(error)
+        counts = [
+            NodeErrors(
                 node,
-                count,
-                sum(mistake.goes_right for mistake in by_node[node]),
-                sum(abs((mistake.p_right or 0.0) - 0.5) for mistake in by_node[node]) / count,
+                len(own),
+                sum(error.goes_right for error in own),
+                sum(abs((error.p_right or 0.0) - 0.5) for error in own) / len(own),
             )
-            for node, count in sorted(counted.items(), key=lambda item: (-item[1], item[0]))
+            for node, own in errors.items()
         ]
+        return sorted(counts, key=lambda own: (-own.n_errors, own.node))
 
     def to_json(self) -> dict[str, Any]:
+        """The content of errors.json, where nodes are counted from 1."""
+        images = [asdict(error) for error in sorted(self.errors, key=lambda error: error.index)]
+        nodes = [asdict(own) for own in self.by_node()]
+        for entry in (*images, *nodes):
+            entry["node"] = None if entry["node"] is None else entry["node"] + 1
         return {
             "strategy": self._strategy,
-            "question": self._tree.question.kind,
-            "nodes": [asdict(blame) for blame in self.blame()],
-            "images": [asdict(mistake) for mistake in self.mistakes],
+            "node_kind": self._tree.node_function.kind,
+            "nodes": nodes,
+            "images": images,
         }
 
-    def _best_leaf_of(self, label: int, log_probs: Tensor) -> int | None:
-        own = torch.nonzero(self._majority == label)[:, 0]
-        return int(own[log_probs[own].argmax()]) if len(own) else None
 
-    def _split(self, leaf: int, right_leaf: int | None, p_right: Tensor) -> dict[str, Any]:
-        """The node at which the two paths part, and what was found there."""
-        if right_leaf is None:
-            return {"node": None, "goes_right": False, "p_right": None}
-        together = (self._paths[leaf] == self._paths[right_leaf]) & (self._turns[leaf] == self._turns[right_leaf])
-        depth = int(together.int().cumprod(dim=0).sum())
-        node = int(self._paths[leaf, depth])
-        return {"node": node, "goes_right": bool(self._turns[leaf, depth]), "p_right": float(p_right[node])}
+@dataclass
+class LabelledAccuracy:
+    """Accuracy of predictions beside the labels of a list; a prediction of None is an abstention."""
 
+    class_names: Sequence[str]
+    pairs: Counter[tuple[str, str | None]] = field(default_factory=Counter)  # label and prediction
+    unknown: Counter[str] = field(default_factory=Counter)  # labels that the tree has no class for
 
-def _mistake(
-    place: float, label: float, answer: float, node: float, goes_right: float, p_right: float, margin: float
-) -> Mistake:
-    """Back from a row of numbers, where NaN stands for None."""
-    return Mistake(
-        int(place),
-        int(label),
-        int(answer),
-        None if math.isnan(node) else int(node),
-        bool(goes_right),
-        None if math.isnan(p_right) else p_right,
-        None if math.isnan(margin) else margin,
-    )
+    def add(self, label: str, prediction: str | None) -> None:
+        if label in self.class_names:
+            self.pairs[label, prediction] += 1
+        else:
+            self.unknown[label] += 1
+
+    @property
+    def n_images(self) -> int:
+        return self.pairs.total()
+
+    def words(self) -> list[str]:
+        """The accuracy in sentences."""
+        n_answers = sum(count for (_, prediction), count in self.pairs.items() if prediction is not None)
+        n_right = sum(count for (label, prediction), count in self.pairs.items() if label == prediction)
+        words = []
+        if self.n_images:
+            accuracy = f" ({percent(n_right / n_answers, 1)})" if n_answers else ""
+            silent = self.n_images - n_answers
+            abstained = f"; no answer for {silent} {'photo' if silent == 1 else 'photos'}" if silent else ""
+            words.append(f"{n_right} of {n_answers} answers are right{accuracy}{abstained}")
+        if self.unknown:
+            names = ", ".join(map(repr, list(self.unknown)[:_NAMES])) + (", …" if len(self.unknown) > _NAMES else "")
+            words.append(f"photos not counted: {self.unknown.total()} (the tree has no class {names})")
+        return words
+
+    def table(self) -> Table:
+        """Each class with its accuracy, the hardest first, and what it is taken for."""
+        pairs = [(label, predicted or "no answer", count) for (label, predicted), count in self.pairs.items()]
+        return accuracy_table("what each class is taken for", pairs)

@@ -1,57 +1,106 @@
-"""How well a tree tells photos of classes that it does not know from photos of its own.
+"""Out-of-distribution detection: how well a tree tells images of classes that it does not know from its own.
 
-A photo is rejected when the answer is hardly sure or its patches are unusually far from those that decide. As a score:
-the place that a photo would have among the own ones, by confidence and by distance, whichever is worse.
+An image is rejected when the confidence is low or its patches are unusually far from those that decide. As a score: the
+rank that an image would have among the own ones, by confidence and by distance, whichever is worse.
 
-Notation used for tensor shapes: M photos.
+Notation used for tensor shapes: M images of the known classes, m others.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prototree.core.confidence import ACCEPTED
-from prototree.evaluation.metrics import Judged
+from prototree.core.confidence import COVERAGE
+from prototree.data import open_data
+from prototree.data.crops import evaluation_views
+from prototree.data.dataset import Sample
+from prototree.data.images import is_image
+from prototree.data.loader import ViewDataset
+from prototree.errors import ConfigError
+from prototree.evaluation.metrics import ImagePredictions, predict_all
+from prototree.evaluation.schema import OODMetrics
+from prototree.features.cache import eval_batches
+from prototree.progress import Observer
+from prototree.run import Run
 
 
-@dataclass(frozen=True)
-class OODMetrics:
-    """The figures of one set of images of no known class."""
+def evaluate_ood(
+    folder: str | Path,
+    sources: Sequence[str | Path],
+    *,
+    data: str | Path | None = None,
+    observer: Observer | None = None,
+) -> dict[str, OODMetrics]:
+    """Measure how well a run's tree tells the images of each source from its own test images; adds to metrics.json.
 
-    n_photos: int
-    auroc: dict[str, float]  # by score: how often a photo of the tree's own classes scores higher; 0.5 is chance
-    accepted: float  # share of the images of no known class that pass where 95 % of the own photos do
-    coverage: float  # share that gets an answer with the limits stored in the tree
+    A source is a folder of images, or a data set whose test images are used.
+
+    Examples:
+        >>> found = evaluate_ood("runs/photos", ["ood/"])  # doctest: +SKIP
+        >>> list(found), sorted(found["ood"].auroc)  # doctest: +SKIP
+        (['ood'], ['both', 'confidence', 'distance'])
+    """
+    run, observer = Run.open(folder), observer or Observer()
+    sets = {Path(source).name: ood_images(source) for source in sources}
+    if len(sets) < len(sources):
+        raise ConfigError(f"expected sources with names of their own, got {', '.join(map(str, sources))}")
+    tree = run.tree().to("cuda" if torch.cuda.is_available() else "cpu")
+    if not tree.calibration.n_images:
+        raise ConfigError(
+            f"the confidence of {run.folder} was never calibrated, so the tree cannot abstain; train with the recipe "
+            "'distill', a --calibration-fraction above 0, and at least 20 images to hold out"
+        )
+    images, config = run.data(data), run.config
+
+    def predictions(samples: Sequence[Sample], name: str) -> ImagePredictions:
+        observer.stage(f"predicting {len(samples)} images of {name}")
+        dataset = ViewDataset(samples, evaluation_views, tree.preprocessing)
+        batches = eval_batches(tree.features, dataset, run=run.folder, workers=config.workers)
+        return predict_all([tree], batches.encoded(tree.features, tree.prototypes.device))[0]
+
+    own = predictions(images.test, "its own classes")
+    metrics = {name: ood_metrics(own, predictions(samples, name)) for name, samples in sets.items()}
+    run.update_metrics(ood={**run.metrics.get("ood", {}), **{name: asdict(one) for name, one in metrics.items()}})
+    return metrics
 
 
-def tell_apart(own: Judged, ood: Judged) -> OODMetrics:
-    """From what one tree said of both."""
-    ours, theirs = _scores(own, own), _scores(own, ood)
-    limit = ours["both"].sort().values[int((1 - ACCEPTED) * len(own.place))]
+def ood_images(source: str | Path) -> tuple[Sample, ...]:
+    """List the images of a folder, or the test images of a data set."""
+    folder = Path(source).expanduser()
+    paths = sorted(filter(is_image, folder.iterdir())) if folder.is_dir() else []
+    return tuple(Sample(path, 0) for path in paths) if paths else open_data(source).test
+
+
+def ood_metrics(own: ImagePredictions, ood: ImagePredictions) -> OODMetrics:
+    """Compare what one tree predicts for its own test images and for images of no known class."""
+    inside, outside = _scores(own, own), _scores(own, ood)
+    limit = inside["both"].sort().values[int((1 - COVERAGE) * len(own.index))]
     return OODMetrics(
-        n_photos=len(ood.place),
-        auroc={score: auroc(ours[score], theirs[score]) for score in ours},
-        accepted=float((theirs["both"] >= limit).double().mean()),
+        n_images=len(ood.index),
+        auroc={score: auroc(inside[score], outside[score]) for score in inside},
+        fpr_at_95_tpr=float((outside["both"] >= limit).double().mean()),
         coverage=float(ood.is_known.double().mean()),
     )
 
 
 def auroc(high: Float[Tensor, " M"], low: Float[Tensor, " m"]) -> float:
-    """The probability that one of the first is higher than one of the second; a tie counts half."""
+    """Area under the ROC curve: the probability that one of the first is higher than one of the second; ties half."""
     order = low.sort().values
     below = torch.searchsorted(order, high.contiguous())
     not_above = torch.searchsorted(order, high.contiguous(), right=True)
     return float((below + not_above).double().mean()) / (2 * len(low))
 
 
-def _scores(own: Judged, judged: Judged) -> dict[str, Float[Tensor, " M"]]:
-    confidence, distance = judged.confidence.double(), -judged.ood_score.double()
-    places = (_place(own.confidence.double(), confidence), _place(-own.ood_score.double(), distance))
-    return {"confidence": confidence, "distance": distance, "both": torch.minimum(*places)}
+def _scores(own: ImagePredictions, predicted: ImagePredictions) -> dict[str, Float[Tensor, " M"]]:
+    confidence, distance = predicted.confidence.double(), -predicted.ood_score.double()
+    ranks = (_rank(own.confidence.double(), confidence), _rank(-own.ood_score.double(), distance))
+    return {"confidence": confidence, "distance": distance, "both": torch.minimum(*ranks)}
 
 
-def _place(own: Float[Tensor, " M"], values: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-    """The share of own photos with a lower value."""
+def _rank(own: Float[Tensor, " M"], values: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+    """The fraction of own images with a lower value."""
     return torch.searchsorted(own.sort().values, values.contiguous()).double() / len(own)

@@ -1,186 +1,254 @@
-"""What `metrics.json` and `errors.json` may say: checked when they are read, so that no table need doubt it.
+"""Records of `metrics.json` and `errors.json`, and how these files are read. No torch here.
 
-They come with trees that others made. Keys that we do not know are left as they are; figures that an earlier version
-did not have may be missing. No torch here.
+They may come with trees that others made: what makes no sense is refused when it is read, so that no table need doubt
+it. Keys that we do not know are left as they are.
 """
 
-from collections.abc import Mapping
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from prototree.core.fields import (
-    Check,
-    Name,
-    each_of,
-    integer,
-    list_of,
-    number,
-    one_of,
-    part_of,
-    perhaps,
-    text,
-    truth,
-    wrong,
-)
-from prototree.core.strategies import HARD, STRATEGIES
+from pydantic import Field, TypeAdapter, ValidationError
+
+from prototree.core.topology import Strategy
 from prototree.errors import CheckpointError
-from prototree.files import expect_version, read_json
+from prototree.io import expect_version, read_json
 
-_MANY = 2**40
+METRICS, METRICS_VERSION = "metrics.json", 1
+
+Count = Annotated[int, Field(ge=0, le=2**40)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1 + 1e-6)]  # a mean of ones may round above
+Split = Literal["train", "test"]
+Method = Literal["peak", "cell", "attribution"]
+"""What a box stands around: the peak of the similarity map, as pages show it, the nearest cell, or attribution."""
 
 
-METRICS, METRICS_VERSION = "metrics.json", 2
-"""1: the whole confusion matrix, where there are now only the pairs that occur."""
+@dataclass(frozen=True)
+class PathLengths:
+    """Nodes on the path of one image (Table 3)."""
+
+    mean: Positive
+    std: Positive
+    min: Count
+    max: Count
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The metrics of one tree on one data set.
+
+    Examples:
+        >>> metrics = prototree.evaluate("runs/photos")
+        >>> sorted(metrics.accuracy), metrics.n_images
+        (['greedy', 'max_path', 'soft'], 9)
+    """
+
+    n_images: Count
+    accuracy: Annotated[dict[Strategy, Fraction], Field(min_length=3)]
+    fidelity: Annotated[dict[Strategy, Fraction], Field(min_length=2)]  # fraction of images that agree with soft
+    path_length: Annotated[dict[Strategy, PathLengths], Field(min_length=2)]
+    top5: Fraction
+    ece: Fraction  # expected calibration error of Eq. 4's probability of the soft prediction
+    confidence_ece: Fraction  # the same of the confidence, for the greedy prediction: what people are shown
+    mean_confidence: Fraction
+    coverage: Fraction  # fraction of images that the tree does not abstain from
+    selective_accuracy: Fraction | None  # of the greedy predictions for those; None if there are none
+    class_accuracy: list[Fraction | None]  # of the greedy path, which is what pages show; None without test images
+    confusion: list[tuple[Count, Count, Count]]  # label, greedy prediction, images; pairs that occur, in order
+    n_prototypes: Count
+    n_leaves: Count
+    leaf_max_probs: list[Fraction]  # max σ(c) of every leaf, for the supplement's histogram
+    leaf_max_hist: list[Count]  # of leaf_max_probs, 20 bins from 0 to 1
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class OODMetrics:
+    """The metrics of one set of images of no known class."""
+
+    n_images: Count
+    auroc: dict[str, Fraction]  # by score: how often an image of the tree's own classes scores higher; 0.5 is chance
+    fpr_at_95_tpr: Fraction  # fraction of the images of no known class that pass where 95 % of the own images do
+    coverage: Fraction  # fraction that gets an answer with the limits stored in the tree
+
+
+@dataclass(frozen=True)
+class PartFraction:
+    """The part that lies in the box most often, and in what fraction of the images that show it."""
+
+    part: str
+    fraction: Fraction
+    n_images: Count  # that show it
+
+
+@dataclass(frozen=True)
+class OcclusionRates:
+    """What occluding a box does to images that go to a prototype's side; random boxes have the same size."""
+
+    n_images: Count
+    flip_rate: Fraction  # fraction of the images that no longer go there
+    random_flip_rate: Fraction
+    distance: Number  # to the prototype, in units of its radius, mean over the images
+    distance_occluded: Number
+    random_distance_occluded: Number
+    n_in_radius: Count = 0  # images in which a prototype of the node was within its radius: the next two are of these
+    loss_rate: Fraction | None = None  # fraction of them that flip, or stay with nothing within the radius
+    random_loss_rate: Fraction | None = None
+
+
+@dataclass(frozen=True)
+class OnDifference:
+    """Whether a prototype's box touches a part in which the most alike classes of its node's two sides differ."""
+
+    parts: tuple[str, ...]
+    touches: bool
+    by_chance: Fraction  # for boxes of the same size anywhere on the object
+
+
+@dataclass(frozen=True)
+class PrototypeQuality:
+    """The quality of one prototype. What the data cannot tell is missing: None, or not in the dictionary."""
+
+    prototype_row: Count
+    purity: dict[Method, dict[Split, PartFraction]] = field(default_factory=dict)  # over the nearest images
+    consistency: dict[Method, dict[Split, PartFraction]] = field(default_factory=dict)  # over those that go its way
+    consistency_wide: dict[Method, dict[Split, PartFraction]] = field(default_factory=dict)
+    stability: Fraction | None = None
+    occlusion: dict[Method, OcclusionRates] = field(default_factory=dict)
+    on_discriminative_part: dict[Method, OnDifference] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Purity:
+    """Part purity over the prototypes of a tree."""
+
+    mean: Fraction
+    std: Number
+    part_related: Fraction  # fraction of the prototypes with a purity above 0.5
+
+
+@dataclass(frozen=True)
+class PurityBaseline:
+    """The purity of boxes that know nothing of the prototype, in the same images."""
+
+    random_patch: Fraction  # on the object
+    object_middle: Fraction  # the box always stands in the middle of the object
+
+
+@dataclass(frozen=True)
+class Touching:
+    """How many prototypes lie on a part in which their node's two sides differ."""
+
+    n_prototypes: Count
+    touching: Fraction
+    by_chance: Fraction
+
+
+@dataclass(frozen=True)
+class QualityMetrics:
+    """The prototype quality of a tree: means over its prototypes, and those of each."""
+
+    prototypes: list[PrototypeQuality]
+    purity: dict[Method, dict[Split, Purity]]
+    baselines: dict[Split, PurityBaseline]
+    consistency: dict[Method, dict[Split, Fraction]]
+    consistency_wide: dict[Method, dict[Split, Fraction]]
+    stability: Fraction | None
+    occlusion: dict[Method, OcclusionRates]
+    on_discriminative_part: dict[Method, Touching]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ImageError:
+    """One wrong prediction. `node` is None if no leaf has the true class, so that no path could have been right."""
+
+    label: Count
+    prediction: Count
+    node: Count | None
+    goes_right: bool
+    p_right: Fraction | None  # at the node; above 0.5 speaks for right
+    margin: Number | None  # log-probability of the path taken minus that of the best path to the true class
+    index: Count = 0  # in the data
+    image: str = ""
+
+
+@dataclass(frozen=True)
+class NodeErrors:
+    """How many wrong predictions a node is responsible for."""
+
+    node: Count
+    n_errors: Count
+    n_goes_right: Count  # found the prototype where it should not have, or was nearer to the right one of two
+    mean_abs_margin: Number  # of the probability of going right to 0.5; small: the decisions were close
+
+
+@dataclass(frozen=True)
+class _MetricsFile:
+    source: str | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, Positive] = field(default_factory=dict)
+    data: dict[str, Count | str] = field(default_factory=dict)
+    classes: list[str] = field(default_factory=list)
+    stages: dict[str, Metrics] = field(default_factory=dict)
+    classifier: Fraction | None = None
+    pruning: dict[str, Any] = field(default_factory=dict)
+    projection: dict[str, Any] = field(default_factory=dict)
+    prototype_quality: QualityMetrics = None  # type: ignore[assignment]
+    ood: dict[str, OODMetrics] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _ErrorsFile:
+    strategy: Strategy
+    node_kind: Literal["presence", "pairwise"]
+    nodes: list[NodeErrors]
+    images: list[ImageError]
+
+
+_adapter: Any = cache(TypeAdapter)  # building one takes a while
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
-    """The content of a run's metrics.json, empty where there is none.
-
-    Figures that are none, and figures about classes that are not there, are refused.
-    """
+    """Read a run's metrics.json; empty where there is none."""
     path = folder / METRICS
     content = expect_version(read_json(path), METRICS_VERSION, path) if path.exists() else {}
-    try:
-        _METRICS(content, ())
-        for stage, figures in content.get("stages", {}).items():
-            _check_classes(figures, content, ("stages", stage))
-    except CheckpointError as error:
-        raise damaged(path, error) from error
+    checked = _check(_MetricsFile, content, path)
+    for stage in checked.stages.values():
+        labels = [label for pair in stage.confusion for label in pair[:2]]
+        if len(stage.class_accuracy) != len(checked.classes) or max(labels, default=-1) >= len(checked.classes):
+            raise damaged(path, ValueError("it speaks of classes that are not named"))
     return content
 
 
 def read_errors(path: Path, n_classes: int) -> dict[str, Any]:
-    """The content of errors.json of a tree of so many classes."""
-    found = read_json(path)
+    """Read errors.json of a tree of so many classes."""
+    content = read_json(path)
+    checked = _check(_ErrorsFile, content, path)
+    if not all(max(image.label, image.prediction) < n_classes for image in checked.images):
+        raise damaged(path, ValueError("it speaks of classes that the tree does not have"))
+    return content
+
+
+def _check(kind: type, content: dict[str, Any], path: Path) -> Any:
     try:
-        _mistakes(n_classes)(found, ())
-    except CheckpointError as error:
-        raise damaged(path, error) from error
-    return found
+        text = json.dumps(content, ensure_ascii=False).encode(errors="replace")  # a file's name need not be UTF-8
+        return _adapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise damaged(path, ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")) from error
 
 
 def damaged(path: Path, error: Exception) -> CheckpointError:
-    """The error for a file of figures that says something else than it should."""
+    """The error for a file of metrics that says something else than it should."""
     return CheckpointError(
-        f"{path} is damaged ({error}); restore it from a copy, or remove it and run "
-        "prototree evaluate with --data PHOTOS"
-    )
-
-
-def _check_classes(figures: Mapping[str, Any], content: Mapping[str, Any], name: Name) -> None:
-    """Figures by class and the confusion speak of the classes that are named."""
-    n_classes = len(content.get("classes", ()))
-    if "class_accuracy" in figures:
-        list_of(_any, n_classes, n_classes)(figures["class_accuracy"], (*name, "class_accuracy"))
-    confusion, label, count = figures.get("confusion", ()), integer(0, n_classes - 1), integer(0, _MANY)
-    if content.get("version", 1) == 1:  # the whole matrix
-        list_of(list_of(count, n_classes, n_classes), 0, n_classes)(list(confusion), (*name, "confusion"))
-        return
-    for place, row in enumerate(confusion):
-        own = (*name, "confusion", place)
-        list_of(_any, 3, 3)(row, own)
-        label(row[0], own)
-        label(row[1], own)
-        count(row[2], own)
-
-
-def _any(value: Any, name: Name) -> None:
-    """Checked elsewhere, or not used."""
-
-
-def _list(value: Any, name: Name) -> None:
-    if not isinstance(value, list):
-        raise wrong(name, "a list", value)
-
-
-_SHARE = number(0.0, 1.0 + 1e-6)  # a mean of ones may round above
-_COUNT = integer(0, _MANY)
-_OBJECT = each_of(_any)
-_LENGTHS = part_of({"mean": number(0.0), "std": number(0.0), "min": _COUNT, "max": _COUNT}, {})
-_STAGE = part_of(
-    {
-        "n_images": _COUNT,
-        "accuracy": part_of(dict.fromkeys(STRATEGIES, _SHARE), {}),
-        "path_length": part_of(dict.fromkeys(HARD, _LENGTHS), {}),
-        "n_prototypes": _COUNT,
-    },
-    {
-        "fidelity": part_of(dict.fromkeys(HARD, _SHARE), {}),
-        "top5": _SHARE,
-        "ece": _SHARE,
-        "confidence_ece": _SHARE,
-        "mean_confidence": _SHARE,
-        "coverage": _SHARE,
-        "selective_accuracy": perhaps(_SHARE),
-        "class_accuracy": list_of(perhaps(_SHARE), 0, _MANY),
-        "confusion": _list,
-        "n_leaves": _COUNT,
-        "leaf_max_probs": list_of(_SHARE, 0, _MANY),
-        "leaf_max_hist": list_of(_COUNT, 0, _MANY),
-    },
-)
-
-
-def _by_place(check: Check) -> Check:
-    """A figure for each way of finding patches and each split."""
-    return each_of(each_of(check))
-
-
-_PART = part_of({"part": text, "n_photos": _COUNT, "share": _SHARE}, {})
-_HIDING = part_of(
-    {"n_photos": _COUNT, "flip_rate": _SHARE, "random_flip_rate": _SHARE},
-    {"n_in_radius": _COUNT, "lost": perhaps(_SHARE), "random_loss_rate": perhaps(_SHARE)},  # younger than the rest
-)
-_PARTS = part_of(
-    {"tree": text},
-    {
-        "purity": _by_place(perhaps(part_of({"mean": _SHARE}, {}))),
-        "hiding": each_of(_HIDING),
-        "prototypes": list_of(
-            part_of(
-                {"prototype": _COUNT},
-                {"purity": _by_place(_PART), "consistency": _by_place(_PART), "hiding": each_of(_HIDING)},
-            ),
-            0,
-            _MANY,
-        ),
-    },
-)
-_METRICS = part_of(
-    {},
-    {
-        "source": perhaps(text),
-        "identity": _OBJECT,
-        "seconds": each_of(number(0.0)),
-        "data": part_of({"train": _COUNT}, {"kind": text, "test": _COUNT}),
-        "classes": list_of(text, 0, _MANY),
-        "stages": each_of(_STAGE),
-        "classifier": perhaps(_SHARE),
-        "pruning": _OBJECT,
-        "projection": _OBJECT,
-        "parts": _PARTS,
-        "ood": each_of(_OBJECT),
-    },
-)
-
-
-def _mistakes(n_classes: int) -> Check:
-    label = integer(0, n_classes - 1)
-    node = {"node": _COUNT, "n_errors": _COUNT, "n_goes_right": _COUNT, "mean_abs_margin": number()}
-    image = {
-        "image": text,
-        "label": label,
-        "answer": label,
-        "node": perhaps(_COUNT),
-        "goes_right": truth,
-        "p_right": perhaps(_SHARE),
-        "margin": perhaps(number()),
-    }
-    return part_of(
-        {
-            "strategy": one_of(*STRATEGIES),
-            "nodes": list_of(part_of(node, {}), 0, _MANY),
-            "images": list_of(part_of(image, {}), 0, _MANY),
-        },
-        {"question": one_of("presence", "pairwise")},  # older files do not say it
+        f"{path} is damaged ({error}); restore it from a copy, or remove it and run prototree evaluate with --data"
     )

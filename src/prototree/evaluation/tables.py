@@ -1,19 +1,23 @@
-"""Results as tables, for a terminal, a document or a spreadsheet."""
+"""Results as tables and sentences, for a terminal, a document or a spreadsheet. No torch here.
+
+All take the content of metrics.json or errors.json, or a part of it.
+"""
 
 import csv
 import io
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 _LAST_FIRST = ("projected", "pruned", "trained")
-_TURNS = {True: "right", False: "left"}
-_WRONG_TURNS = {  # right, left; by what the nodes ask
+_WRONG_TURNS = {  # right, left; by the kind of node
     "presence": ("found what is not there", "missed what is there"),
     "pairwise": ("wrongly nearer to the right patch", "wrongly nearer to the left patch"),
 }
+_METHODS = {"peak": "the box shown", "cell": "the nearest cell", "attribution": "attribution's box"}
+_SPLITS = ("train", "test")
+_STRATEGIES = ("soft", "max_path", "greedy")
 
 
 @dataclass(frozen=True)
@@ -36,27 +40,23 @@ class Table:
 
 
 def markdown(text: str) -> str:
-    """Text as it is, whatever it would mean in Markdown or HTML: names of classes and files come from outside."""
+    """Escape text for Markdown and HTML: names of classes and files come from outside."""
     one_line = "".join(c if c.isprintable() else " " for c in text)
     escaped = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", one_line)
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def confusion_pairs(metrics: Mapping[str, Any], stage: str) -> list[tuple[int, int, int]]:
-    """True class, answer and number of photos, of each pair that occurs; metrics of version 1 have the whole matrix."""
-    confusion = metrics["stages"][stage]["confusion"]
-    if metrics.get("version", 1) > 1:
-        return [(true, said, count) for true, said, count in confusion]
-    return [(true, said, count) for true, row in enumerate(confusion) for said, count in enumerate(row) if count]
-
-
-def percent(share: float, digits: int = 0) -> str:
-    """A share as people write it, `98.3 %`. Without digits, only none is 0 % and only all is 100 %."""
-    if digits == 0 and 0 < share < 0.01:
+def percent(fraction: float, digits: int = 0) -> str:
+    """Write a fraction as `98.3 %`. Without digits, only none is 0 % and only all is 100 %."""
+    if digits == 0 and 0 < fraction < 0.01:
         return "<1 %"
-    if digits == 0 and 0.99 < share < 1:
+    if digits == 0 and 0.99 < fraction < 1:
         return ">99 %"
-    return f"{100 * share:.{digits}f} %"
+    return f"{100 * fraction:.{digits}f} %"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def stage_name(stage: str) -> str:
@@ -64,164 +64,216 @@ def stage_name(stage: str) -> str:
     return {"projected_any_class": "projected onto patches of any class"}.get(stage, stage.replace("_", " "))
 
 
+def confusion_pairs(metrics: Mapping[str, Any], stage: str) -> list[tuple[int, int, int]]:
+    """Label, prediction and number of images, of each pair that occurs."""
+    return [(label, predicted, count) for label, predicted, count in metrics["stages"][stage]["confusion"]]
+
+
 def stage_table(metrics: Mapping[str, Any], title: str) -> Table:
-    """What a run reached, from the content of metrics.json; stages that agree in every figure share a row."""
+    """What a run reached; stages that agree in every number share a row."""
     stages: dict[tuple[str, ...], list[str]] = {}
     for stage, values in metrics.get("stages", {}).items():
-        accuracy, length = values["accuracy"], values["path_length"]["greedy"]
-        figures = (
-            *(percent(accuracy[strategy], 1) for strategy in ("soft", "max_path", "greedy")),
+        length = values["path_length"]["greedy"]
+        numbers = (
+            *(percent(values["accuracy"][strategy], 1) for strategy in _STRATEGIES),
             str(values["n_prototypes"]),
             f"{length['mean']:.1f} ± {length['std']:.1f} ({length['min']}–{length['max']})",
         )
-        stages.setdefault(figures, []).append(stage_name(stage))
-    rows = tuple((", ".join(names), *figures) for figures, names in stages.items())
-    return Table(title, ("stage", "soft", "max-path", "greedy", "prototypes", "questions asked"), rows)
+        stages.setdefault(numbers, []).append(stage_name(stage))
+    rows = tuple((", ".join(names), *numbers) for numbers, names in stages.items())
+    return Table(title, ("stage", "soft", "max-path", "greedy", "prototypes", "path length"), rows)
 
 
 def baseline_text(metrics: Mapping[str, Any]) -> str:
     """What reading the features as a tree costs, as a sentence; nothing where there was no classifier."""
-    classifier, stages = metrics.get("classifier"), metrics.get("stages", {})
-    if classifier is None or not stages:
+    baseline, stages = metrics.get("classifier"), metrics.get("stages", {})
+    if baseline is None or not stages:
         return ""
     accuracy = next(stages[stage] for stage in (*_LAST_FIRST, *stages) if stage in stages)["accuracy"]
-    soft, greedy = (accuracy[strategy] for strategy in ("soft", "greedy"))
-    has = f"The classifier without a tree has {percent(classifier, 1)}"
-    if max(soft, greedy) > classifier:  # after few epochs, or by chance where there are few test photos
-        return f"{has}; the tree has {percent(soft, 1)}, and on a single path {percent(greedy, 1)}."
+    soft, greedy = accuracy["soft"], accuracy["greedy"]
+    start = f"The classifier without a tree has {percent(baseline, 1)}"
+    if max(soft, greedy) > baseline:  # after few epochs, or by chance where there are few test images
+        return f"{start}; the tree has {percent(soft, 1)}, and on a single path {percent(greedy, 1)}."
     return (
-        f"{has}; reading it as a tree costs {100 * (classifier - soft):.1f} points, "
-        f"and following a single path {100 * (classifier - greedy):.1f}."
+        f"{start}; reading it as a tree costs {100 * (baseline - soft):.1f} points, "
+        f"and following a single path {100 * (baseline - greedy):.1f}."
     )
 
 
 def detail_table(metrics: Mapping[str, Any]) -> Table:
-    """The same stages: how far the hard strategies follow the soft one, and how well probabilities are calibrated."""
+    """Fidelity of the hard strategies to the soft one, and calibration, by stage."""
     rows = tuple(
         (
             stage_name(stage),
-            f"{values['fidelity']['max_path']:.3f}",
-            f"{values['fidelity']['greedy']:.3f}",
+            *(_number(values["fidelity"][strategy], 3) for strategy in ("max_path", "greedy")),
             percent(values["top5"], 1),
-            f"{values['ece']:.3f}",
-            f"{values['confidence_ece']:.3f}" if "confidence_ece" in values else "–",
-            percent(values["coverage"], 1) if "coverage" in values else "–",
-            percent(values["selective_accuracy"], 1) if values.get("selective_accuracy") is not None else "–",
+            _number(values["ece"], 3),
+            _number(values["confidence_ece"], 3),
+            percent(values["coverage"], 1),
+            "–" if values["selective_accuracy"] is None else percent(values["selective_accuracy"], 1),
         )
         for stage, values in metrics["stages"].items()
     )
-    header = (
-        "stage",
-        "fidelity of max-path",
-        "fidelity of greedy",
-        "top-5",
-        "calibration error",
-        "calibration error",
-        "photos it answers",
-        "of those right",
-    )
+    fidelity = ("fidelity of max-path", "fidelity of greedy")
+    header = ("stage", *fidelity, "top-5", "ECE", "ECE of the confidence", "coverage", "selective accuracy")
     return Table("fidelity and calibration", header, rows)
 
 
-def ood_table(found: Mapping[str, Any]) -> Table:
-    """How photos of no known class are told from the test photos; from `ood` in metrics.json."""
+def ood_table(sets: Mapping[str, Any]) -> Table:
+    """How images of no known class are told from the test images; from `ood` in metrics.json."""
     rows = tuple(
         (
             name,
-            str(one["n_photos"]),
-            *(f"{one['auroc'][score]:.3f}" for score in ("confidence", "distance", "both")),
-            percent(one["accepted"], 1),
+            str(one["n_images"]),
+            *(_number(one["auroc"][score], 3) for score in ("confidence", "distance", "both")),
+            percent(one["fpr_at_95_tpr"], 1),
             percent(one["coverage"], 1),
         )
-        for name, one in found.items()
+        for name, one in sets.items()
     )
-    header = (
-        "photos of no known class",
-        "number",
-        "AUROC of confidence",
-        "of distance",
-        "of both",
-        "accepted when 95 % of own photos are",
-        "answered by this tree",
-    )
-    return Table("ood", header, rows)
+    auroc = ("AUROC of confidence", "of distance", "of both")
+    header = ("images of no known class", "number", *auroc, "FPR at 95 % TPR", "answered by this tree")
+    return Table("out of distribution", header, rows)
+
+
+def accuracy_table(title: str, pairs: Iterable[tuple[str, str, int]], most: int = 3) -> Table:
+    """Accuracy of each class, the hardest first, and what it is taken for; from labels, predictions and counts."""
+    classes: dict[str, dict[str, int]] = {}
+    for label, predicted, count in pairs:
+        classes.setdefault(label, {})[predicted] = count
+    rows = []
+    for label, counts in classes.items():
+        total, right = sum(counts.values()), counts.pop(label, 0)
+        others = sorted(counts.items(), key=lambda item: -item[1])[:most]
+        taken_for = ", ".join(f"{name} ({count})" for name, count in others) or "–"
+        rows.append((right / total, (label, percent(right / total, 1), str(total), taken_for)))
+    rows.sort(key=lambda row: row[0])
+    return Table(title, ("class", "accuracy", "photos", "taken for"), tuple(row for _, row in rows))
 
 
 def class_table(metrics: Mapping[str, Any], stage: str) -> Table:
-    """Accuracy of each class, the hardest first, and what it is taken for most often."""
-    names, values = metrics["classes"], metrics["stages"][stage]
-    photos: Counter[int] = Counter()
-    mixed_up: dict[int, tuple[int, int]] = {}  # the wrong answer given most often, and how often
-    for true, said, count in confusion_pairs(metrics, stage):
-        photos[true] += count
-        if said != true and count > mixed_up.get(true, (0, 0))[1]:
-            mixed_up[true] = (said, count)
-    rows = []
-    for label, share in enumerate(values["class_accuracy"]):
-        if share is not None:
-            said, most = mixed_up.get(label, (0, 0))
-            words = f"{names[said]} ({most})" if most else "–"
-            rows.append((share, (names[label], percent(share, 1), str(photos[label]), words)))
-    rows.sort(key=lambda item: item[0])
-    header = ("class", "accuracy", "test photos", "most often taken for")
-    return Table(f"accuracy by class, {stage} tree, soft", header, tuple(row for _, row in rows))
+    """Accuracy of each class on the greedy path after a stage."""
+    names, pairs = metrics["classes"], confusion_pairs(metrics, stage)
+    named = [(names[label], names[predicted], count) for label, predicted, count in pairs]
+    return accuracy_table(f"accuracy by class, {stage} tree, greedy", named)
 
 
-def blame_table(mistakes: Mapping[str, Any]) -> Table:
-    """The nodes at which wrong answers left the path of their true class; from the content of errors.json."""
+def node_error_table(errors: Mapping[str, Any]) -> Table:
+    """The nodes at which wrong predictions left the path of their true class; from the content of errors.json."""
     rows = tuple(
         (
             str(node["node"]),
             str(node["n_errors"]),
             str(node["n_goes_right"]),
             str(node["n_errors"] - node["n_goes_right"]),
-            f"{node['mean_abs_margin']:.2f}",
+            _number(node["mean_abs_margin"]),
         )
-        for node in mistakes["nodes"]
+        for node in errors["nodes"]
     )
-    wrong_turns = _WRONG_TURNS.get(mistakes.get("question", ""), ("went right", "went left"))
-    header = ("node", "errors", *wrong_turns, "mean |probability − 0.5|")
-    return Table("nodes with the most wrong turns", header, rows)
+    header = ("node", "errors", *_WRONG_TURNS[errors["node_kind"]], "mean |p of right − 0.5|")
+    return Table("nodes with the most errors", header, rows)
 
 
-def mistake_table(mistakes: Mapping[str, Any], class_names: list[str]) -> Table:
-    """The wrong answers, the closest decisions first: those that the smallest change would put right."""
-    images = sorted(mistakes["images"], key=lambda one: float("inf") if one["margin"] is None else one["margin"])
+def image_error_table(errors: Mapping[str, Any], class_names: Sequence[str]) -> Table:
+    """The wrong predictions, the closest decisions first: those that the smallest change would put right."""
+    images = sorted(errors["images"], key=lambda one: float("inf") if one["margin"] is None else one["margin"])
     rows = tuple(
         (
             one["image"],
             class_names[one["label"]],
-            class_names[one["answer"]],
-            "no leaf has its class" if one["node"] is None else f"{one['node']}, {_TURNS[one['goes_right']]}",
-            "–" if one["p_right"] is None else f"{one['p_right']:.3f}",
-            "–" if one["margin"] is None else f"{one['margin']:.2f}",
+            class_names[one["prediction"]],
+            "no leaf has its class"
+            if one["node"] is None
+            else f"{one['node']}, {'right' if one['goes_right'] else 'left'}",
+            _number(one["p_right"], 3),
+            _number(one["margin"]),
         )
         for one in images
     )
-    header = (
-        "photo",
-        "is",
-        "taken for",
-        "left its path at node",
-        "p of right there",
-        "lead in log-probability",
-    )
-    return Table(f"wrong answers ({mistakes['strategy'].replace('_', '-')})", header, rows)
+    header = ("photo", "label", "prediction", "left its path at node", "p of right there", "margin")
+    return Table(f"wrong predictions ({errors['strategy'].replace('_', '-')})", header, rows)
 
 
-def vote_table(metrics: Mapping[str, Any], names: Sequence[str]) -> Table:
-    """Every tree of an ensemble alone, and the votes of the first 2, 3, … of them."""
+def ensemble_table(metrics: Mapping[str, Any], names: Sequence[str]) -> Table:
+    """Every tree of an ensemble alone, and the first 2, 3, … of them together."""
 
-    def row(name: str, vote: Mapping[str, Any]) -> tuple[str, ...]:
-        return (
-            name,
-            *(percent(vote["accuracy"][s], 1) for s in ("soft", "max_path", "greedy")),
-            percent(vote["top5"], 1),
-            str(vote["n_prototypes"]),
-            f"{vote['local_size']['max_path']:.1f}",
-        )
+    def row(name: str, group: Mapping[str, Any]) -> tuple[str, ...]:
+        accuracy = (percent(group["accuracy"][strategy], 1) for strategy in _STRATEGIES)
+        consulted = _number(group["mean_path_prototypes"]["max_path"], 1)
+        return (name, *accuracy, percent(group["top5"], 1), str(group["n_prototypes"]), consulted)
 
-    rows = [row(name, vote) for name, vote in zip(names, metrics["alone"], strict=True)]
-    rows += [row(f"the first {vote['n_trees']} together", vote) for vote in metrics["votes"][1:]]
-    header = ("trees", "soft", "max-path", "greedy", "top-5", "prototypes", "consulted for one photo")
+    rows = [row(name, group) for name, group in zip(names, metrics["alone"], strict=True)]
+    rows += [row(f"the first {group['n_trees']} together", group) for group in metrics["ensembles"][1:]]
+    header = ("trees", "soft", "max-path", "greedy", "top-5", "prototypes", "on the paths of one photo")
     return Table(f"ensemble on {metrics['n_images']} test photos", header, tuple(rows))
+
+
+def quality_text(quality: Mapping[str, Any]) -> str:
+    """Prototype quality of a whole tree in one line; nothing where nothing was measured."""
+    sentences = []
+    if purity := quality.get("purity", {}).get("peak", {}).get("test"):
+        sentences.append(f"in {_tenths(purity['mean'])} of 10 photos the patch lies on the same part")
+    if rates := quality.get("occlusion", {}).get("peak"):
+        sentences.append(
+            f"hiding it sends {_tenths(rates['flip_rate'])} of 10 photos the other way "
+            f"({_tenths(rates['random_flip_rate'])} of 10 if a random patch is hidden)"
+        )
+    return f"{'; '.join(sentences).capitalize()}." if sentences else ""
+
+
+def prototype_text(quality: Mapping[str, Any]) -> list[str]:
+    """Quality of one prototype, a sentence each."""
+    sentences = []
+    if purity := quality.get("purity", {}).get("peak", {}).get("test"):
+        part, shown = purity["part"], purity["n_images"]
+        hits = f"In {round(purity['fraction'] * shown)} of the {shown} most similar test photos that show the {part}"
+        sentences.append(f"{hits}, this patch lies on it.")
+    if same := quality.get("consistency", {}).get("peak", {}).get("test"):
+        share = percent(same["fraction"])
+        sentences.append(f"Of all test photos that go this way, {share} have the {same['part']} in it.")
+    if rates := quality.get("occlusion", {}).get("peak"):
+        flips, chance = (round(rates[name] * rates["n_images"], 1) for name in ("flip_rate", "random_flip_rate"))
+        sentences.append(
+            f"Hiding it sends {flips:g} of {rates['n_images']} test photos the other way, "
+            f"hiding random patches of the same size {chance:g}."
+        )
+    return sentences
+
+
+def quality_table(quality: Mapping[str, Any]) -> Table:
+    """Prototype quality of a tree, a metric per row, on training and on test images."""
+
+    def spread(values: Mapping[str, float] | None) -> str:
+        if values is None:
+            return "–"
+        return f"{values['mean']:.2f} ± {values['std']:.2f}, over 0.5: {percent(values['part_related'])}"
+
+    rows: list[tuple[str, ...]] = []
+    for method, splits in quality["purity"].items():
+        rows.append((f"part purity, {_METHODS[method]}", *(spread(splits.get(split)) for split in _SPLITS)))
+    for key, name in (("random_patch", "a random patch on the object"), ("object_middle", "the object's middle")):
+        if baselines := quality["baselines"]:
+            values = (_number(baselines.get(split, {}).get(key)) for split in _SPLITS)
+            rows.append((f"part purity of {name}", *values))
+    for key, name in (("consistency", "consistency"), ("consistency_wide", "consistency, wide box")):
+        for method, splits in quality[key].items():
+            rows.append((f"{name}, {_METHODS[method]}", *(_number(splits.get(split)) for split in _SPLITS)))
+    if quality["stability"] is not None:
+        rows.append(("stability", "–", _number(quality["stability"])))
+    for method, rates in quality["occlusion"].items():
+        box = f"occlusion of {_METHODS[method]} (of random boxes)"
+        for key, name in (("flip_rate", "flip rate"), ("loss_rate", "loss rate")):
+            if rates[key] is not None:
+                value, chance = percent(rates[key], 1), percent(rates[f"random_{key}"], 1)
+                rows.append((f"{name}, {box}", "–", f"{value} ({chance})"))
+        moved = f"{_number(rates['distance'])} → {_number(rates['distance_occluded'])}"
+        rows.append((f"distance in radii, {box}", "–", f"{moved} ({_number(rates['random_distance_occluded'])})"))
+    for method, one in quality["on_discriminative_part"].items():
+        touching = f"{percent(one['touching'])} of {one['n_prototypes']} (by chance {percent(one['by_chance'])})"
+        rows.append((f"on a part in which its two sides differ, {_METHODS[method]}", touching, "–"))
+    return Table("prototype quality", ("metric", "training photos", "test photos"), tuple(rows))
+
+
+def _tenths(fraction: float) -> str:
+    """`7`, or `fewer than 1`, of ten."""
+    return "fewer than 1" if 0 < fraction < 0.05 else f"{round(10 * fraction)}"

@@ -1,20 +1,20 @@
-"""Maps computed once and kept on disk: one cache, for what a frozen network makes of a view and for whole feature maps.
+"""The feature cache: feature maps of a frozen network, computed once and shared by all runs beside each other.
 
-**Frozen trunk cache.** While the trunk is frozen, its output for a view of a photo never changes. `cache_borders` runs
-it once per view into a file of float16 numbers, and from then on only the tail runs. **Feature maps.** `cache_features`
-keeps what a finished tree's network makes of a photo, so that a changed prototype is compared in moments.
+A file is named after everything that went into it (weights, preprocessing, augmentation, images), so that a stale one
+is never used. Maps of some views are also found in a file that has them among others. `FeatureCache` keeps the output
+of a frozen backbone in float16; `cache_tree_features` keeps what a finished tree's network makes of an image in
+float32, so that an edited prototype is compared in moments.
 
-A file is named after everything that went into it (weights, preprocessing, augmentation, photos), so that a stale one
-is never used, and gets that name only when it is complete. Where files lie, and who uses them: `shared_maps`.
-
-Notation used for tensor shapes: V variants of a view, M views of photos, D prototype depth, H W feature map, P patches.
+Notation used for tensor shapes: V variants of a view, M views, D prototype dimension, H W feature map, P patches.
 """
 
 import copy
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -22,33 +22,31 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from prototree.backbones.backbone import Backbone
+from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.backbones.crops import FULL_ONLY
 from prototree.backbones.inference import ONNXRUNTIME, TORCH, frozen, frozen_features
-from prototree.backbones.preprocessing import Preprocessing
-from prototree.core.model import ProtoTree
-from prototree.core.patches import NearestPatches, extract_patches, nearest_patches
-from prototree.data.dataset import ImageData
-from prototree.data.loading import Entry, ViewDataset, Views
-from prototree.data.stat_cache import photo_digests
-from prototree.data.views import View, evaluation_views
-from prototree.errors import TrainError
-from prototree.features.extract import VERSION, Job, Made, MapFile, Tick, fill_missing, from_photos
-from prototree.features.registry import OWN_CACHE, folder_beside, note_use, shared_folder
-from prototree.training import distributed
+from prototree.core.model import NearestPatches, ProtoTree, extract_patches, nearest_patches
+from prototree.data.loader import BatchOrder, Entry, Shard, ViewDataset, make_loader
+from prototree.data.scan import file_digests
+from prototree.errors import CheckpointError, TrainError
+from prototree.features.extract import VERSION, Extracted, FeatureFile, Tick, extract, read_header, write_files
+from prototree.io import read_json, write_json
+from prototree.locks import file_lock
 
+FOLDER, USED = "prototree-features", "features.json"
 _ROWS = 256  # maps compared at a time, so that memory does not grow with the data
+_EVAL_BATCH = 32
 
 Forbidden = Mapping[int, Bool[Tensor, " P"]]
 """Patches that may not be found, by the row of their map."""
 
 MapBatch = tuple[Float[Tensor, "_ D H W"], Int[Tensor, " _"], Int[Tensor, " _"]]
-"""Feature maps, labels, and the place of each in the data."""
+"""Feature maps, labels, and the index of each in the data."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """A batch before the part of the network that still runs: photos, or borders of the frozen trunk."""
+    """A batch: images, or feature maps of a frozen network, with labels and indices in the data."""
 
     values: Tensor
     labels: Int[Tensor, " B"]
@@ -56,58 +54,65 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class MapCache:
-    """A map for every entry of a data set, as augmented in each of V epochs; perhaps in several files."""
+class FeatureMaps:
+    """A feature map for every entry of a data set, as augmented in each of V epochs; perhaps in several files."""
 
     files: tuple[np.ndarray, ...]  # each V × rows × map; one after the other
     entries: Sequence[Entry]
     unreadable: frozenset[int]
     rows: tuple[int, ...] | None = None  # of each entry in the files; None: the entries are all rows in order
-    closer: tuple["MapCache", ...] = ()  # the same entries at the network's further looks
+    other_crops: tuple["FeatureMaps", ...] = ()  # the same entries at the network's further crops
 
     @property
     def names(self) -> list[str]:
-        """Of the files."""
-        own = [Path(str(file.filename)).name for file in self.files if isinstance(file, np.memmap)]
-        return own + [name for cache in self.closer for name in cache.names]
+        """Names of the files."""
+        names = [Path(str(file.filename)).name for file in self.files if isinstance(file, np.memmap)]
+        return names + [name for crop in self.other_crops for name in crop.names]
 
     @staticmethod
-    def stack_crops(crops: Sequence["MapCache"]) -> "MapCache":
-        """Maps of all looks at the same entries, from those of each."""
-        first, *closer = crops
-        return replace(
-            first, unreadable=first.unreadable.union(*(one.unreadable for one in closer)), closer=tuple(closer)
+    def stack_crops(crops: Sequence["FeatureMaps"]) -> "FeatureMaps":
+        """Join the maps of all crops of the same entries."""
+        first, *others = crops
+        unreadable = first.unreadable.union(*(crop.unreadable for crop in others))
+        return replace(first, unreadable=unreadable, other_crops=tuple(others))
+
+    @property
+    def full_image(self) -> "FeatureMaps":
+        """The maps of the full image alone."""
+        return replace(self, other_crops=())
+
+    def subset(self, indices: Sequence[int]) -> "FeatureMaps":
+        """Select entries, in the order named."""
+        unreadable = frozenset(new for new, old in enumerate(indices) if old in self.unreadable)
+        rows, entries = tuple(self._rows[index] for index in indices), tuple(self.entries[index] for index in indices)
+        return FeatureMaps(
+            self.files, entries, unreadable, rows, tuple(crop.subset(indices) for crop in self.other_crops)
         )
 
-    def only(self, places: Sequence[int]) -> "MapCache":
-        """Some of the entries, in the order named."""
-        unreadable = frozenset(new for new, old in enumerate(places) if old in self.unreadable)
-        rows = tuple(self._rows[place] for place in places)
-        entries, closer = tuple(self.entries[place] for place in places), (one.only(places) for one in self.closer)
-        return MapCache(self.files, entries, unreadable, rows, tuple(closer))
-
-    def join(self, other: "MapCache") -> "MapCache":
-        """The entries of both."""
+    def concat(self, other: "FeatureMaps") -> "FeatureMaps":
+        """Append the entries of another set."""
         unreadable = self.unreadable | {len(self.entries) + index for index in other.unreadable}
         n_rows = sum(file.shape[1] for file in self.files)
         rows = (*self._rows, *(n_rows + row for row in other._rows))
-        closer = tuple(one.join(more) for one, more in zip(self.closer, other.closer, strict=True))
-        return MapCache(self.files + other.files, (*self.entries, *other.entries), unreadable, rows, closer)
+        crops = tuple(mine.concat(more) for mine, more in zip(self.other_crops, other.other_crops, strict=True))
+        return FeatureMaps(self.files + other.files, (*self.entries, *other.entries), unreadable, rows, crops)
 
-    def same(self, entries: Sequence[Entry]) -> "MapCache":
-        """The maps of other entries, each of which is a view that this one has too."""
-        place = {_key(entry): number for number, entry in enumerate(self.entries)}
-        return self.only([place[_key(entry)] for entry in entries])
+    def aligned_to(self, entries: Sequence[Entry]) -> "FeatureMaps":
+        """Select the maps of other entries, each of which shows an image and view that is here too."""
+        index_of = {(entry.sample.path, entry.view): index for index, entry in enumerate(self.entries)}
+        rows = [index_of[entry.sample.path, entry.view] for entry in entries]
+        return replace(self.subset(rows), entries=tuple(entries))
 
     @property
     def _rows(self) -> Sequence[int]:
         return range(len(self.entries)) if self.rows is None else self.rows
 
-    def read(self, indices: Sequence[int], epoch: int) -> Inputs:
+    def read(self, indices: Sequence[int], epoch: int = 0) -> Inputs:
+        """Read the maps of some entries; those that could not be computed are left out."""
         usable = [index for index in indices if index not in self.unreadable]
         labels = torch.tensor([self.entries[index].sample.label for index in usable], dtype=torch.long)
-        crops = [one._values(usable, epoch) for one in (self, *self.closer)]
-        values = torch.cat(crops, dim=2) if self.closer else crops[0]
+        crops = [crop._values(usable, epoch) for crop in (self, *self.other_crops)]
+        values = torch.cat(crops, dim=2) if self.other_crops else crops[0]
         return Inputs(values, labels, torch.tensor(usable, dtype=torch.long))
 
     def _values(self, usable: Sequence[int], epoch: int) -> Tensor:
@@ -115,265 +120,346 @@ class MapCache:
         rows = np.empty((len(usable), *self.files[0].shape[2:]), self.files[0].dtype)
         start = 0
         for file in self.files:
-            here = [place for place, row in enumerate(row_of) if start <= row < start + file.shape[1]]
-            rows[here] = file[epoch % len(file), [row_of[place] - start for place in here]]
+            here = [index for index, row in enumerate(row_of) if start <= row < start + file.shape[1]]
+            rows[here] = file[epoch % len(file), [row_of[index] - start for index in here]]
             start += file.shape[1]
         # Memory of torch's own, aligned: where numbers lie can decide the last bits of a matrix product. The channels
         # of a patch side by side, as the head wants them.
         layout = torch.channels_last if rows.ndim == 4 else torch.preserve_format
         return torch.from_numpy(rows).to(torch.float32, copy=True, memory_format=layout)
 
+    def batches(
+        self, batch_size: int, *, epoch: int = 0, seed: int | None = None, shard: Shard | None = None
+    ) -> Iterator[Inputs]:
+        """Iterate over an epoch; shuffled if there is a seed. Epoch e uses the augmentation of epoch e mod V."""
+        order = BatchOrder(len(self.entries), batch_size, shuffle_seed=seed, shard=shard or Shard())
+        return (self.read([index for _, index in positions], epoch) for positions in order.positions(epoch, 0))
+
+
+class FeatureCache:
+    """Feature maps that the runs beside each other share: computed when they are missing, noted by who uses them."""
+
+    def __init__(
+        self,
+        run: Path,
+        backend: str = TORCH,
+        *,
+        workers: int = 0,
+        stage: Callable[[str], None] | None = None,
+        tick: Tick | None = None,
+    ) -> None:
+        self._run, self._backend, self._workers, self._stage, self._tick = run, backend, workers, stage, tick
+
+    def compute(
+        self, backbone: Backbone, datasets: Sequence[ViewDataset], *, variants: int = 1, announce: bool = True
+    ) -> list[FeatureMaps]:
+        """Return the frozen network's maps of several data sets of the same images, computing what is missing."""
+        if variants < 1:
+            raise TrainError(f"expected at least one cached view of each image, got {variants}")
+        keys = [_Key.of(backbone, dataset, variants) for dataset in datasets]
+        found = [self._find(key, self._backend) for key in keys]
+        missing = [number for number, maps in enumerate(found) if maps is None]
+        if self._stage and announce:
+            n_views = variants * sum(len(datasets[number]) for number in missing)
+            self._stage(
+                f"computing feature maps of {n_views} views, once; they are kept for all runs in the same folder "
+                f"({n_views * 2 * int(np.prod(keys[0].map_shape)) / 1e9:.2f} GB)"
+                if missing
+                else f"the feature maps of all {sum(map(len, datasets))} views have been computed before"
+            )
+        if missing:
+            network = frozen(backbone, self._backend, threads=1)  # every core runs images of its own
+            files = {number: keys[number].file(shared_folder(self._run), network.engine) for number in missing}
+            with ExitStack() as stack:
+                for file in sorted(
+                    files.values(), key=lambda file: file.path
+                ):  # in one order: no two wait for each other
+                    stack.enter_context(exclusive(file.path))
+                needed = [number for number in missing if not files[number].is_complete]
+                if needed:
+                    device = next(backbone.parameters()).device
+                    wanted = [datasets[number] for number in needed]
+                    write_files(
+                        [files[number] for number in needed],
+                        lambda: extract(
+                            wanted,
+                            lambda images: network(images).half(),
+                            variants=variants,
+                            workers=self._workers,
+                            device=device,
+                        ),
+                        self._tick,
+                    )
+            for number in missing:
+                found[number] = _opened(files[number], datasets[number].entries)
+        return [self._noted(maps) for maps in found if maps is not None]
+
+    def full(self, backbone: Backbone, dataset: ViewDataset) -> FeatureMaps:
+        """Return the maps of every entry at all crops of the network, computing what is missing."""
+        crops = [dataset.center_crop(fraction) for fraction in backbone.crops]
+        return FeatureMaps.stack_crops(self.compute(backbone, crops, announce=False))
+
+    def find(self, backbone: Backbone, dataset: ViewDataset) -> FeatureMaps | None:
+        """Return the maps of every entry at all crops if they have been computed by any backend, else None."""
+        whole = copy.copy(backbone).merge_last_block()
+        keys = [_Key.of(whole, dataset.center_crop(fraction), 1) for fraction in backbone.crops]
+        for backend in (ONNXRUNTIME, TORCH):
+            crops = [maps for key in keys if (maps := self._find(key, backend)) is not None]
+            if len(crops) == len(keys):
+                return FeatureMaps.stack_crops(crops)
+        return None
+
+    def _find(self, key: "_Key", backend: str) -> FeatureMaps | None:
+        """Open a complete file with exactly these views, or one that has them among others."""
+        folders = dict.fromkeys((shared_folder(self._run), _folder_beside(self._run)))  # one may be read-only
+        for folder in folders:
+            if (file := key.file(folder, backend)).is_complete:
+                return _opened(file, key.entries)
+        if key.is_random:  # augmentation depends on the index
+            return None
+        for header in sorted(path for folder in folders for path in folder.glob("*.json") if path.name != USED):
+            with suppress(CheckpointError, OSError):
+                described = read_header(header) if header.with_suffix(".f16").exists() else {}
+                if described.get("key") != key.digest(backend) or not set(key.rows) <= set(described["rows"]):
+                    continue
+                rows = tuple(described["rows"])
+                file = replace(key.file(header.parent, backend), path=header.with_suffix(".f16"), rows=rows)
+                file = replace(file, shape=(1, len(rows), *key.map_shape))
+                if file.is_complete:
+                    index_of = {row: index for index, row in enumerate(rows)}
+                    chosen = tuple(index_of[row] for row in key.rows)
+                    unreadable = file.unreadable()
+                    lost = frozenset(index for index, row in enumerate(chosen) if row in unreadable)
+                    return FeatureMaps((file.open(),), key.entries, lost, chosen)
+        return None
+
+    def _noted(self, maps: FeatureMaps) -> FeatureMaps:
+        note_use(self._run, *maps.names)
+        return maps
+
+
+@dataclass(frozen=True)
+class _Key:
+    """What feature maps are made with and of."""
+
+    network: str  # digest of weights, preprocessing and augmentation
+    rows: tuple[str, ...]  # digest of each view
+    map_shape: tuple[int, ...]
+    variants: int
+    entries: Sequence[Entry]
+    is_random: bool
+
+    @classmethod
+    def of(cls, backbone: Backbone, dataset: ViewDataset, variants: int) -> "_Key":
+        digest = hashlib.sha256(f"{VERSION} {backbone.name} {backbone.feature_level} {dataset.seed}".encode())
+        digest.update(repr((dataset.preprocessing, dataset.transform)).encode())
+        _add_tensors(digest, backbone.backbone_state())
+        shape = _map_shape(backbone)
+        return cls(digest.hexdigest(), view_digests(dataset), shape, variants, dataset.entries, dataset.is_random)
+
+    def digest(self, backend: str) -> str:
+        """Name the network and its backend: maps of two backends differ by rounding and never mix."""
+        return f"{self.network[:32]}-{self.variants}-{backend}"
+
+    def file(self, folder: Path, backend: str) -> FeatureFile:
+        key = self.digest(backend)
+        name = hashlib.sha256(repr((key, self.rows)).encode()).hexdigest()[:32]
+        shape = (self.variants, len(self.rows), *self.map_shape)
+        return FeatureFile(folder / f"{name}.f16", shape, key, self.rows)
+
+
+def view_digests(dataset: ViewDataset) -> tuple[str, ...]:
+    """Digest each view; images count by name and content, so that a copied or moved folder is known again."""
+    content = file_digests(entry.sample.path for entry in dataset.entries)
+    keys = ((entry.sample.path.name, content[entry.sample.path], entry.view) for entry in dataset.entries)
+    return tuple(hashlib.sha256(repr(key).encode()).hexdigest()[:16] for key in keys)
+
+
+def _add_tensors(digest: "hashlib._Hash", tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+
+
+def _map_shape(backbone: Backbone) -> tuple[int, ...]:
+    size, was_training = backbone.preprocessing.size, backbone.training
+    with torch.inference_mode():
+        device = next(backbone.parameters()).device
+        shape = backbone.eval().split_features(torch.zeros(1, 3, size, size, device=device)).shape[1:]
+    backbone.train(was_training)
+    return tuple(shape)
+
+
+def _opened(file: FeatureFile, entries: Sequence[Entry]) -> FeatureMaps:
+    return FeatureMaps((file.open(),), entries, file.unreadable())
+
+
+def shared_folder(run: Path) -> Path:
+    """Where the feature maps of a run and of those beside it lie; in the run itself if its parent is read-only."""
+    shared = _folder_beside(run)
+    return shared if os.access(shared if shared.exists() else shared.parent, os.W_OK) else run / FOLDER
+
+
+def _folder_beside(run: Path) -> Path:
+    return run.resolve().parent / FOLDER
+
+
+def files_used(run: Path) -> list[str]:
+    """Files of the shared folder that a run has noted."""
+    path = run / USED
+    return [str(name) for name in read_json(path).get("files", [])] if path.exists() else []
+
+
+def note_use(run: Path, *names: str) -> None:
+    """Note that a run uses files of the shared folder, so that `clean` knows what nobody else needs."""
+    used = files_used(run)
+    if new := [name for name in names if name not in used]:
+        run.mkdir(parents=True, exist_ok=True)
+        write_json(run / USED, {"files": [*used, *new]})
+
+
+def link_files(source: Path, run: Path) -> None:
+    """Lend a run the feature maps of another folder; a name says what a file holds, so only a fitting one is used."""
+    target = shared_folder(run)
+    for pattern in ("*.f16", "*.json"):  # the description last: a file without one is not used
+        for file in sorted(source.glob(pattern)):
+            target.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # it is there already, or on another disk
+                os.link(file, target / file.name)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove feature maps that a killed process was computing."""
+    for path in folder.glob("*.partial"):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Wait for other programs that compute the same file; where nothing may be written, none does."""
+    read_only = path.parent.exists() and not os.access(path.parent, os.W_OK)
+    with nullcontext() if read_only else file_lock(path.with_suffix(".lock")):
+        yield
+
+
+@dataclass(frozen=True)
+class EvalBatches:
+    """Every view in order for a finished tree: cached maps of its backbone, or images through its network."""
+
+    entries: Sequence[Entry]
+    maps: FeatureMaps | None
+    dataset: ViewDataset
+    batch_size: int = _EVAL_BATCH
+    workers: int = 0
+    strict: bool = False
+
+    def inputs(self) -> Iterator[Inputs]:
+        """Iterate over cached maps or images."""
+        if self.maps is not None:
+            yield from self.maps.batches(self.batch_size)
+            return
+        loader = make_loader(self.dataset, self.batch_size, workers=self.workers, strict=self.strict)
+        for batch in loader.epoch(0):
+            yield Inputs(batch.images, batch.labels, batch.entries)
+
+    def encoded(self, features: FeatureExtractor, device: torch.device | None = None) -> Iterator[MapBatch]:
+        """Iterate over feature maps with labels and indices."""
+        network = None if self.maps is not None else frozen_features(features)
+        features.eval()
+        for batch in self.inputs():
+            if len(batch.labels):
+                with torch.inference_mode():
+                    values = batch.values.to(device)
+                    feature_map = network(values) if network is not None else features.from_map(values)
+                yield feature_map.clone(), batch.labels.to(device), batch.entries.to(device)
+
+
+def eval_batches(
+    features: FeatureExtractor, dataset: ViewDataset, *, run: Path | None = None, workers: int = 0
+) -> EvalBatches:
+    """Prepare every view for a finished tree: from what its run has cached, else through the network."""
+    maps = FeatureCache(run).find(features.backbone, dataset) if run is not None else None
+    return EvalBatches(dataset.entries, maps, dataset, workers=workers)
+
 
 @dataclass(frozen=True)
 class StoredMaps:
-    """The feature map of each view that could be read, with the entry it belongs to."""
+    """The feature map of each view that could be read, under one tree's network, with the entry it belongs to."""
 
-    cache: MapCache
-    is_rounded: bool = False  # made from borders, which have 11 bits: right but for the last digits
+    cache: FeatureMaps
+    is_rounded: bool = False  # made from cached maps of the backbone, which have 11 bits: right but for rounding
 
     @cached_property
-    def _places(self) -> list[int]:
-        return [place for place in range(len(self.cache.entries)) if place not in self.cache.unreadable]
+    def _indices(self) -> list[int]:
+        return [index for index in range(len(self.cache.entries)) if index not in self.cache.unreadable]
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        return tuple(self.cache.entries[place] for place in self._places)
+        return tuple(self.cache.entries[index] for index in self._indices)
 
     @cached_property
     def labels(self) -> Int[Tensor, " M"]:
         return torch.tensor([entry.sample.label for entry in self.entries], dtype=torch.long)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def maps(self, chosen: Sequence[int]) -> Float[Tensor, "M D H W"]:
-        """Some of the maps."""
-        return self.cache.read([self._places[row] for row in chosen], 0).values
+        """Read some of the maps."""
+        return self.cache.read([self._indices[row] for row in chosen]).values
 
     def batches(self, chosen: Sequence[int] | None = None) -> Iterator[MapBatch]:
-        """The maps, all or some, with their labels and rows."""
+        """Iterate over the maps, all or some, with their labels and rows."""
         wanted = list(range(len(self)) if chosen is None else chosen)
         for start in range(0, len(wanted), _ROWS):
-            index = wanted[start : start + _ROWS]
-            yield self.maps(index), self.labels[index], torch.tensor(index)
+            rows = wanted[start : start + _ROWS]
+            yield self.maps(rows), self.labels[rows], torch.tensor(rows)
 
     @torch.no_grad()
     def nearest(self, prototypes: Float[Tensor, "n D H1 W1"], forbidden: Forbidden | None = None) -> NearestPatches:
-        """Eq. 1 for each view and prototype: a view all of whose patches are forbidden is infinitely far."""
-        found = [nearest_patches(maps, prototypes) for maps, _, _ in self.batches()]
-        distance = torch.cat([batch.distance for batch in found])
-        patch = torch.cat([batch.patch for batch in found])
+        """Eq. 1 for each view and prototype; a view all of whose patches are forbidden is infinitely far."""
+        batches = [nearest_patches(maps, prototypes) for maps, _, _ in self.batches()]
+        distance = torch.cat([batch.distance for batch in batches])
+        patch = torch.cat([batch.patch for batch in batches])
         for row, mask in (forbidden or {}).items():
             patches = extract_patches(self.maps([row]), (prototypes.shape[2], prototypes.shape[3]))[0]
-            apart = torch.linalg.vector_norm(patches[:, None] - prototypes.flatten(1), dim=2)  # P n
-            distance[row], patch[row] = apart.masked_fill(mask[:, None], torch.inf).min(dim=0)
+            dists = torch.linalg.vector_norm(patches[:, None] - prototypes.flatten(1), dim=2)  # P n
+            distance[row], patch[row] = dists.masked_fill(mask[:, None], torch.inf).min(dim=0)
         return NearestPatches(distance, patch)
 
 
-def cache_size(backbone: Backbone, n_entries: int, variants: int) -> int:
-    """Bytes that the cache of the frozen trunk will take on disk."""
-    return n_entries * variants * int(np.prod(_border_shape(backbone))) * 2
-
-
-def cache_borders(
-    backbone: Backbone,
-    dataset: ViewDataset,
-    folder: Path,
-    *,
-    variants: int = 1,
-    workers: int = 0,
-    tick: Tick | None = None,
-    run: Path | None = None,
-    engine: str = TORCH,
-) -> MapCache:
-    """The trunk's output for every entry, from disk if it is there, else computed now.
-
-    `run` is the folder of the run that uses it; one that an earlier version made may have maps of its own.
-    """
-    options = {"variants": variants, "workers": workers, "tick": tick, "run": run, "engine": engine}
-    return cache_all_borders(backbone, [dataset], folder, **options)[0]  # type: ignore[arg-type]
-
-
-def cache_all_borders(
-    backbone: Backbone,
-    datasets: Sequence[ViewDataset],
-    folder: Path,
-    *,
-    variants: int = 1,
-    workers: int = 0,
-    tick: Tick | None = None,
-    run: Path | None = None,
-    engine: str = TORCH,
-    begin: Callable[[int], None] | None = None,
-) -> list[MapCache]:
-    """The same for several data sets of the same photos, each of which is decoded once for all of them.
-
-    `begin` hears how many views have to be looked at, before they are.
-    """
-    if variants < 1:
-        raise TrainError(f"expected at least one cached view of each photo, got {variants}")
-    names = [_border_name(backbone, dataset, variants) for dataset in datasets]
-    shapes = [(variants, len(dataset), *_border_shape(backbone)) for dataset in datasets]
-
-    def files(chosen: str) -> list[MapFile]:
-        places = zip(names, shapes, strict=True)
-        return [_place(folder, run, _file_name(name, chosen), shape) for name, shape in places]
-
-    found = files(engine)
-    if begin is not None:
-        begin(variants * sum(len(one) for one, file in zip(datasets, found, strict=True) if not file.is_complete))
-    if distributed.any_process(not all(file.is_complete for file in found)):
-        with distributed.one_after_the_other():  # the first may have to convert it
-            trunk = frozen(backbone, engine, threads=1)  # every core looks at photos of its own
-        found = files(trunk.engine)
-        device = next(backbone.parameters()).device
-
-        def fill(missing: list[int]) -> None:
-            wanted = [datasets[number] for number in missing]
-            make = partial(
-                from_photos, wanted, lambda images: trunk(images).half(), variants=variants, workers=workers,
-                device=device,
-            )  # fmt: skip
-            Job([found[number] for number in missing], make, tick).run()
-
-        fill_missing(found, fill)
-    if run is not None:
-        for file in found:
-            if file.path.parent != run / OWN_CACHE:
-                note_use(run, file.path.name)
-    return [_opened(file, dataset) for file, dataset in zip(found, datasets, strict=True)]
-
-
-def kept_borders(
-    backbone: Backbone,
-    dataset: ViewDataset,
-    run: Path,
-    among: Sequence[ViewDataset] = (),
-    engines: Sequence[str] = (ONNXRUNTIME, TORCH),
-) -> MapCache | None:
-    """The backbone's maps of every entry, at all its looks, where a run or those beside it have them; none is computed.
-
-    Maps of another set of views are as good, if it has these views among others.
-    """
-    whole = copy.copy(backbone).unsplit()
-    wanted = {_key(entry) for entry in dataset.entries}
-    sets = (dataset, *(other for other in among if wanted <= {_key(entry) for entry in other.entries}))
-
-    def found(share: float, engine: str) -> MapCache | None:
-        for wider in (one.looking(share) for one in sets):
-            name, shape = _border_name(whole, wider, 1), (1, len(wider), backbone.n_channels, *backbone.map_size)
-            file = _place(shared_folder(run), run, _file_name(name, engine), shape)
-            if file.is_complete:
-                own = _opened(file, wider)
-                return own if wider.entries is dataset.entries else own.same(dataset.entries)
-        return None
-
-    for engine in engines:
-        crops = [one for share in backbone.crops if (one := found(share, engine)) is not None]
-        if len(crops) == len(backbone.crops):
-            return MapCache.stack_crops(crops)
-    return None
-
-
-def kept_sets(data: ImageData, source_views: Views, preprocessing: Preprocessing) -> list[ViewDataset]:
-    """The sets of views whose maps runs keep: of training photos, of test photos, or of both, divided in parts."""
-    sets = ((data.train, source_views), (data.test, evaluation_views), (data.every, source_views))
-    return [ViewDataset(samples, views, preprocessing) for samples, views in sets]
-
-
-def cache_features(
-    tree: ProtoTree, dataset: ViewDataset, folder: Path, tick: Tick | None = None, kept: MapCache | None = None
+def cache_tree_features(
+    tree: ProtoTree, dataset: ViewDataset, folder: Path, tick: Tick | None = None, kept: FeatureMaps | None = None
 ) -> StoredMaps:
-    """The feature map of every view under the tree's own network, from disk if it is there, else computed now.
+    """Return the feature map of every view under the tree's own network, computing what is missing.
 
-    `kept` are the backbone's maps of the same entries, where there are any: only the head is left to do.
+    `kept` are cached maps of the backbone for the same entries: then only the head is left to run.
     """
-    name = _feature_name(tree, dataset) if kept is None else f"{_feature_name(tree, dataset)}-kept"
-    backbone = tree.features.backbone
-    n_rows, n_columns = backbone.map_size
-    shape = (1, len(dataset), tree.features.prototype_dim, len(backbone.crops) * n_rows, n_columns)
-    file, device = MapFile(folder / f"{name}.f32", shape), tree.prototypes.device
-
-    def make() -> Made:
-        if kept is not None:
-            return _from_borders(tree, kept)
-        network = frozen_features(tree.features, threads=1)
-        return from_photos([dataset], network, variants=1, workers=0, device=device)
-
-    fill_missing([file], lambda _: Job([file], make, tick).run())
-    return StoredMaps(_opened(file, dataset), is_rounded=kept is not None)
-
-
-def _from_borders(tree: ProtoTree, kept: MapCache) -> Made:
-    """The head on kept maps of the backbone; with several processes each does its share."""
-    features, device = tree.features.eval(), tree.prototypes.device
-    starts = range(0, len(kept.entries), _ROWS)
-    for start in starts[distributed.shard().rank :: distributed.shard().world_size]:
-        inputs = kept.read(range(start, min(start + _ROWS, len(kept.entries))), 0)
-        with torch.inference_mode():
-            yield 0, inputs.entries.tolist(), features.from_map(inputs.values.to(device)).float().contiguous().cpu()
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Removes maps that a killed process was computing, so that they are computed again."""
-    for path in folder.glob("*.partial"):
-        path.unlink(missing_ok=True)
-
-
-def _key(entry: Entry) -> tuple[Path, View]:
-    return entry.sample.path, entry.view
-
-
-def _place(folder: Path, run: Path | None, name: str, shape: tuple[int, ...]) -> MapFile:
-    """Where a file of maps will be, or is: a complete one is used also where nothing may be written."""
-    for known in (run / OWN_CACHE, folder_beside(run)) if run is not None else ():
-        if known != folder and (file := MapFile(known / name, shape)).is_complete:
-            return file
-    return MapFile(folder / name, shape)
-
-
-def _file_name(name: str, engine: str) -> str:
-    """Maps of two engines differ in their last digits and never mix."""
-    return f"{name}.f16" if engine == TORCH else f"{name}-{engine}.f16"
-
-
-def _opened(file: MapFile, dataset: ViewDataset) -> MapCache:
-    return MapCache((file.rows(),), dataset.entries, file.unreadable())
-
-
-def _border_shape(backbone: Backbone) -> tuple[int, ...]:
-    size, was_training = backbone.preprocessing.size, backbone.training
-    with torch.inference_mode():
-        device = next(backbone.parameters()).device
-        shape = backbone.eval().trunk(torch.zeros(1, 3, size, size, device=device)).shape[1:]
-    backbone.train(was_training)
-    return tuple(shape)
-
-
-def _border_name(backbone: Backbone, dataset: ViewDataset, variants: int) -> str:
-    digest = hashlib.sha256(f"{VERSION} {backbone.name} {backbone.feature_level} {variants} {dataset.seed}".encode())
-    digest.update(repr((dataset.preprocessing, dataset.transform)).encode())
-    for name, tensor in backbone.trunk_state().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    _add_views(digest, dataset)
-    return digest.hexdigest()[:32]
-
-
-def _add_views(digest: "hashlib._Hash", dataset: ViewDataset) -> None:
-    """Photos count by name and content, so that a copied or moved folder is known again."""
-    held = photo_digests(entry.sample.path for entry in dataset.entries)
-    for entry in dataset.entries:
-        path = entry.sample.path  # views at random depend on the name
-        digest.update(repr((path.name, held[path], entry.view)).encode())
-
-
-def _feature_name(tree: ProtoTree, dataset: ViewDataset) -> str:
     backbone = tree.features.backbone
     crops = f" {backbone.crops}" if backbone.crops != FULL_ONLY else ""
-    digest = hashlib.sha256(f"{VERSION} features {backbone.feature_level} {dataset.preprocessing}{crops}".encode())
-    for name, tensor in tree.features.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    _add_views(digest, dataset)
-    return digest.hexdigest()[:32]
+    digest = hashlib.sha256(f"{VERSION} {backbone.feature_level} {dataset.preprocessing}{crops}".encode())
+    _add_tensors(digest, tree.features.state_dict())
+    rows = view_digests(dataset)
+    digest.update(repr((rows, kept is not None)).encode())
+    height, width = backbone.map_size
+    shape = (1, len(dataset), tree.features.prototype_dim, len(backbone.crops) * height, width)
+    file = FeatureFile(folder / f"{digest.hexdigest()[:32]}.f32", shape, rows=rows)
+    device = tree.prototypes.device
+
+    def maps() -> Extracted:
+        if kept is not None:
+            return _head_only(tree, kept)
+        return extract([dataset], frozen_features(tree.features, threads=1), device=device)
+
+    with exclusive(file.path):
+        if not file.is_complete:
+            write_files([file], maps, tick)
+    return StoredMaps(_opened(file, dataset.entries), is_rounded=kept is not None)
+
+
+def _head_only(tree: ProtoTree, kept: FeatureMaps) -> Extracted:
+    features, device = tree.features.eval(), tree.prototypes.device
+    for start in range(0, len(kept.entries), _ROWS):
+        batch = kept.read(range(start, min(start + _ROWS, len(kept.entries))))
+        with torch.inference_mode():
+            yield 0, batch.entries.tolist(), features.from_map(batch.values.to(device)).float().contiguous().cpu()

@@ -1,16 +1,15 @@
-"""Maps computed into files: every photo is decoded once for all its views, by all processes, and a kill leaves nothing
-half-made.
+"""Feature extraction: run a frozen network over views of images into files of feature maps.
 
-A file gets its name only when it is complete, with a description beside it that has its SHA-256 and says which entries
-could not be read. Both are verified when a process first uses the file; a damaged one is computed again.
+A file gets its name only when it is complete, with a description beside it that has its SHA-256, what it was made with,
+which view each row is, and which rows could not be read. Both are verified when a process first uses the file; a
+damaged one is computed again.
 """
 
-import contextlib
 import logging
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,44 +19,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prototree.core.fields import Name, integer, list_of, record, wrong
-from prototree.data.loading import Batch, Loader, ViewDataset, photo_loader
+from prototree.data.loader import Batch, ViewDataset, image_loader
 from prototree.errors import CheckpointError, DataError, TrainError
-from prototree.features.registry import alone
-from prototree.files import amount, file_digest, make_folder, read_json, write_json
-from prototree.training import distributed
+from prototree.io import amount, file_digest, make_folder, read_json, write_json
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
-KINDS = {".f16": np.float16, ".f32": np.float32}
-_VIEWS_AT_ONCE = 32
+DTYPES = {".f16": np.float16, ".f32": np.float32}
+_VIEWS_PER_BATCH = 32
 
 Tick = Callable[[int, int], None]
-"""Called with how many of how many items are done."""
+"""Progress callback: how many of how many items are done."""
 
-Made = Iterator[tuple[int, list[int], Tensor]]
-"""Variant, rows, counted over all files one after the other, and the map of each."""
+Extracted = Iterator[tuple[int, list[int], Tensor]]
+"""Variant, rows (counted over all files one after the other), and the feature map of each row."""
 
 
 @dataclass(frozen=True)
-class MapFile:
-    """A file of maps: V variants × entries × map."""
+class FeatureFile:
+    """A file of feature maps: V variants × rows × map."""
 
     path: Path
     shape: tuple[int, ...]
+    key: str = ""  # what the maps were made with: weights, preprocessing, augmentation, backend
+    rows: tuple[str, ...] = ()  # which view each row is
 
     @property
-    def description(self) -> Path:
+    def header(self) -> Path:
         return self.path.with_suffix(".json")
 
     @property
-    def temporary(self) -> Path:
+    def partial(self) -> Path:
         return self.path.with_suffix(".partial")
 
     @property
     def row_bytes(self) -> int:
-        return int(np.prod(self.shape[2:])) * np.dtype(KINDS[self.path.suffix]).itemsize
+        return int(np.prod(self.shape[2:])) * np.dtype(DTYPES[self.path.suffix]).itemsize
 
     @property
     def n_bytes(self) -> int:
@@ -65,11 +63,11 @@ class MapFile:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is there, whole and undamaged; else it is made again."""
-        if not (self.path.exists() and self.description.exists()):
+        """Whether it is there, whole and undamaged; otherwise it is computed again."""
+        if not (self.path.exists() and self.header.exists()):
             return False
         try:
-            expected, status = self._described()["sha256_maps"], self.path.stat()
+            expected, status = read_header(self.header)["sha256_maps"], self.path.stat()
             if status.st_size != self.n_bytes or _digest_of(self.path, status.st_size, status.st_mtime_ns) != expected:
                 raise CheckpointError(f"{self.path} does not have the content that was written")
         except (CheckpointError, OSError) as error:
@@ -78,41 +76,58 @@ class MapFile:
         return True
 
     def unreadable(self) -> frozenset[int]:
-        """The entries that could not be read, as the description beside it says."""
-        return frozenset(self._described()["unreadable"])
+        """Rows of images that could not be read."""
+        return frozenset(row for row in read_header(self.header)["unreadable"] if row < self.shape[1])
 
-    def describe(self, unreadable: Sequence[int]) -> None:
-        """Write the description, which makes the file complete."""
-        content = {"version": VERSION, "unreadable": list(unreadable), "sha256_maps": file_digest(self.path)}
-        write_json(self.description, content)
-
-    def _described(self) -> dict[str, Any]:
-        described, n_entries = read_json(self.description), self.shape[1]
-        rows = list_of(integer(0, n_entries - 1), 0, n_entries)
-        fields = {"version": integer(VERSION, VERSION), "unreadable": rows, "sha256_maps": _sha256}
-        record(fields)(described, ())
-        return described
-
-    def rows(self) -> np.ndarray:
-        """All of it, read as it is needed."""
-        return np.memmap(self.path, dtype=KINDS[self.path.suffix], mode="r", shape=self.shape)
+    def open(self) -> np.ndarray:
+        """Map the file into memory."""
+        return np.memmap(self.path, dtype=DTYPES[self.path.suffix], mode="r", shape=self.shape)
 
     def reserve(self) -> None:
-        """Takes the disk space before the hours are spent, so that a full disk is known at once."""
-        free, path, size = shutil.disk_usage(self.path.parent).free, self.temporary, self.n_bytes
+        """Allocate the disk space before hours are spent, so that a full disk is known at once."""
+        make_folder(self.path.parent)
+        free = shutil.disk_usage(self.path.parent).free
         try:
-            if free < size:
+            if free < self.n_bytes:
                 raise OSError(28, "No space left on device")
-            with open(path, "wb") as file:
+            with open(self.partial, "wb") as file:
                 if hasattr(os, "posix_fallocate"):  # not on macOS
-                    os.posix_fallocate(file.fileno(), 0, max(size, 1))
-                file.truncate(size)
+                    os.posix_fallocate(file.fileno(), 0, max(self.n_bytes, 1))
+                file.truncate(self.n_bytes)
         except OSError as error:
-            path.unlink(missing_ok=True)
+            self.partial.unlink(missing_ok=True)
             raise TrainError(
-                f"the cache of maps needs {amount(size)} in {path.parent}, {amount(free)} are free "
-                f"({error.strerror}); free some, cache fewer views, or train without a cache"
+                f"the cache of feature maps needs {amount(self.n_bytes)} in {self.path.parent}, {amount(free)} are "
+                f"free ({error.strerror}); free some, cache fewer views, or train without a cache"
             ) from error
+
+    def finish(self, unreadable: Sequence[int]) -> None:
+        """Give a filled file its name and its description."""
+        os.replace(self.partial, self.path)
+        content = {"version": VERSION, "key": self.key, "rows": list(self.rows), "unreadable": list(unreadable)}
+        write_json(self.header, {**content, "sha256_maps": file_digest(self.path)})
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Read and check the description of a file of feature maps."""
+    status = path.stat()
+    return _header_of(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _header_of(path: Path, n_bytes: int, modified: int) -> dict[str, Any]:
+    header = read_json(path)
+    rows, unreadable = header.get("rows"), header.get("unreadable")
+    is_valid = (
+        header.get("version") == VERSION
+        and all(isinstance(header.get(name), str) for name in ("key", "sha256_maps"))
+        and isinstance(rows, list)
+        and isinstance(unreadable, list)
+        and all(isinstance(row, int) and row >= 0 for row in unreadable)
+    )
+    if not is_valid:
+        raise CheckpointError(f"{path} does not describe feature maps of version {VERSION}")
+    return header
 
 
 @lru_cache(maxsize=256)
@@ -121,100 +136,56 @@ def _digest_of(path: Path, n_bytes: int, modified: int) -> str:
     return file_digest(path)
 
 
-def _sha256(value: Any, name: Name) -> None:
-    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
-        raise wrong(name, "a SHA-256", value)
-
-
-def fill_missing(files: Sequence[MapFile], fill: Callable[[list[int]], None]) -> None:
-    """Has the files filled that are missing, by their numbers; of several programs that need them, one does."""
-    with contextlib.ExitStack() as stack:
-        for file in sorted(files, key=lambda one: one.path):  # in one order, so that no two wait for each other
-            stack.enter_context(alone(file.path))
-        needed = [distributed.any_process(distributed.is_first() and not file.is_complete) for file in files]
-        if any(needed):
-            fill([number for number, is_needed in enumerate(needed) if is_needed])
-
-
-@dataclass(frozen=True)
-class Job:
-    """Files to be filled with maps as they are made."""
-
-    files: Sequence[MapFile]
-    make: Callable[[], Made]
-    tick: Tick | None = None
-
-    def run(self) -> None:
-        """All processes fill their rows of the same files; the first gives them their names at the end."""
-        try:
-            if distributed.is_first():
-                for file in self.files:
-                    make_folder(file.path.parent)
-                    file.reserve()
-            distributed.wait_for_all()
-            seen = self._fill()
-            distributed.wait_for_all()
-            if distributed.is_first():
-                self._finish(seen)
-        except BaseException:
-            if distributed.is_first():
-                for file in self.files:
-                    file.temporary.unlink(missing_ok=True)
-            raise
-        distributed.wait_for_all()
-
-    def _fill(self) -> set[int]:
-        """Writes this process's rows; returns the rows that could be made, of all processes."""
-        starts = np.cumsum([0, *(file.shape[1] for file in self.files)])
-        n_rows = sum(file.shape[0] * file.shape[1] for file in self.files) // distributed.shard().world_size
-        seen, done = set[int](), 0
-        with contextlib.ExitStack() as stack:
-            opened = [stack.enter_context(open(file.temporary, "r+b")) for file in self.files]
-            for variant, rows, maps in self.make():
-                for row, one in zip(rows, maps.numpy(), strict=True):
+def write_files(files: Sequence[FeatureFile], maps: Callable[[], Extracted], tick: Tick | None = None) -> None:
+    """Fill files with feature maps as they are computed; a failure leaves nothing half-made."""
+    starts = np.cumsum([0, *(file.shape[1] for file in files)])
+    n_rows, done, seen = sum(file.shape[0] * file.shape[1] for file in files), 0, set[int]()
+    try:
+        for file in files:
+            file.reserve()
+        with ExitStack() as stack:
+            opened = [stack.enter_context(open(file.partial, "r+b")) for file in files]
+            for variant, rows, batch in maps():
+                for row, feature_map in zip(rows, batch.numpy(), strict=True):
                     number = int(np.searchsorted(starts, row, side="right")) - 1
-                    file = self.files[number]
-                    place = (variant * file.shape[1] + row - int(starts[number])) * file.row_bytes
-                    os.pwrite(opened[number].fileno(), one.tobytes(), place)
+                    file = files[number]
+                    offset = (variant * file.shape[1] + row - int(starts[number])) * file.row_bytes
+                    os.pwrite(opened[number].fileno(), feature_map.tobytes(), offset)
                 seen.update(rows)
                 done += len(rows)
-                if self.tick:
-                    self.tick(done, n_rows)
-            for one in opened:
-                os.fsync(one.fileno())
-        parts = distributed.gather(torch.tensor(sorted(seen), dtype=torch.long))
-        if not any(len(part) for part in parts):
-            raise DataError("expected at least one readable photo to cache, got none")
-        return {int(index) for part in parts for index in part}
-
-    def _finish(self, seen: set[int]) -> None:
-        start = 0
-        for file in self.files:
-            os.replace(file.temporary, file.path)
-            unreadable = [row for row in range(file.shape[1]) if start + row not in seen]
-            file.describe(unreadable)
-            start += file.shape[1]
+                if tick:
+                    tick(done, n_rows)
+            for handle in opened:
+                os.fsync(handle.fileno())
+        if not seen:
+            raise DataError("expected at least one readable image to cache, got none")
+        for file, start in zip(files, starts.tolist(), strict=False):
+            file.finish([row for row in range(file.shape[1]) if start + row not in seen])
+    except BaseException:
+        for file in files:
+            file.partial.unlink(missing_ok=True)
+        raise
 
 
-def from_photos(
+def extract(
     datasets: Sequence[ViewDataset],
     encode: Callable[[Tensor], Tensor],
     *,
-    variants: int,
-    workers: int,
+    variants: int = 1,
+    workers: int = 0,
     device: torch.device,
-) -> Made:
-    """The maps of all views of several data sets: each photo is decoded once for all its views of a variant.
+) -> Extracted:
+    """Run the network over all views of several data sets; each image is decoded once for all its views of a variant.
 
-    On a CPU every core reads photos and looks at them, in turn; elsewhere processes read and the device looks.
+    On a CPU every thread reads images and runs the network on them; on a GPU processes read.
     """
-    loader: Loader = photo_loader(datasets, _VIEWS_AT_ONCE, shard=distributed.shard(), workers=workers)
+    loader = image_loader(datasets, _VIEWS_PER_BATCH, workers=workers)
 
-    def looked_at(batch: Batch) -> tuple[list[int], Tensor]:
+    def encoded(batch: Batch) -> tuple[list[int], Tensor]:
         with torch.inference_mode():
             maps = encode(batch.images.to(device)).contiguous().cpu() if len(batch.labels) else batch.images
         return batch.entries.tolist(), maps
 
     for variant in range(variants):
-        done = loader.each(variant, looked_at) if device.type == "cpu" else map(looked_at, loader.epoch(variant))
-        yield from ((variant, entries, maps) for entries, maps in done if entries)
+        batches = loader.map(variant, encoded) if device.type == "cpu" else map(encoded, loader.epoch(variant))
+        yield from ((variant, rows, maps) for rows, maps in batches if rows)

@@ -1,1 +1,1 @@
-"""Predict: one image or many, one tree or several; inputs and output files."""
+"""Predictions for one image or many by one tree or several: `predict`, the inputs it reads and the files it writes."""

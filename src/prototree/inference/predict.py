@@ -1,260 +1,373 @@
-"""Many photos, many answers: read ahead in threads, asked in batches, and given back one by one in their order.
+"""Predict the class of one image or of many, by one tree or by an ensemble, with the path through the tree.
 
-A photo that cannot be read is a prediction with a reason, and nothing stops.
+Many images are read ahead in threads and go through the network in batches; one that cannot be read becomes a
+prediction with an error, and nothing stops.
 
-Notation used for tensor shapes: B batch, N photos.
+Notation used for tensor shapes: B batch, K classes.
 """
 
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
 from prototree.backbones.inference import frozen_features
 from prototree.backbones.preprocessing import Preprocessing
+from prototree.core.ensemble import Ensemble, TreeVote, average, tree_vote
 from prototree.core.model import ProtoTree, TreePrediction
-from prototree.core.strategies import Strategy
-from prototree.data.transforms import to_input
+from prototree.core.topology import Strategy
+from prototree.data.images import from_pillow, load_image
+from prototree.data.transforms import eval_transform
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.tables import percent
-from prototree.inference.answers import Answer, answers, expect_share, opened, tree_of
-from prototree.inference.inputs import Listed, is_frame, listed_in_frame, listed_photos
-from prototree.run import Run
+from prototree.explanation.records import UNKNOWN, Doubt
+from prototree.inference.io import ListedImage, is_frame, list_frame, list_images, names_one_image
+from prototree.run import Run, run_or_tree_at
 
 BATCH, DEFAULT_TOP = 32, 5
 
-Photo = str | Path | Listed | Image.Image | np.ndarray | Tensor
-"""A file or a folder of them, a PIL image, or one or many photos as 8-bit numbers (… height width 3; tensors … 3 height
-width); a tensor of floating-point numbers is taken as preprocessed already."""
+Model = Run | ProtoTree | str | Path
+Models = Model | Sequence[Model]
+Many = list[Any] | tuple[Any, ...] | Iterator[Any]
+ImageLike = str | Path | ListedImage | Image.Image | np.ndarray | Tensor
+"""A file, a PIL image, or 8-bit pixels (height width 3; tensors 3 height width), of one image or of many (with one more
+dimension in front). A tensor of floating-point numbers is taken as preprocessed already."""
+Vote = Callable[[Tensor], list[TreeVote]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node on the path of an image."""
+
+    node: int  # counted from 1, level by level
+    nearer: str | None  # of a pairwise node: the patch that was nearer, such as 7R, the right one of node 7
+    farther: str | None
+    goes_right: bool
+    p_right: float
+    text: str  # `has “red chest”`, or `more like 7R than 7L`: patches by the user's notes where there are some
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A tree's answer for one of many photos.
+    """The class that a tree or an ensemble predicts for one image.
 
     Examples:
-        >>> one = prototree.predict("runs/photos", "bird.jpg")[0]
-        >>> one.name, one.problem, len(one.top)
-        ('bird.jpg', '', 3)
+        >>> one = prototree.predict("runs/photos", "bird.jpg")
+        >>> one.prediction in ("bluebird", "cardinal", "greenfinch"), one.abstained, 0 <= one.confidence <= 1
+        (True, False, True)
+        >>> one.path[0].node, len(one.class_probs)
+        (1, 3)
     """
 
-    name: str  # the file, or the photo's number
-    answer: Answer | None  # None where the photo could not be read
-    problem: str = ""  # why
-    top: tuple[tuple[str, float], ...] = ()  # the likeliest classes and their probabilities by the whole tree (Eq. 4)
-    truth: str | None = None  # the class that a list says
+    image: str | None = None  # its path, if it has one
+    predicted_class: str | None = None  # the best guess, also when abstaining; None only if there is an error
+    label: str | None = None  # the true class, if a list says it
+    confidence: float | None = None  # calibrated probability that the prediction is right; None when abstaining
+    probability: float | None = None  # of the predicted class over all paths (Eq. 4)
+    abstain_reason: str = ""
+    path: tuple[Step, ...] = ()  # of an ensemble: through the first tree that predicts this class
+    class_probs: Mapping[str, float] = field(default_factory=dict)  # over all paths, most probable classes first
+    error: str = ""  # why the image could not be read
 
     @property
-    def said(self) -> str:
-        """The label, "I don't know", or nothing if the photo could not be read."""
-        return self.answer.said if self.answer is not None else ""
+    def abstained(self) -> bool:
+        """Whether the model abstains ("I don't know")."""
+        return bool(self.abstain_reason)
 
-    def words(self, notes: Mapping[int, str] | None = None, *, with_top: bool = False) -> str:
-        """One line of text, perhaps with the likeliest classes."""
-        if self.answer is None:
-            return f"{self.name}: not read ({self.problem})"
-        classes = ", ".join(f"{label} {percent(probability)}" for label, probability in self.top) if with_top else ""
-        return f"{self.name}: {self.answer.words(notes)}" + (f"; by all leaves: {classes}" if classes else "")
+    @property
+    def prediction(self) -> str | None:
+        """The predicted class; None when abstaining, or if the image could not be read."""
+        return None if self.abstained else self.predicted_class
+
+    def to_text(self, *, with_top: bool = False) -> str:
+        """Write one line: the prediction, its confidence and its path, perhaps with the most probable classes."""
+        start = f"{self.image}: " if self.image is not None else ""
+        if self.error:
+            return f"{start}not read ({self.error})"
+        path = ", ".join(step.text for step in self.path) or "no question asked"
+        if self.confidence is None:
+            text = f"{UNKNOWN} (best guess {self.predicted_class}): {self.abstain_reason} {path}"
+        else:
+            text = f"{self.predicted_class} ({percent(self.confidence)} confidence): {path}"
+        classes = ", ".join(f"{name} {percent(p)}" for name, p in self.class_probs.items()) if with_top else ""
+        return start + text + (f"; over all paths: {classes}" if classes else "")
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the columns of a prediction file as plain data."""
+        return {
+            "path": self.image,
+            "prediction": self.prediction,
+            "predicted_class": self.predicted_class,
+            "label": self.label,
+            "confidence": None if self.confidence is None else round(self.confidence, 4),
+            "abstained": self.abstained,
+            "abstain_reason": self.abstain_reason,
+            "error": self.error,
+            "steps": [{**asdict(step), "p_right": round(step.p_right, 4)} for step in self.path],
+            "class_probs": {name: round(p, 4) for name, p in self.class_probs.items()},
+        }
 
 
-def open_for_predicting(run: str | Path | Run) -> tuple[ProtoTree, Mapping[int, str]]:
-    """A run's last tree, on the GPU where there is one, and the user's words about its prototypes."""
-    run = Run.open(run)
-    return run.tree().to("cuda" if torch.cuda.is_available() else "cpu"), run.notes
-
-
+@overload
 def predict(
-    run_or_tree: Run | ProtoTree | str | Path,
-    photos: Photo | Iterable[Photo],
-    *,
-    strategy: Strategy = "greedy",
-    top: int = DEFAULT_TOP,
-    min_confidence: float = 0.0,
-) -> list[Prediction]:
-    """A tree's answers for many photos, as a list; `predict_each` gives them one by one.
+    model: Models, images: Many, *, strategy: Strategy = ..., top: int = ..., min_confidence: float = ...
+) -> list[Prediction]: ...
+@overload
+def predict(
+    model: Models, images: Any, *, strategy: Strategy = ..., top: int = ..., min_confidence: float = ...
+) -> Any: ...
+def predict(
+    model: Models, images: Any, *, strategy: Strategy = "greedy", top: int = DEFAULT_TOP, min_confidence: float = 0.0
+) -> Prediction | list[Prediction]:
+    """Predict one image, or a list for many: a folder, a pattern, a CSV list, a DataFrame, a batch or any iterable.
 
-    An answer that is less sure than `min_confidence` is "I don't know".
+    `model` is a run, its path, a tree, or several of them, which are averaged as an ensemble. The answer is that of
+    the greedy path, which is the one that explanations show. A prediction below `min_confidence` abstains. One image
+    that cannot be read is a `DataError`; among many, it is a prediction with an `error`.
 
     Examples:
+        >>> predict("runs/photos", "bird.jpg").predicted_class in ("bluebird", "cardinal", "greenfinch")
+        True
         >>> found = predict("runs/photos", "holiday/")
-        >>> len(found), found[0].name
+        >>> len(found), found[0].image
         (4, 'holiday/bluebird.png')
-        >>> len(predict("runs/photos", np.zeros((2, 40, 40, 3), np.uint8)))  # photos × height × width × 3
+        >>> len(predict("runs/photos", np.zeros((2, 40, 40, 3), np.uint8)))  # images × height × width × 3
         2
     """
-    return list(predict_each(run_or_tree, photos, strategy=strategy, top=top, min_confidence=min_confidence))
+    predictions = list(iter_predictions(model, images, strategy=strategy, top=top, min_confidence=min_confidence))
+    if not _is_one_image(images):
+        return predictions
+    if predictions[0].error:
+        raise DataError(f"{predictions[0].image or 'the image'} {predictions[0].error}")
+    return predictions[0]
 
 
-def predict_each(
-    run_or_tree: Run | ProtoTree | str | Path,
-    photos: Photo | Iterable[Photo],
+def iter_predictions(
+    model: Models,
+    images: ImageLike | Iterable[ImageLike],
     *,
     strategy: Strategy = "greedy",
     top: int = DEFAULT_TOP,
     min_confidence: float = 0.0,
+    notes: Mapping[int, str] | None = None,
     batch_size: int = BATCH,
     threads: int = 0,
 ) -> Iterator[Prediction]:
-    """Like `predict`, but gives the answers one by one, for any number of photos.
+    """Predict any number of images one by one; `threads` read them while the network runs (0: one per core).
 
-    `threads` read photos while the network runs; 0: one per core.
-
-    Examples:
-        >>> for one in predict_each("runs/photos", "bird.jpg"):
-        ...     print(one.name, one.problem or "read")
-        bird.jpg read
+    `notes` are the user's words for the prototypes of a single tree; those of a run are known.
     """
     if batch_size < 1 or threads < 0 or top < 0:
         raise ConfigError(f"expected batch_size >= 1, threads >= 0 and top >= 0, got {batch_size}, {threads} and {top}")
-    expect_share(min_confidence)
-    tree = tree_of(run_or_tree).eval()
-    teller = _Teller(tree, strategy, top, min_confidence)
-    items = _read_ahead(_items(photos, tree.preprocessing), threads or os.cpu_count() or 1, 2 * batch_size)
-    decide: Callable[[Tensor], TreePrediction] = tree.predict
-    for number, batch in enumerate(_batched(items, batch_size)):
-        if number == 0 and sum(one.image is not None for one in batch) == batch_size:
-            decide = _quick(tree)  # worth its start where there are many
-        yield from teller.tell(batch, decide)
+    check_min_confidence(min_confidence)
+    trees, own_notes = open_models(model)
+    vote: Vote = Ensemble(trees).votes  # refuses trees that do not fit together
+    predictor = _Predictor(trees, [notes] if notes is not None else own_notes, strategy, top, min_confidence)
+    preprocessing = trees[0].preprocessing
+    items = _read_ahead(_items(images, preprocessing), threads or os.cpu_count() or 1, 2 * batch_size)
+    for number in itertools.count():
+        if not (batch := list(itertools.islice(items, batch_size))):
+            return
+        is_full = sum(item.pixels is not None for item in batch) == batch_size
+        if number == 0 and is_full and len(trees) == 1:  # folding is worth its start; an ensemble shares its backbone
+            vote = _folded(trees[0])
+        yield from predictor.predict_batch(batch, vote)
+
+
+def check_min_confidence(min_confidence: float) -> None:
+    """Refuse a `min_confidence` outside 0 to 1, and say what a percentage would be."""
+    if not 0 <= min_confidence <= 1:
+        meant = f"; did you mean {min_confidence / 100:g}?" if 1 < min_confidence <= 100 else ""
+        raise ConfigError(f"expected min_confidence from 0 to 1, got {min_confidence:g}{meant}")
+
+
+def open_models(model: Models) -> tuple[list[ProtoTree], list[Mapping[int, str]]]:
+    """Load the tree of each model, on the GPU where there is one, with the user's notes on its prototypes."""
+    models: Sequence[Model] = model if isinstance(model, list | tuple) else [model]  # type: ignore[list-item]
+    opened = [run_or_tree_at(one) for one in models]
+    trees = [one.tree() if isinstance(one, Run) else one for one in opened]
+    if torch.cuda.is_available():
+        trees = [tree if tree in models else tree.to("cuda") for tree in trees]
+    return [tree.eval() for tree in trees], [one.notes if isinstance(one, Run) else {} for one in opened]
+
+
+def abstentions(tree: ProtoTree, predicted: TreePrediction) -> list[Doubt | None]:
+    """Find out why a tree abstains from each image; None where it answers."""
+    reasons: list[Doubt | None] = []
+    for image, abstained in enumerate(predicted.abstained.tolist()):
+        ood_score, node = float(predicted.ood_score[image]), None
+        if ood_score > tree.calibration.max_ood_score:
+            node = int(predicted.greedy.nodes[image, predicted.distance_ratio[image].argmax()])
+        reasons.append(Doubt(node, ood_score) if abstained else None)
+    return reasons
+
+
+def make_step(
+    tree: ProtoTree, node: int, goes_right: bool, p_right: float, notes: Mapping[int, str] | None = None
+) -> Step:
+    """Describe a decision of a tree at the node of this index, with the user's words for its prototypes."""
+    number, n_nodes = node + 1, tree.topology.n_nodes
+
+    def name(prototype: int, plain: str) -> str:
+        note = " ".join((notes or {}).get(prototype, "").split())
+        return f"“{note}”" if note else plain
+
+    if tree.node_function.kind == "presence":
+        text = f"{'has' if goes_right else 'lacks'} {name(node, str(number))}"
+        return Step(number, None, None, goes_right, p_right, text)
+    right, left = (f"{number}R", node), (f"{number}L", node + n_nodes)
+    nearer, farther = (right, left) if goes_right else (left, right)
+    text = f"more like {name(nearer[1], nearer[0])} than {name(farther[1], farther[0])}"
+    return Step(number, nearer[0], farther[0], goes_right, p_right, text)
 
 
 @dataclass(frozen=True)
 class _Item:
-    name: str
-    truth: str | None
+    """An image that was read, or why it was not."""
+
+    image: str | None
+    label: str | None
     read: Callable[[], Tensor]
+    pixels: Tensor | None = None
+    error: str = ""
+
+    def loaded(self) -> "_Item":
+        try:
+            return _Item(self.image, self.label, self.read, self.read())
+        except DataError as error:  # a line begins with the name of the image anyway
+            return _Item(self.image, self.label, self.read, error=str(error).removeprefix(f"{self.image} "))
 
 
 @dataclass(frozen=True)
-class _Ready:
-    item: _Item
-    image: Tensor | None
-    problem: str
+class _Predictor:
+    """Trees that predict batches of images."""
 
-
-@dataclass(frozen=True)
-class _Teller:
-    """Asks the tree about batches, and tells its answers."""
-
-    tree: ProtoTree
+    trees: list[ProtoTree]
+    notes: list[Mapping[int, str]]
     strategy: Strategy
     top: int
     min_confidence: float
 
     @torch.inference_mode()
-    def tell(self, batch: list[_Ready], decide: Callable[[Tensor], TreePrediction]) -> list[Prediction]:
-        readable = [one.image for one in batch if one.image is not None]
-        told: Iterator[tuple[Answer, tuple[tuple[str, float], ...]]] = iter(())
-        if readable:
-            decisions = decide(torch.stack(readable).to(self.tree.prototypes.device))
-            said = answers(self.tree, decisions, self.strategy, self.min_confidence)
-            told = zip(said, self._likeliest(decisions), strict=True)
-        predictions = []
-        for one in batch:
-            if one.image is None:
-                predictions.append(Prediction(one.item.name, None, one.problem, truth=one.item.truth))
-            else:
-                answer, likeliest = next(told)
-                predictions.append(Prediction(one.item.name, answer, "", likeliest, one.item.truth))
-        return predictions
+    def predict_batch(self, batch: list[_Item], vote: Vote) -> list[Prediction]:
+        """Predict the images of a batch that could be read; the others keep their error."""
+        pixels = [item.pixels for item in batch if item.pixels is not None]
+        votes = vote(torch.stack(pixels).to(self.trees[0].prototypes.device)) if pixels else []
+        answers = iter(self._answers(votes) if votes else ())
+        return [
+            Prediction(item.image, label=item.label, error=item.error, **({} if item.pixels is None else next(answers)))
+            for item in batch
+        ]
 
-    def _likeliest(self, decisions: TreePrediction) -> list[tuple[tuple[str, float], ...]]:
-        found = decisions.soft.topk(min(self.top, self.tree.n_classes), dim=1)
-        names = self.tree.class_names
-        rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
-        return [tuple((names[k], p) for k, p in zip(*row, strict=True)) for row in rows]
+    def _answers(self, votes: list[TreeVote]) -> Iterator[dict[str, Any]]:
+        """Decide each image of a batch, and explain by the path of the first tree that decides so."""
+        each, names = [vote.decisions for vote in votes], self.trees[0].class_names
+        soft, labels = average(votes, "soft"), average(votes, self.strategy).argmax(dim=1)
+        probability = soft.gather(1, labels[:, None])[:, 0]
+        confidence = each[0].confidence if len(each) == 1 else probability  # an ensemble is not calibrated
+        doubts = [abstentions(tree, predicted) for tree, predicted in zip(self.trees, each, strict=True)]
+        likeliest = soft.topk(min(self.top, len(names)), dim=1)
+        for i, label in enumerate(labels.tolist()):
+            why, sure = [doubt.reason for own in doubts if (doubt := own[i]) is not None], float(confidence[i])
+            below = f"Less than the {percent(self.min_confidence)} confidence that was asked for."
+            reason = why[0] if len(why) == len(each) else below if sure < self.min_confidence else ""
+            first = next((t for t, own in enumerate(each) if int(own.labels(self.strategy)[i]) == label), 0)
+            path = each[first].path(self.strategy)
+            columns = (path.nodes[i].tolist(), path.goes_right[i].tolist(), path.p_right[i].tolist())
+            steps = (make_step(self.trees[first], *step, self.notes[first]) for step in zip(*columns, strict=True))
+            classes = zip(likeliest.indices[i].tolist(), likeliest.values[i].tolist(), strict=True)
+            yield {
+                "predicted_class": names[label],
+                "confidence": None if reason else sure,
+                "probability": float(probability[i]),
+                "abstain_reason": reason,
+                "path": tuple(step for step in steps if step.node > 0),
+                "class_probs": {names[k]: p for k, p in classes},
+            }
 
 
-def _quick(tree: ProtoTree) -> Callable[[Tensor], TreePrediction]:
-    """The tree's answers from its network as it runs fastest, the same but for the last digits."""
+def _folded(tree: ProtoTree) -> Vote:
+    """Fold batch norm into the convolutions: the same votes but for rounding."""
     features = frozen_features(tree.features)
-    return lambda images: tree.decide(tree.route(features(images)))
+    return lambda images: [tree_vote(tree, tree.forward_features(features(images)))]
 
 
-def _items(photos: Photo | Iterable[Photo], preprocessing: Preprocessing) -> Iterator[_Item]:
-    number = itertools.count()
-    is_one = isinstance(photos, str | bytes | Path | Listed | Image.Image | np.ndarray | Tensor)
-    every: Iterable[Any] = [photos] if is_one or not isinstance(photos, Iterable) else photos
-    if is_frame(photos):
-        every = listed_in_frame(photos)
-    for photo in every:
-        if isinstance(photo, Listed):
-            yield _file(photo, preprocessing)
-        elif isinstance(photo, str | Path):
-            yield from (_file(one, preprocessing) for one in listed_photos([photo]))
+def _is_one_image(images: Any) -> bool:
+    if isinstance(images, str | Path):
+        return names_one_image(images)
+    if isinstance(images, np.ndarray | Tensor):
+        return images.ndim == 3
+    return isinstance(images, Image.Image | ListedImage)
+
+
+def _items(images: Any, preprocessing: Preprocessing) -> Iterator[_Item]:
+    is_one = isinstance(images, str | bytes | Path | ListedImage | Image.Image | np.ndarray | Tensor)
+    if is_frame(images):
+        images = list_frame(images)
+    for image in [images] if is_one or not isinstance(images, Iterable) else images:
+        if isinstance(image, str | Path | ListedImage):
+            for listed in [image] if isinstance(image, ListedImage) else list_images([image]):
+                yield _Item(str(listed.path), listed.label, partial(_input, listed.path, preprocessing))
         else:
-            yield from (_Item(str(next(number)), None, read) for read in _readers(photo, preprocessing))
+            yield from (_Item(None, None, read) for read in _readers(image, preprocessing))
 
 
-def _file(listed: Listed, preprocessing: Preprocessing) -> _Item:
-    return _Item(str(listed.path), listed.label, partial(_seen, listed.path, preprocessing))
+def _input(image: str | Path | Image.Image | np.ndarray, preprocessing: Preprocessing) -> Float[Tensor, "3 h w"]:
+    """Decode an image as upright RGB (a large one at a fraction of its size) and preprocess it."""
+    if isinstance(image, str | Path):
+        pixels = load_image(image, at_least=preprocessing.resize).image
+    else:
+        pixels = from_pillow(image).image if isinstance(image, Image.Image) else Image.fromarray(image)
+    return eval_transform(pixels, preprocessing)
 
 
-def _seen(photo: str | Path | Image.Image | np.ndarray, preprocessing: Preprocessing) -> Tensor:
-    return to_input(opened(photo, preprocessing.resize), preprocessing)
+def _readers(image: Any, preprocessing: Preprocessing) -> list[Callable[[], Tensor]]:
+    """Split pixels of one image or of a batch; each part becomes a function that makes the network's input."""
+    if isinstance(image, Image.Image):
+        return [partial(_input, image, preprocessing)]
+    if not isinstance(image, np.ndarray | Tensor):
+        raise DataError(f"expected a path, a PIL image, a uint8 array or a tensor, got {type(image).__name__}")
+    shape, size, is_tensor = tuple(image.shape), preprocessing.size, isinstance(image, Tensor)
+    is_float = isinstance(image, Tensor) and image.dtype.is_floating_point  # preprocessed already
+    layout = "3×height×width" if is_tensor else "height×width×3"
+    is_image = len(shape) in (3, 4) and shape[-3 if is_tensor else -1] == 3
+    if not is_image or not (is_float or str(image.dtype).removeprefix("torch.") == "uint8"):
+        raise DataError(f"expected 8-bit pixels of {layout} or N×{layout}, got {image.dtype} of shape {shape}")
+    if is_float and shape[-2:] != (size, size):
+        raise DataError(
+            f"expected preprocessed tensors of {size}×{size} pixels, got {shape[-2]}×{shape[-1]}; give images as 8-bit "
+            "numbers to have them resized"
+        )
+    if isinstance(image, Tensor) and is_float:
+        return [partial(torch.Tensor.float, one) for one in image.reshape(-1, *shape[-3:]).cpu()]
+    pixels = image.movedim(-3, -1).cpu().numpy() if isinstance(image, Tensor) else image
+    return [partial(_input, one, preprocessing) for one in pixels.reshape(-1, *pixels.shape[-3:])]
 
 
-def _readers(photo: Image.Image | np.ndarray | Tensor, preprocessing: Preprocessing) -> list[Callable[[], Tensor]]:
-    """What makes the network's input of each photo that came as pixels."""
-    if isinstance(photo, Tensor):
-        shape, dtype = tuple(photo.shape), photo.dtype
-        if photo.ndim not in (3, 4) or shape[-3] != 3:
-            raise DataError(
-                f"expected a tensor of N×3×height×width or 3×height×width, got {shape}; move red, green and blue "
-                "there, or give a numpy array of N×height×width×3"
-            )
-        if dtype.is_floating_point:
-            if shape[-2:] != (preprocessing.size, preprocessing.size):
-                raise DataError(
-                    f"expected preprocessed tensors of {preprocessing.size}×{preprocessing.size} pixels, got "
-                    f"{shape[-2]}×{shape[-1]}; give photos as 8-bit numbers to have them resized"
-                )
-            return [partial(torch.Tensor.float, one) for one in photo.reshape(-1, *shape[-3:]).cpu()]
-        photo = photo.movedim(-3, -1).cpu().numpy()
-    if isinstance(photo, np.ndarray):
-        if photo.dtype != np.uint8 or photo.ndim not in (3, 4) or photo.shape[-1] != 3:
-            found = f"{photo.dtype} of shape {photo.shape}"
-            raise DataError(
-                f"expected photos as a uint8 array of N×height×width×3 or height×width×3, got {found}; "
-                "give 8-bit numbers from 0 to 255, red, green and blue in the last dimension"
-            )
-        return [partial(_seen, one, preprocessing) for one in photo.reshape(-1, *photo.shape[-3:])]
-    if not isinstance(photo, Image.Image):
-        raise DataError(f"expected a path, a PIL image, a uint8 array or a tensor, got {type(photo).__name__}")
-    return [partial(_seen, photo, preprocessing)]
-
-
-def _read_ahead(items: Iterator[_Item], threads: int, ahead: int) -> Iterator[_Ready]:
-    """The items in their order, each read by one of some threads, at most `ahead` of them waiting."""
-    waiting: deque[Future[_Ready]] = deque()
+def _read_ahead(items: Iterator[_Item], threads: int, ahead: int) -> Iterator[_Item]:
+    """Read the items in threads and yield them in order, with at most `ahead` of them waiting."""
+    waiting: deque[Future[_Item]] = deque()
     pool = ThreadPoolExecutor(threads)
     try:
         for item in items:
-            waiting.append(pool.submit(_read, item))
+            waiting.append(pool.submit(item.loaded))
             if len(waiting) >= ahead:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _read(item: _Item) -> _Ready:
-    try:
-        return _Ready(item, item.read(), "")
-    except DataError as error:
-        return _Ready(item, None, str(error).removeprefix(f"{item.name} "))  # its row begins with the name
-
-
-def _batched(items: Iterator[_Ready], size: int) -> Iterator[list[_Ready]]:
-    while batch := list(itertools.islice(items, size)):
-        yield batch

@@ -2,41 +2,42 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from prototree.config import DEFAULT_PRESET, Config, preset
+import torch
+
+from prototree.config import DEFAULT_PRESET, Config, DistillSettings, load_preset
 from prototree.core.ensemble import Ensemble
 from prototree.core.model import ProtoTree
-from prototree.core.pruning import default_threshold
+from prototree.core.projection import MapBatch
 from prototree.data import ImageData, open_data
-from prototree.data.duplicates import warn_of_copies
-from prototree.data.in_memory import write_given
-from prototree.data.loading import ViewDataset
-from prototree.data.views import evaluation_views
+from prototree.data.crops import evaluation_views
+from prototree.data.duplicates import warn_about_duplicates
+from prototree.data.in_memory import write_in_memory
+from prototree.data.loader import ViewDataset
 from prototree.errors import ConfigError, DataError
-from prototree.evaluation.ensembles import EnsembleMetrics, ensemble_metrics
-from prototree.evaluation.metrics import Metrics
-from prototree.evaluation.metrics import evaluate as evaluate_maps
-from prototree.features.batches import CachedBatches, looking, maps_of
-from prototree.features.cache import MapBatch, kept_sets
+from prototree.evaluation.ensemble import EnsembleMetrics, ensemble_metrics
+from prototree.evaluation.metrics import evaluate_maps
+from prototree.evaluation.schema import Metrics
+from prototree.features.cache import eval_batches
 from prototree.pipeline import folders
-from prototree.pipeline.stages import STAGES, Stages, identity_of
+from prototree.pipeline.stages import STAGES, RunStages, resume_key
 from prototree.progress import Observer
 from prototree.run import Run, run_or_tree_at
 from prototree.training import distributed
+from prototree.training.distill import compute_features, crops_of
 
-Given = Any
-"""A path, `ImageData`, or photos and labels as `prototree.data.in_memory` takes them."""
+DataLike = Any
+"""A path, `ImageData`, or images and labels as `prototree.data.in_memory` takes them."""
 
 
 def fit(
-    data: Given,
+    data: DataLike,
     out: str | Path,
     *,
-    preset_name: str = DEFAULT_PRESET,
+    preset: str = DEFAULT_PRESET,
     settings: Mapping[str, Any] | None = None,
     stages: Iterable[str] = STAGES,
     resume: bool = False,
@@ -44,7 +45,7 @@ def fit(
     start: ProtoTree | None = None,
     observer: Observer | None = None,
 ) -> Run:
-    """Trains, prunes, projects and evaluates a tree, as `prototree train` does. Also runs under `torchrun`.
+    """Train, prune, project and evaluate a tree, as `prototree train` does. Also runs under `torchrun`.
 
     `data` is a folder, a CSV list, or what `prototree.data.in_memory` takes: a DataFrame (path, label, perhaps split),
     a pair of images and labels, a dataset of torch or Hugging Face, or a mapping from train and test to these. `start`
@@ -58,7 +59,7 @@ def fit(
         Run(folder=PosixPath('runs/b'))
     """
     return train_run(
-        preset(preset_name).changed(settings or {}),
+        load_preset(preset).replace(settings or {}),
         data,
         out,
         stages=stages,
@@ -71,7 +72,7 @@ def fit(
 
 def train_run(
     config: Config,
-    data: Given,
+    data: DataLike,
     out: str | Path,
     *,
     stages: Iterable[str] = STAGES,
@@ -85,65 +86,71 @@ def train_run(
     chosen = [stage for stage in STAGES if stage in wanted]
     if unknown := wanted - set(STAGES):
         raise ConfigError(f"unknown stage {sorted(unknown)[0]!r}; expected some of {', '.join(STAGES)}")
-    with distributed.processes() as device:
-        data = opened_again(data, out)
+    with distributed.process_group() as device:
+        data = materialise(data, out)
         images = data if isinstance(data, ImageData) else open_source(data, config)
-        config, images = derived(config, images), _sample(images, config)
-        identity, observer, train = identity_of(config, images, start), observer or Observer(), "train" in chosen
-        with folders.held(Path(out)), folders.replacing(Path(out)):
-            run = folders.prepare(Path(out), config, identity, resume=resume, overwrite=overwrite, train=train)
+        config, images = config.for_data(images.n_classes), _sample(images, config)
+        key, observer, train = resume_key(config, images, start), observer or Observer(), "train" in chosen
+        with folders.locked(Path(out)), folders.replacing(Path(out)):
+            run = folders.prepare(Path(out), config, key, resume=resume, overwrite=overwrite, train=train)
             if train and folders.is_finished(run, chosen):
                 observer.stage(f"nothing to do: {run.folder} is finished ({', '.join(chosen)})")
                 return run
-            if train and distributed.is_first():
-                warn_of_copies(images)
-            source = str(data if isinstance(data, str | Path) else images.root)
-            run.note(source=source, **({folders.IDENTITY: identity} if train else {}))
-            work = Stages(run, images, config, device, observer, start)
+            if distributed.is_main():
+                if train:
+                    warn_about_duplicates(images)
+                source = str(data if isinstance(data, str | Path) else images.root)
+                run.update_metrics(source=source, **({folders.RESUME_KEY: key} if train else {}))
+            work = RunStages(run, images, config, device, observer, start)
             for stage in chosen:
-                began = time.monotonic()
-                getattr(work, stage)()
-                run.note(seconds={**run.metrics.get("seconds", {}), stage: round(time.monotonic() - began, 1)})
-                distributed.wait_for_all()
+                _run_stage(work, stage)
     return run
 
 
-def opened_again(data: Given, out: str | Path) -> str | Path | ImageData:
-    """The data as something that can be opened again; what came as objects is written beside the run."""
+def _run_stage(work: RunStages, stage: str) -> None:
+    """Run a stage and note its time; all but gradient descent on images happens in the main process alone."""
+    began = time.monotonic()
+    if stage == "train" and not work.config.recipe.frozen_backbone:
+        work.train()
+        distributed.barrier()
+    with distributed.main_process_only() as is_main:
+        if is_main:
+            if stage != "train" or work.config.recipe.frozen_backbone:
+                getattr(work, stage)()
+            seconds = {**work.run.metrics.get("seconds", {}), stage: round(time.monotonic() - began, 1)}
+            work.run.update_metrics(seconds=seconds)
+
+
+def materialise(data: DataLike, out: str | Path) -> str | Path | ImageData:
+    """Return data that can be opened again; what came as objects is written beside the run."""
     if isinstance(data, str | Path | ImageData):
         return data
-    with distributed.one_after_the_other():
-        return write_given(data, Path(out).resolve().parent / "prototree-data")
+    with distributed.main_first():
+        return write_in_memory(data, Path(out).resolve().parent / "prototree-data")
 
 
 def open_source(source: str | Path, config: Config) -> ImageData:
-    """Opens a data set in every process; the first may have to draw or to scan it."""
-    with distributed.one_after_the_other():
-        return open_data(source, test_fraction=config.test_fraction, strict=config.strict, fold=config.fold)
+    """Open a data set in every process; the first may have to draw or to scan it."""
+    with distributed.main_first():
+        strict = config.fail_on_bad_images
+        return open_data(source, test_fraction=config.test_fraction, strict=strict, fold=config.fold)
 
 
-def derived(config: Config, data: ImageData) -> Config:
-    """The settings with everything filled in that follows from the data."""
-    return replace(
-        config,
-        threshold=config.threshold or default_threshold(data.n_classes),
-        resize=config.resize or config.image_size,
-        recipe=config.recipe.derived(data),
-    )
-
-
-def share_maps(config: Config, source: str | Path, out: Path, observer: Observer) -> None:
-    """Computes the maps that runs in `out` have in common, whatever their seed or the part that they leave out."""
-    if config.bootstrap:  # of other photos for each seed
+def precompute_features(config: Config, source: str | Path, out: Path, observer: Observer) -> None:
+    """Compute the feature maps that runs in `out` have in common, whatever their seed or the fold they leave out."""
+    recipe = config.recipe
+    if config.bootstrap or not isinstance(recipe, DistillSettings) or recipe.pretrain_epochs:
         return
-    with distributed.processes() as device:
-        images = open_source(source, config)
-        if distributed.is_first():
-            warn_of_copies(images)
-        config = derived(config, images)
-        # Of no run yet, but its maps lie where those of runs beside it will look for them.
-        with TemporaryDirectory(prefix="preparing-", dir=out) as nobody:
-            config.recipe.share_maps(Stages(Run(Path(nobody)), images, config, device, observer).workshop)
+    images = open_source(source, config)
+    warn_about_duplicates(images)
+    # Of no run yet, but its maps lie where those of runs beside it will look for them.
+    with TemporaryDirectory(prefix="preparing-", dir=out) as nobody:
+        work = RunStages(Run(Path(nobody)), images, config.for_data(images.n_classes), _device(), observer)
+        backbone = work.context.backbone()
+        if backbone.weights:
+            backbone.crops = crops_of(recipe)
+            compute_features(work.context, recipe, backbone, backbone.crops)
+            work.context.cache.full(backbone, ViewDataset(images.test, evaluation_views, backbone.preprocessing))
 
 
 def rerun(
@@ -154,21 +161,24 @@ def rerun(
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> Run:
-    """Runs one stage of a run again, with other settings or on other data with the same classes.
+    """Run one stage of a run again, with other settings or on other data with the same classes.
 
     Examples:
         >>> run = rerun("runs/photos", "evaluate")
         >>> sorted(run.last_metrics["accuracy"])
         ['greedy', 'max_path', 'soft']
     """
-    run = Run.open(folder).expect_changeable()
-    config = run.config.changed(settings or {})
-    with distributed.processes() as device, folders.held(run.folder):
-        if distributed.is_first():
-            folders.clean(run.folder)
+    run = Run.open(folder).check_writable()
+    config = run.config.replace(settings or {})
+    with folders.locked(run.folder):
+        folders.clean(run.folder)
         images = _sample(run.data(data), config)
-        getattr(Stages(run, images, config, device, observer or Observer()), stage)()
+        getattr(RunStages(run, images, config, _device(), observer or Observer()), stage)()
     return run
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def evaluate(
@@ -202,9 +212,8 @@ def _test_maps(given: Run | ProtoTree, tree: ProtoTree, data: str | Path | Image
     if data.class_names != tree.class_names:
         raise DataError("expected the classes of the tree in the data, got others; choose data with the same classes")
     dataset = ViewDataset(data.test, evaluation_views, tree.preprocessing)
-    sets = kept_sets(data, run.config.recipe.source_views(data), tree.preprocessing) if run is not None else ()
-    batches = looking(tree.features, dataset, run=run.folder if run is not None else None, among=sets)
-    return maps_of(batches, tree.features, tree.prototypes.device)
+    batches = eval_batches(tree.features, dataset, run=run.folder if run is not None else None)
+    return batches.encoded(tree.features, tree.prototypes.device)
 
 
 def evaluate_ensemble(
@@ -220,18 +229,18 @@ def evaluate_ensemble(
     runs = [Run.open(folder) for folder in folders]
     if len(runs) < 2:
         raise ConfigError(f"expected at least two runs in an ensemble, got {len(runs)}; name more, or evaluate the one")
-    ensemble = Ensemble([run.tree() for run in runs])
-    observer = observer or Observer()
-    with distributed.processes() as device:
-        images = runs[0].data(data)
-        observer.stage(f"{len(runs)} trees vote on {len(images.test)} test photos")
-        work = Stages(runs[0], images, runs[0].config, device, observer)
-        for tree in ensemble.trees:
-            tree.to(device)
-        batches = work.test_batches(ensemble.trees[0], kept=ensemble.shares_backbone)
-        photos = ((one.values.to(device), one.labels.to(device)) for one in batches.epoch(0))
-        vote = ensemble.ballots_of_map if isinstance(batches, CachedBatches) else ensemble.ballots
-        return ensemble_metrics(ensemble, photos, vote)
+    ensemble, observer, device = Ensemble([run.tree() for run in runs]), observer or Observer(), _device()
+    images = runs[0].data(data)
+    observer.stage(f"{len(runs)} trees vote on {len(images.test)} test images")
+    first = ensemble.trees[0]
+    for tree in ensemble.trees:
+        tree.to(device)
+    dataset = ViewDataset(images.test, evaluation_views, first.preprocessing)
+    shared = runs[0].folder if ensemble.shares_backbone else None
+    batches = eval_batches(first.features, dataset, run=shared, workers=runs[0].config.workers)
+    inputs = ((batch.values.to(device), batch.labels.to(device)) for batch in batches.inputs())
+    vote = ensemble.votes if batches.maps is None else ensemble.votes_of_map
+    return ensemble_metrics(ensemble, inputs, vote)
 
 
 def _sample(data: ImageData, config: Config) -> ImageData:

@@ -1,4 +1,4 @@
-"""The folder of a run: free or to be continued, tidied up after a kill, finished, and what it keeps."""
+"""The folder of a run: new, resumed or replaced, locked, cleaned up after a kill, finished."""
 
 import contextlib
 import json
@@ -11,26 +11,30 @@ from typing import Any
 from prototree import locks
 from prototree.config import Config
 from prototree.core import checkpoint
+from prototree.core.checkpoint import PROJECTED, PRUNED, TRAINED
 from prototree.errors import ConfigError, ProtoTreeError
-from prototree.features.cache import remove_unfinished
-from prototree.files import make_folder, read_json, remove_leftovers, write_file
-from prototree.pipeline.stages import OWN_FILES
-from prototree.run import CONFIG, METRICS, RESULTS, Run
+from prototree.features.cache import FOLDER as FEATURES
+from prototree.features.cache import USED, remove_unfinished
+from prototree.io import make_folder, read_json, remove_leftovers, write_file
+from prototree.pipeline.stages import UNCONSTRAINED
+from prototree.run import ASSETS, CONFIG, ERRORS, METRICS, NOTES, RESULTS, Run
 from prototree.training import distributed
-from prototree.training.identity import expect_same
-from prototree.training.loop import STATE
+from prototree.training.head import FOLDER as BASELINE
+from prototree.training.loop import CHECKPOINTS, STATE, check_resume_key
 
-IDENTITY = "identity"  # in metrics.json: what must be the same for the run to be continued
+RESUME_KEY = "resume_key"  # in metrics.json: what must be the same for the run to be resumed
 REPLACED = "replaced"  # folder in a run: what --overwrite replaces, until the new run is finished
-_TREES = {"train": checkpoint.TRAINED, "prune": checkpoint.PRUNED, "project": checkpoint.PROJECTED}
+_TREES = {"train": TRAINED, "prune": PRUNED, "project": PROJECTED}
+_RUN_FILES = (
+    CONFIG, "log.csv", METRICS, NOTES, CHECKPOINTS, BASELINE, FEATURES, USED, TRAINED, PRUNED, PROJECTED, UNCONSTRAINED,
+    ERRORS, RESULTS, "plots", ASSETS,
+)  # fmt: skip
 
 
-def prepare(
-    folder: Path, config: Config, identity: dict[str, Any], *, resume: bool, overwrite: bool, train: bool
-) -> Run:
-    """An empty folder, or one whose run is to be continued or replaced. A refusal leaves everything as it is."""
+def prepare(folder: Path, config: Config, key: dict[str, Any], *, resume: bool, overwrite: bool, train: bool) -> Run:
+    """Make a folder ready for a new run, or one to resume or replace. A refusal leaves everything as it is."""
     run = Run(folder)
-    if distributed.is_first():
+    if distributed.is_main():
         if train and not resume:
             put_back(folder)
         used = _used(folder)
@@ -42,10 +46,12 @@ def prepare(
                 "--overwrite, or choose another folder"
             )
         elif used and train:
-            _expect_same_run(run, identity)
+            then = run.metrics.get(RESUME_KEY)
+            if then is not None or _states(folder) or checkpoint.last_stage(folder):  # else killed before it began
+                check_resume_key(folder, json.dumps(then or {}, sort_keys=True), json.dumps(key, sort_keys=True))
         clean(folder)
         write_file(folder / CONFIG, config.to_toml().encode())
-    distributed.wait_for_all()
+    distributed.barrier()
     return run
 
 
@@ -55,15 +61,15 @@ def replacing(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if distributed.is_first():
+        if distributed.is_main():
             put_back(folder)
         raise
-    if distributed.is_first():
+    if distributed.is_main():
         shutil.rmtree(folder / REPLACED, ignore_errors=True)
 
 
 def put_back(folder: Path) -> None:
-    """Undo `--overwrite` if the new run has nothing yet that it could be continued from."""
+    """Undo `--overwrite` if the new run has nothing yet that it could be resumed from."""
     if not (folder / REPLACED).exists() or _states(folder) or checkpoint.last_stage(folder):
         return
     for name in _used(folder):
@@ -85,12 +91,11 @@ def _set_aside(folder: Path) -> None:
 
 
 def _states(folder: Path) -> list[Path]:
-    """States that an interrupted training goes on from."""
-    return [path for path in sorted(folder.rglob(STATE)) if REPLACED not in path.relative_to(folder).parts]
+    return sorted((folder / CHECKPOINTS).rglob(STATE))
 
 
 def _used(folder: Path) -> list[str]:
-    return [name for name in OWN_FILES if (folder / name).exists()]
+    return [name for name in _RUN_FILES if (folder / name).exists()]
 
 
 def _remove(path: Path) -> None:
@@ -98,64 +103,49 @@ def _remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """The folder of a run, made if need be, for this program alone; its processes are one program."""
-    if distributed.is_first():
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the folder of a run, made if need be, for this program; its processes are one program."""
+    if distributed.is_main():
         make_folder(folder)
-    with locks.held(folder) if distributed.is_first() else contextlib.nullcontext():
+    with locks.lock_folder(folder) if distributed.is_main() else contextlib.nullcontext():
         yield
 
 
 def clean(folder: Path) -> None:
-    """Removes what processes that were killed have left, and finishes what they had begun to write."""
+    """Remove what processes that were killed have left, and finish what they had begun to write."""
     remove_leftovers(folder.rglob(".*"))
-    remove_unfinished(folder / "cache")
+    remove_unfinished(folder / FEATURES)
     checkpoint.settle(folder)
 
 
 def is_finished(run: Run, stages: Sequence[str]) -> bool:
     """Whether each of these stages has been done, and what it made is there."""
-    metrics = run.metrics
     there = all((run.folder / _TREES[stage] / checkpoint.TREE).exists() for stage in stages if stage in _TREES)
     if "evaluate" in stages:
         there = there and (run.folder / RESULTS).exists()
-    return there and all(stage in metrics.get("seconds", {}) for stage in stages)
+    return there and all(stage in run.metrics.get("seconds", {}) for stage in stages)
 
 
-def what_is_kept(folder: str | Path) -> str:
-    """What a run that was stopped has on disk, in words: maps, states of training, trees.
+def describe_progress(folder: str | Path) -> str:
+    """Describe what an interrupted run has on disk: checkpoints of training, trees.
 
-    >>> what_is_kept("runs/photos")
-    'kept in runs/photos: cache (0.12 GB of maps), head (38 epochs), last (4 epochs and 12 batches)'
+    >>> describe_progress("runs/photos")
+    'kept in runs/photos: head (38 epochs), tree (4 epochs)'
     """
     folder = Path(folder)
-    maps = [path for path in folder.glob("cache/*.f16") if path.with_suffix(".json").exists()]
-    parts = [f"cache ({sum(path.stat().st_size for path in maps) / 1e9:.2f} GB of maps)"] if maps else []
-    parts += [_state_words(folder, path) for path in _states(folder) if "kind" in _readable(path)]
+    parts = [
+        f"{path.parent.relative_to(folder / CHECKPOINTS)} ({header.get('epoch')} epochs)"
+        for path in _states(folder)
+        if "kind" in (header := _read_or_empty(path))
+    ]
     parts += [stage for stage in reversed(checkpoint.STAGES) if (folder / stage / checkpoint.TREE).exists()]
-    parts += [METRICS] if "stages" in _readable(folder / METRICS) else []
+    parts += [METRICS] if "stages" in _read_or_empty(folder / METRICS) else []
     parts += [f"{REPLACED} (the run that is being replaced)"] if (folder / REPLACED).exists() else []
     return f"kept in {folder}: {', '.join(parts)}" if parts else f"nothing had been finished yet in {folder}"
 
 
-def _state_words(folder: Path, path: Path) -> str:
-    header = _readable(path)
-    batches = f" and {header['batch']} batches" if header.get("batch") else ""
-    return f"{path.parent.relative_to(folder)} ({header.get('epoch')} epochs{batches})"
-
-
-def _readable(path: Path) -> dict[str, Any]:
+def _read_or_empty(path: Path) -> dict[str, Any]:
     try:
         return read_json(path)
     except ProtoTreeError:
         return {}
-
-
-def _expect_same_run(run: Run, now: dict[str, Any]) -> None:
-    """Compares with what the run was begun with; where it does not say, with the settings in its configuration."""
-    then = run.metrics.get(IDENTITY)
-    if then is None:
-        settings = run.config.identity() if (run.folder / CONFIG).exists() else {}
-        known = json.loads(json.dumps(settings))
-        then = {key: known.get(key, value) for key, value in now.items()}
-    expect_same(run.folder, json.dumps(then, sort_keys=True), json.dumps(now, sort_keys=True))

@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prototree import files
-from prototree.config import preset
+from prototree import io
+from prototree.config import default_height, load_preset
 from prototree.core.checkpoint import PROJECTED, PRUNED, TRAINED
 from prototree.errors import ConfigError
 from prototree.evaluation import plots
 from prototree.evaluation.tables import Table
 from prototree.pipeline.fit import evaluate_ensemble, fit, open_source
-from prototree.pipeline.stages import ANY_CLASS
+from prototree.pipeline.stages import UNCONSTRAINED
 from prototree.progress import Observer
 from prototree.run import RESULTS, Run
-from prototree.training.recipes.paper import default_height
 
 NOT_RUN, NOT_PUBLISHED = "not run", "–"
 ENSEMBLES = (3, 5)
@@ -53,7 +52,7 @@ PUBLISHED = {
             10: ("82.054 ± 0.517", "82.019 ± 0.468", "82.019 ± 0.469", "203.2 ± 2.0", "80.1", "0.0018 ± 0.0072"),
             11: ("82.370 ± 0.575", "82.357 ± 0.580", "82.352 ± 0.572", "207.0 ± 2.7", "89.9", "0.0038 ± 0.0313"),
         },
-        constraints={ANY_CLASS: "82.195 ± 0.723", PROJECTED: "82.199 ± 0.726"},
+        constraints={UNCONSTRAINED: "82.195 ± 0.723", PROJECTED: "82.199 ± 0.726"},
     ),
     "cars": Published(
         height=11,
@@ -135,9 +134,9 @@ def reproduce(
     folder, experiment = Path(out), _experiment(name)
     source = data or experiment.source
     if source is None:
-        raise ConfigError(f"the photos of {name} do not come with this program; name their folder with --data")
+        raise ConfigError(f"the images of {name} do not come with this program; name their folder with --data")
     chosen = {**experiment.settings, **(settings or {})}
-    images = open_source(source, preset(experiment.preset).changed(chosen))
+    images = open_source(source, load_preset(experiment.preset).replace(chosen))
     _same_experiment(folder, {"name": name, "data": str(source), "settings": _plain(chosen)})
     heights = heights or (_table_height(name, images.n_classes),)
     observer = observer or Observer()
@@ -151,7 +150,7 @@ def reproduce(
         fit(
             source,
             folder / _run_name(height, seed),
-            preset_name=experiment.preset,
+            preset=experiment.preset,
             settings=own,
             resume=True,
             observer=observer,
@@ -172,7 +171,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """As JSON gives it back; also says at once if a setting is unknown."""
     if fixed := {"height", "seed"} & set(settings):
         raise ConfigError(f"{fixed.pop()} cannot be a setting here: use --heights and --seeds")
-    config = preset("paper-cub").changed(settings)
+    config = load_preset("paper-cub").replace(settings)
     values = {**config.values(), **config.recipe.values(), "recipe": config.recipe.name}
     return {key: json.loads(json.dumps(value)) for key, value in values.items() if key in settings}
 
@@ -181,9 +180,9 @@ def _same_experiment(folder: Path, experiment: dict[str, Any]) -> None:
     """A folder holds one experiment, so that no table mixes two."""
     path = folder / "experiment.json"
     if not path.exists():
-        files.make_folder(folder)
-        files.write_json(path, experiment)
-    elif (found := files.read_json(path)) != experiment:
+        io.make_folder(folder)
+        io.write_json(path, experiment)
+    elif (found := io.read_json(path)) != experiment:
         odd = next(key for key in experiment if found.get(key) != experiment[key])
         raise ConfigError(
             f"{folder} holds another experiment: {odd} is {found.get(odd)!r} there, {experiment[odd]!r} here; choose "
@@ -214,12 +213,12 @@ def _vote(folder: Path, height: int, observer: Observer) -> None:
     names = [run.folder.name for run in _runs(folder)[height]]
     if len(names) > 1 and _votes(folder, height)["runs"] != names:
         metrics = evaluate_ensemble([folder / name for name in names], observer=observer).to_json()
-        files.write_json(folder / f"ensemble-h{height}.json", {"runs": names, **metrics})
+        io.write_json(folder / f"ensemble-h{height}.json", {"runs": names, **metrics})
 
 
 def _votes(folder: Path, height: int) -> dict[str, Any]:
     path = folder / f"ensemble-h{height}.json"
-    return files.read_json(path) if path.exists() else {"runs": [], "votes": []}
+    return io.read_json(path) if path.exists() else {"runs": [], "ensembles": []}
 
 
 def _table_height(name: str, n_classes: int) -> int:
@@ -229,7 +228,7 @@ def _table_height(name: str, n_classes: int) -> int:
 def _write(name: str, folder: Path, heights: Iterable[int], n_classes: int) -> tuple[Table, ...]:
     published = PUBLISHED.get(name, Published(_table_height(name, n_classes), {}, {}, {}))
     runs = {height: [run.metrics for run in found] for height, found in _runs(folder).items()}
-    votes = {height: _votes(folder, height)["votes"] for height in runs}
+    votes = {height: _votes(folder, height)["ensembles"] for height in runs}
     shown = sorted({*heights, *runs, *published.stages})
     tables = {
         "table1": _accuracy_table(published, runs, votes),
@@ -239,7 +238,7 @@ def _write(name: str, folder: Path, heights: Iterable[int], n_classes: int) -> t
         "tableS6": _stages_table("Table S6: all heights", shown, published, runs),
     }
     for file, table in tables.items():
-        files.write_file(folder / f"{file}.csv", table.to_csv().encode())
+        io.write_file(folder / f"{file}.csv", table.to_csv().encode())
     text = [
         f"# {name}: measured and published figures",
         _HOW_TO_READ,
@@ -247,15 +246,15 @@ def _write(name: str, folder: Path, heights: Iterable[int], n_classes: int) -> t
     ]
     if plots.available():
         for file, figure in _figures(name, published.height, runs, votes, n_classes).items():
-            files.write_file(folder / file, plots.png(figure))
+            io.write_file(folder / file, plots.png(figure))
             text.append(f"![{file}]({file})\n")
-    files.write_file(folder / "tables.md", "\n".join(text).encode())
+    io.write_file(folder / "tables.md", "\n".join(text).encode())
     return tuple(tables.values())
 
 
 _HOW_TO_READ = """
-Accuracies in per cent of the test photos, soft unless a strategy is named, mean ± sample standard deviation over the
-runs. The standard deviation of distances is over prototypes, that of path lengths over photos.
+Accuracies in per cent of the test images, soft unless a strategy is named, mean ± sample standard deviation over the
+runs. The standard deviation of distances is over prototypes, that of path lengths over images.
 """
 
 
@@ -319,12 +318,16 @@ def _constraint_table(published: Published, runs: Mapping[int, list[dict[str, An
     own = runs.get(published.height, [])
     rows = []
     for stage, what in (
-        (ANY_CLASS, "without class constraints (Eq. 6)"),
+        (UNCONSTRAINED, "without class constraints (Eq. 6)"),
         (PROJECTED, "with class constraints (Eq. S1)"),
     ):
         accuracies = [100 * run["stages"][stage]["accuracy"]["soft"] for run in own if stage in run["stages"]]
         rows.append((what, _spread(accuracies, 3), *_known((published.constraints.get(stage, NOT_PUBLISHED),), 1)))
-    costs = [run["projection"]["constraint_cost"] for run in own if run["projection"]["constraint_cost"] is not None]
+    costs = [
+        run["projection"]["class_constraint_gap"]
+        for run in own
+        if run["projection"]["class_constraint_gap"] is not None
+    ]
     cost = f"{statistics.fmean(costs):.2e}" if costs else NOT_RUN
     rows.append(("mean extra distance with constraints", cost, "5.86e-05" if published.constraints else "–"))
     title = f"Table S4: projection with and without class constraints, h = {published.height}"

@@ -8,23 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from prototree._version import __version__
+from prototree.archive import MANIFEST, SUFFIX, is_shared, write_archive
 from prototree.core import checkpoint
-from prototree.core.archive import MARK, SUFFIX, write_archive
 from prototree.core.model import ProtoTree
-from prototree.core.shared_files import is_shared
 from prototree.errors import CheckpointError, ConfigError
 from prototree.evaluation.tables import percent
-from prototree.explain.assets import PAGE_LIST, PAGES, KeptPages, keep_pages
-from prototree.explain.prototype_pictures import PICTURE_LIST, PrototypePictures, write_pictures
-from prototree.explain.stored_histograms import SPREADS, kept_spreads
-from prototree.explain.tree import explain_tree
-from prototree.features.registry import OWN_CACHE, maps_used, shared_folder
-from prototree.files import prepared_beside, read_json, write_file, write_json
-from prototree.run import CONFIG, METRICS, NOTES, PICTURES, Run
+from prototree.explanation.assets import ASSET_LIST, AssetStore, PrototypePictures
+from prototree.explanation.tree import explain_tree
+from prototree.features.cache import FOLDER as FEATURES
+from prototree.features.cache import files_used, shared_folder
+from prototree.io import prepared_beside, read_json, write_file, write_json
+from prototree.pipeline.model_card import model_card
+from prototree.run import ASSETS, CONFIG, METRICS, NOTES, Run
+from prototree.training.loop import CHECKPOINTS
 
 # What a finished run no longer needs: states that an interrupted training goes on from, and maps computed again.
-_SPARE = ("last", "head", "held", "pretrained", "teacher", OWN_CACHE)
-_METRICS_KEPT = ("version", "data", "classes", "stages", "classifier", "pruning", "projection", "parts")
+_REMOVABLE = (CHECKPOINTS, FEATURES)
+_METRICS_KEPT = (
+    "version",
+    "data",
+    "classes",
+    "stages",
+    "baseline_accuracy",
+    "pruning",
+    "projection",
+    "prototype_quality",
+)
 _CLASSES_NAMED = 200
 _NOT_LEARNED = (
     " The confidence was not fitted on held-out photos: it ranks answers, but it is not a share of right answers."
@@ -51,7 +60,7 @@ def pack(
         raise CheckpointError(f"expected a run with a trained tree in {run.folder}, found none; train one first")
     with prepared_beside(out) as folder:
         tree = write_shared(run, stage, folder, find_pages=pages, tick=tick)
-        write_file(folder / "README.md", card(run, tree, out.stem).encode(errors="replace"))
+        write_file(folder / "README.md", model_card(out.stem, tree, run.metrics).encode(errors="replace"))
         files = (path for path in folder.rglob("*") if path.is_file())
         write_archive(out, {path.relative_to(folder).as_posix(): path for path in files})
     return out
@@ -65,14 +74,13 @@ def write_shared(
     Nothing in it names a folder of this machine. What its pages show is found out first if asked for.
     """
     tree = run.tree(stage)
-    write_json(folder / MARK, {"kind": "packed prototree", "version": 1, "made_by": f"prototree {__version__}"})
+    write_json(folder / MANIFEST, {"kind": "packed prototree", "version": 1, "made_by": f"prototree {__version__}"})
     write_file(folder / CONFIG, _without_paths(run).encode(errors="surrogatepass"))
     write_json(folder / METRICS, {key: value for key, value in run.metrics.items() if key in _METRICS_KEPT})
     if run.notes:
-        write_json(folder / NOTES, {str(number): text for number, text in run.notes.items()})
-    _write_pictures(run, tree, folder / PICTURES)
-    _write_pages(run, tree, folder / PAGES, find_pages, tick)
-    tree = _without_places(tree, [folder / PICTURES / PICTURE_LIST, folder / PAGES / PAGE_LIST])
+        write_json(folder / NOTES, {str(node + 1): text for node, text in run.notes.items()})
+    _write_assets(run, tree, folder / ASSETS, find_pages, tick)
+    tree = _without_places(tree, [folder / ASSETS / ASSET_LIST])
     checkpoint.save(tree, folder / stage)
     return tree
 
@@ -101,27 +109,19 @@ def _renamed(value: Any) -> Any:
     return _shared_name(value) if isinstance(value, str) else value
 
 
-def _write_pictures(run: Run, tree: ProtoTree, folder: Path) -> None:
-    """The stored pictures of the prototypes, or new ones where the run has none of this tree and its data is here."""
-    if PrototypePictures(tree, stored=run.folder / PICTURES).complete:
-        _copy(sorted((run.folder / PICTURES).iterdir()), folder)
-    elif (data := run.data_if_here()) is not None:
-        write_pictures(tree, data, folder)
-    else:
-        raise CheckpointError(
-            f"{run.folder} has no pictures of its prototypes, and its training data is not here to make them; run "
-            "`prototree report` where the data is, then try again"
-        )
-
-
-def _write_pages(run: Run, tree: ProtoTree, folder: Path, find: bool, tick: Callable[[int, int], None] | None) -> None:
-    """What the run keeps for its pages, or found out now; nothing where the data is not here."""
-    if kept_spreads(tree, run.folder / PAGES):
-        _copy([run.folder / PAGES / SPREADS], folder)
-    if kept := KeptPages(tree, run.folder / PAGES).files():
-        _copy(kept, folder)
-    elif find and (data := run.data_if_here()) is not None:
-        keep_pages(tree, explain_tree(run, data=data, tick=tick), folder)
+def _write_assets(run: Run, tree: ProtoTree, folder: Path, find: bool, tick: Callable[[int, int], None] | None) -> None:
+    """The run's assets, with what is missing made now where its data is here; pages only if they are asked for."""
+    stored, data = AssetStore(tree, run.folder / ASSETS), None
+    _copy(stored.files(), folder)
+    if not PrototypePictures(tree, stored=folder).complete:
+        if (data := run.data_or_none()) is None:
+            raise CheckpointError(
+                f"{run.folder} has no pictures of its prototypes, and its training data is not here to make them; run "
+                "`prototree report` where the data is, then try again"
+            )
+        AssetStore(tree, folder).save_pictures(data)
+    if find and not stored.has_pages and (data := data or run.data_or_none()) is not None:
+        AssetStore(tree, folder).save_pages(explain_tree(run, data=data, tick=tick))
 
 
 def _copy(files: Iterable[Path], folder: Path) -> None:
@@ -136,7 +136,7 @@ def _without_paths(run: Run) -> str:
     config = run.config
     paths = {key: "none" for key in ("weights",) if str(getattr(config, key)) not in ("auto", "hub", "none")}
     paths |= {key: "" for key in ("teacher",) if getattr(config.recipe, key, "")}
-    return config.changed(paths).to_toml()
+    return config.replace(paths).to_toml()
 
 
 def card(run: Run, tree: ProtoTree, name: str) -> str:
@@ -161,7 +161,7 @@ def card(run: Run, tree: ProtoTree, name: str) -> str:
         "",
         "It knows only these classes, and was tested on photos like its training photos: on others it may be "
         'wrong more often. With `--min-confidence 0.7`, answers that are less than 70 % sure become "I don\'t know".'
-        + ("" if tree.calibration.n_photos else _NOT_LEARNED),
+        + ("" if tree.calibration.n_images else _NOT_LEARNED),
         "",
         "## Classes",
         "",
@@ -190,23 +190,23 @@ def clean(run: str | Path | Run) -> list[Removed]:
         >>> all(one.n_bytes > 0 for one in freed)
         True
     """
-    run = Run.open(run).expect_changeable()
+    run = Run.open(run).check_writable()
     if not run.last_metrics:
         raise ConfigError(
             f"{run.folder} is not finished, and tidying would remove what its training continues from; finish it first "
             "with `prototree train … --resume`"
         )
     folder = run.folder.resolve()
-    spare = [folder / name for name in _SPARE] + [folder.with_name(f"{folder.name}-edits") / "maps"]
+    spare = [folder / name for name in _REMOVABLE] + [folder.with_name(f"{folder.name}-edits") / "maps"]
     return [one for one in map(_removed, [*spare, *_maps_of_none_other(folder)]) if one.n_bytes]
 
 
 def _maps_of_none_other(folder: Path) -> list[Path]:
     """Files of the shared folder that this run alone has noted, with what stands beside them."""
     beside = (path for path in folder.parent.iterdir() if path.is_dir() and path != folder)
-    others = {name for path in beside for name in maps_used(path)}
+    others = {name for path in beside for name in files_used(path)}
     shared = shared_folder(folder)
-    own = [shared / name for name in maps_used(folder) if name not in others and Path(name).name == name]
+    own = [shared / name for name in files_used(folder) if name not in others and Path(name).name == name]
     return [path.with_suffix(suffix) for path in own for suffix in (".json", path.suffix, ".partial", ".lock")]
 
 

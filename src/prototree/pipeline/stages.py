@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,61 +12,46 @@ from prototree.config import Config
 from prototree.core import checkpoint
 from prototree.core.checkpoint import PROJECTED, PRUNED, TRAINED
 from prototree.core.model import ProtoTree
+from prototree.core.projection import Projection, project
 from prototree.core.pruning import Pruned, prune
 from prototree.data import ImageData, Sample
-from prototree.data.loading import Entry, ViewDataset, derived_seed
-from prototree.data.views import evaluation_views
-from prototree.evaluation.classifier import ClassifierAccuracy
+from prototree.data.crops import evaluation_views
+from prototree.data.loader import Entry, ViewDataset, Views, stable_seed
+from prototree.evaluation import plots
 from prototree.evaluation.errors import ErrorCollector
-from prototree.evaluation.metrics import Metrics, evaluate_all
-from prototree.explain.assets import PAGES
-from prototree.explain.prototype_pictures import write_pictures
-from prototree.explain.prototypes import first_views
-from prototree.explain.stored_histograms import count_spreads, keep_spreads
-from prototree.features.batches import Batches, maps_of
-from prototree.features.cache import MapCache, kept_sets
-from prototree.features.registry import OWN_CACHE, USED
-from prototree.files import write_json
-from prototree.pipeline.results import write_results
+from prototree.evaluation.metrics import BaselineAccuracy, evaluate_all
+from prototree.evaluation.schema import Metrics
+from prototree.evaluation.tables import (
+    baseline_text,
+    class_table,
+    confusion_pairs,
+    detail_table,
+    image_error_table,
+    node_error_table,
+    ood_table,
+    quality_table,
+    quality_text,
+    stage_table,
+)
+from prototree.explanation.assets import AssetStore
+from prototree.explanation.neighbours import count_spreads, first_views
+from prototree.features.cache import EvalBatches
+from prototree.io import make_folder, read_json, write_file, write_json
 from prototree.progress import Observer
-from prototree.run import CONFIG, ERRORS, METRICS, METRICS_VERSION, NOTES, PICTURES, RESULTS, Run
-from prototree.training import distributed
-from prototree.training.baseline import FOLDER as CLASSIFIER
-from prototree.training.baseline import Baseline, load_baseline
-from prototree.training.projection import Projected, SourcePhotos, measure_again, project
-from prototree.training.workshop import Workshop
+from prototree.run import ASSETS, ERRORS, METRICS_VERSION, RESULTS, Run
+from prototree.training import RECIPES, distributed
+from prototree.training.head import load_baseline
+from prototree.training.loop import Context
+from prototree.training.sources import attach_sources, prototype_views
 
 STAGES = ("train", "prune", "project", "evaluate")
 # The prototypes that Eq. 6 gives without class constraints, kept for comparison (Table S4).
-ANY_CLASS = "projected_any_class"
-OWN_FILES = (
-    CONFIG,
-    "log.csv",
-    METRICS,
-    NOTES,
-    "last",
-    "head",
-    "held",
-    CLASSIFIER,
-    "pretrained",
-    OWN_CACHE,
-    USED,
-    "teacher",
-    TRAINED,
-    PRUNED,
-    PROJECTED,
-    ANY_CLASS,
-    ERRORS,
-    RESULTS,
-    "plots",
-    PICTURES,
-    PAGES,
-)
+UNCONSTRAINED = "projected_any_class"
 
 
 @dataclass(frozen=True)
-class Stages:
-    """What can be done to a run. `start` is a tree that training continues, where the recipe can."""
+class RunStages:
+    """The four stages of a run. `start` is a tree that training continues, where the recipe can."""
 
     run: Run
     data: ImageData
@@ -76,27 +60,28 @@ class Stages:
     observer: Observer
     start: ProtoTree | None = None
 
-    @cached_property
-    def workshop(self) -> Workshop:
+    @property
+    def context(self) -> Context:
         """What the recipe trains with."""
-        identity = json.dumps(identity_of(self.config, self.data, self.start), sort_keys=True)
-        return Workshop(self.run.folder, self.data, self.config, self.device, self.observer, identity)
+        key = json.dumps(resume_key(self.config, self.data, self.start), sort_keys=True)
+        return Context(self.run.folder, self.data, self.config, self.device, self.observer, key)
 
     def train(self) -> None:
         """Algorithm 1 up to line 14, or what the recipe has in its place."""
-        torch.manual_seed(derived_seed("start", self.config.seed))
-        tree = self.config.recipe.train(self.workshop, self.start)
+        torch.manual_seed(stable_seed("start", self.config.seed))
+        tree = RECIPES[self.config.recipe.name](self.context, self.config.recipe, self.start)
         tree.requires_grad_(True)
         tree.leaf_logits.requires_grad_(False)
-        self._save(tree, TRAINED)
+        if distributed.is_main():
+            checkpoint.save(tree, self.run.folder / TRAINED)
 
     def prune(self) -> Pruned:
-        """§5.1."""
-        pruned = prune(self.run.tree(TRAINED), self.config.threshold)
+        """Remove leaves without a clear class, and the nodes above them (§5.1)."""
+        pruned = prune(self.run.tree(TRAINED), self.config.prune_threshold)
         self.observer.stage(str(pruned))
-        self._save(pruned.tree, PRUNED)
-        self._drop(PROJECTED, ANY_CLASS)  # only now: a save that fails leaves all as it was
-        self.run.note(
+        checkpoint.save(pruned.tree, self.run.folder / PRUNED)
+        self._drop(PROJECTED, UNCONSTRAINED)  # only now: a save that fails leaves all as it was
+        self.run.update_metrics(
             pruning={
                 "threshold": pruned.threshold,
                 "leaves": [pruned.leaves_before, pruned.leaves_after],
@@ -106,111 +91,124 @@ class Stages:
         )
         return pruned
 
-    def project(self) -> Projected:
-        """Eq. 6 or S1, with the other one measured beside it."""
-        tree, config = self.run.tree(PRUNED).to(self.device), self.config
-        self.observer.stage(f"projecting {tree.n_prototypes} prototypes onto {len(self.data.train)} training photos")
-        batches = config.recipe.source_batches(self.workshop, tree)
-        photos = SourcePhotos(self.data.folder, batches.entries)
-        maps = maps_of(batches, tree.features, self.device)
-        projected = project(tree, maps, photos, project_within_class=config.project_within_class, compare=True)
-        measure_again(projected, batches.entries)
-        self._save(projected.tree, PROJECTED)
-        self._drop(ANY_CLASS)
-        if projected.unconstrained is not None and config.project_within_class and distributed.is_first():
-            other = {"prototypes": projected.unconstrained.vector.view_as(tree.prototypes)}
-            checkpoint.write_state(self.run.folder / ANY_CLASS, "state.json", {"version": checkpoint.VERSION}, other)
-        if distributed.is_first():
-            write_pictures(projected.tree, self.data, self.run.folder / PICTURES)
-        if config.recipe.keeps_maps:  # another pass costs little
-            self._keep_spreads(projected.tree)
-        self.run.note(
+    def project(self) -> Projection:
+        """Replace prototypes by training patches (Eq. 6 or S1, the other one measured beside it)."""
+        tree, config, folder = self.run.tree(PRUNED).to(self.device), self.config, self.run.folder
+        self.observer.stage(f"projecting {tree.n_prototypes} prototypes onto {len(self.data.train)} training images")
+        batches = self.batches(tree, self.data.train, prototype_views(config.recipe, self.data))
+        within, maps = config.project_within_class, batches.encoded(tree.features, self.device)
+        projection = project(tree, maps, project_within_class=within, compare=True)
+        attach_sources(projection, batches.entries, self.data.folder)
+        checkpoint.save(projection.tree, folder / PROJECTED)
+        self._drop(UNCONSTRAINED)
+        if projection.unconstrained is not None and within:
+            other = {"prototypes": projection.unconstrained.vector.view_as(tree.prototypes)}
+            checkpoint.write_state(folder / UNCONSTRAINED, "state.json", {"version": checkpoint.VERSION}, other)
+        assets = AssetStore(projection.tree, folder / ASSETS)
+        assets.save_pictures(self.data)
+        if config.recipe.frozen_backbone:  # another pass costs little, and the first decision shows its histograms
+            own = self.batches(projection.tree, self.data.train, evaluation_views)
+            maps = own.encoded(projection.tree.features, self.device)
+            assets.save_histograms(count_spreads(projection.tree, maps, first_views(own.entries)))
+        self.run.update_metrics(
             projection={
-                "constrained": config.project_within_class,
-                "mean_distance": projected.mean_distance,
-                "distances": projected.nearest.distance.tolist(),
-                "constraint_cost": projected.constraint_cost,
-                "duplicates": projected.n_duplicates,
+                "constrained": within,
+                "mean_distance": projection.mean_distance,
+                "distances": projection.nearest.distance.tolist(),
+                "class_constraint_gap": projection.class_constraint_gap,
+                "duplicates": projection.n_duplicates,
             }
         )
-        return projected
-
-    def _keep_spreads(self, tree: ProtoTree) -> None:
-        """So that the first decision that is explained already shows where its photo lies among the training photos."""
-        batches = self.workshop.cached(self._maps(tree, self.data.train))
-        spreads = count_spreads(tree, maps_of(batches, tree.features, self.device), first_views(batches.entries))
-        if distributed.is_first():
-            keep_spreads(tree, spreads, self.run.folder / PAGES)
+        return projection
 
     def evaluate(self) -> dict[str, Metrics]:
-        """All stages there are, in one pass over the test photos."""
+        """Evaluate the tree after every stage in one pass over the test images."""
         names = [name for name in reversed(checkpoint.STAGES) if (self.run.folder / name).exists()]
         trees = {name: self.run.tree(name).to(self.device) for name in names}
         first, last = trees[names[0]], trees[names[-1]]
-        if (self.run.folder / ANY_CLASS).exists():
-            trees[ANY_CLASS] = self._with_any_class(last)
-        self.observer.stage(f"evaluating on {len(self.data.test)} test photos")
-        batches = self.test_batches(first)
-        finder, beside = ErrorCollector(last), ClassifierAccuracy(self._baseline(first))
+        if (self.run.folder / UNCONSTRAINED).exists():
+            trees[UNCONSTRAINED] = self._unconstrained(last)
+        self.observer.stage(f"evaluating on {len(self.data.test)} test images")
+        batches = self.batches(first, self.data.test, evaluation_views)
+        baseline = load_baseline(first.features, first.n_classes, self.run.folder)
+        errors, beside = ErrorCollector(last), BaselineAccuracy(baseline.to(self.device) if baseline else None)
         maps = beside.watch(batches, first.features, self.device)
-        metrics = evaluate_all(trees, finder.watch(maps))
-        self._write_mistakes(finder, batches.entries)
-        self.run.note(
+        metrics = evaluate_all(trees, errors.watch(maps))
+        self._write_errors(errors, batches.entries)
+        self.run.update_metrics(
             version=METRICS_VERSION,
             data={"kind": self.data.kind, "train": len(self.data.train), "test": len(self.data.test)},
             classes=list(self.data.class_names),
-            stages={name: one.to_json() for name, one in metrics.items()},
-            classifier=beside.accuracy(),
+            stages={name: stage.to_json() for name, stage in metrics.items()},
+            baseline_accuracy=beside.accuracy(),
         )
-        if distributed.is_first():
-            write_results(self.run)
+        write_results(self.run)
         return metrics
 
-    def _baseline(self, tree: ProtoTree) -> Baseline | None:
-        found = load_baseline(tree.features, tree.n_classes, self.run.folder)
-        return found.to(self.device) if found is not None else None
+    def batches(self, tree: ProtoTree, samples: Sequence[Sample], views: Views) -> EvalBatches:
+        """Views of images for a finished tree; where the network never learns, as cached feature maps."""
+        config, dataset = self.config, ViewDataset(samples, views, tree.preprocessing)
+        maps = None
+        if config.recipe.frozen_backbone and not config.fail_on_bad_images:
+            backbone = tree.features.backbone.merge_last_block().to(self.device)
+            backbone.freeze(True)
+            maps = self.context.cache.full(backbone, dataset)
+        strict = config.fail_on_bad_images
+        return EvalBatches(dataset.entries, maps, dataset, config.batch_size, config.workers, strict)
 
-    def test_batches(self, tree: ProtoTree, *, kept: bool = True) -> Batches:
-        """Every test photo, whole; as maps that are kept, where the network never learns."""
-        dataset = ViewDataset(self.data.test, evaluation_views, tree.preprocessing)
-        if not kept or not self.config.recipe.keeps_maps or self.config.strict:
-            return self.workshop.photos(dataset)
-        return self.workshop.cached(self._maps(tree, self.data.test))
-
-    def _maps(self, tree: ProtoTree, samples: Sequence[Sample]) -> MapCache:
-        """Whole photos as the tree sees them."""
-        dataset = ViewDataset(samples, evaluation_views, tree.preprocessing)
-        sets = kept_sets(self.data, self.config.recipe.source_views(self.data), tree.preprocessing)
-        return self.workshop.judged_maps(tree.features.backbone.unsplit(), dataset, sets)
-
-    def _with_any_class(self, tree: ProtoTree) -> ProtoTree:
-        """The tree with the prototypes that were found without class constraints."""
+    def _unconstrained(self, tree: ProtoTree) -> ProtoTree:
+        """Copy the tree with the prototypes that were found without class constraints."""
         other = tree.with_topology(tree.topology, np.arange(tree.topology.n_nodes), np.arange(tree.topology.n_leaves))
-        found = checkpoint.read_state(self.run.folder / ANY_CLASS, "state.json")[1]["prototypes"]
-        other.prototypes.data.copy_(found)
+        other.prototypes.data.copy_(
+            checkpoint.read_state(self.run.folder / UNCONSTRAINED, "state.json")[1]["prototypes"]
+        )
         return other
 
-    def _write_mistakes(self, finder: ErrorCollector, entries: Sequence[Entry]) -> None:
-        finder.gather()
-        found = finder.to_json()
-        for mistake in found["images"]:
-            mistake["image"] = self.data.name(entries[mistake.pop("place")].sample)
-        if distributed.is_first():
-            write_json(self.run.folder / ERRORS, found)
-
-    def _save(self, tree: ProtoTree, stage: str) -> None:
-        if distributed.is_first():
-            checkpoint.save(tree, self.run.folder / stage)
-        distributed.wait_for_all()
+    def _write_errors(self, errors: ErrorCollector, entries: Sequence[Entry]) -> None:
+        content = errors.to_json()
+        for image in content["images"]:
+            image["image"] = self.data.name(entries[image.pop("index")].sample)
+        write_json(self.run.folder / ERRORS, content)
 
     def _drop(self, *names: str) -> None:
-        """Removes results that no longer fit the tree before them."""
-        if distributed.is_first():
-            for name in names:
-                shutil.rmtree(self.run.folder / name, ignore_errors=True)
+        """Remove results that no longer fit the tree before them."""
+        for name in names:
+            shutil.rmtree(self.run.folder / name, ignore_errors=True)
 
 
-def identity_of(config: Config, data: ImageData, start: ProtoTree | None) -> dict[str, object]:
-    """What must be the same for a run to be continued."""
+def write_results(run: Run) -> None:
+    """Write tables of the evaluated stages to `results.md`, and plots where matplotlib is installed."""
+    metrics, folder = run.metrics, run.folder
+    stages = [stage for stage in reversed(checkpoint.STAGES) if stage in metrics.get("stages", {})]
+    if not stages or not (folder / ERRORS).exists():
+        return
+    errors = read_json(folder / ERRORS)
+    tables = [
+        stage_table(metrics, folder.name),
+        detail_table(metrics),
+        *([ood_table(metrics["ood"])] if "ood" in metrics else []),
+        class_table(metrics, stages[-1]),
+        node_error_table(errors),
+        image_error_table(errors, metrics["classes"]),
+    ]
+    first, *others = (table.to_markdown() for table in tables)
+    quality = run.prototype_quality(run.tree()) if "prototype_quality" in metrics else {}
+    sentences = [f"{text}\n" for text in (baseline_text(metrics), quality_text(quality)) if text]
+    if quality:
+        sentences.append(quality_table(quality).to_markdown())
+    write_file(folder / RESULTS, "\n".join([first, *sentences, *others]).encode())
+    if not plots.available():
+        return
+    make_folder(folder / "plots")
+    for stage in stages:
+        values, title = metrics["stages"][stage], f"{folder.name}, {stage}"
+        leaves = plots.leaf_max_probs(values["leaf_max_probs"], len(metrics["classes"]), title)
+        write_file(folder / "plots" / f"leaf_max_probs_{stage}.png", plots.png(leaves))
+    matrix = plots.confusion(confusion_pairs(metrics, stages[-1]), metrics["classes"], title)
+    write_file(folder / "plots" / "confusion.png", plots.png(matrix))
+
+
+def resume_key(config: Config, data: ImageData, start: ProtoTree | None) -> dict[str, object]:
+    """What must be the same for a run to be resumed."""
     given = {"start": checkpoint.fingerprint(start)} if start is not None else {}
-    return {"version": 3, **config.identity(), "classes": data.n_classes, "train": len(data.train), **given}
+    return {"version": 1, **config.resume_key(), "classes": data.n_classes, "train": len(data.train), **given}

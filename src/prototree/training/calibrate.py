@@ -1,14 +1,15 @@
-"""Photos held out of a training on cached maps, and what a tree says of them.
+"""Calibration on held-out images: the sharpness of the decisions, the confidence, and when to abstain.
 
-Notation used for tensor shapes: M photos, P prototypes.
+Notation used for tensor shapes: M images, P prototypes.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,152 +17,152 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from prototree.core.checkpoint import check_calibration
 from prototree.core.confidence import Calibration, fit_calibration
-from prototree.core.fields import number, record
-from prototree.core.model import ProtoTree, TreeOutput
+from prototree.core.model import NearestPatches, ProtoTree, TreeOutput
 from prototree.core.nodes import SHARPNESS_RANGE, NodeFunction
-from prototree.core.patches import NearestPatches
-from prototree.core.validation import check_calibration
-from prototree.data.loading import Entry
-from prototree.data.views import FULL
+from prototree.data.crops import FULL_IMAGE
+from prototree.data.loader import Entry
 from prototree.errors import CheckpointError
-from prototree.features.batches import CachedBatches, maps_of
-from prototree.features.cache import MapCache
-from prototree.files import read_json, write_json
-from prototree.training import distributed
+from prototree.features.cache import FOLDER, FeatureMaps, exclusive, note_use, shared_folder
+from prototree.io import read_json, write_json
 
 log = logging.getLogger(__name__)
 
-FEWEST_HELD = 20  # photos that confidence is fitted on, at least
-MOST_HELD = 5000  # and at most
-SHARPER_STEPS = 20  # tenths of the tree's own sharpness
-_ANY_SHARPNESS = min(low for low, _ in SHARPNESS_RANGE.values()), max(high for _, high in SHARPNESS_RANGE.values())
+MIN_HELD_OUT, MAX_HELD_OUT = 20, 5000  # images that the confidence is fitted on
+_SHARPNESS_STEPS = 20  # tenths of the tree's own sharpness
 
 
-def held_photos(entries: Sequence[Entry], every: int) -> frozenset[int]:
-    """Every n-th photo of each class that has as many, by its number in the data."""
-    of_class: dict[int, dict[int, None]] = defaultdict(dict)
+def held_out_images(entries: Sequence[Entry], fraction: float) -> frozenset[int]:
+    """Choose every n-th image of each class, by its index in the data; none where they are too few."""
+    if not fraction:
+        return frozenset()
+    step, of_class = round(1 / fraction), defaultdict[int, dict[int, None]](dict)
     for entry in entries:
         of_class[entry.sample.label][entry.sample_index] = None
-    chosen = (list(photos)[every - 1 :: every] for photos in of_class.values() if every > 1)
-    return frozenset(photo for some in chosen for photo in some)
-
-
-def without(cache: MapCache, photos: Collection[int]) -> MapCache:
-    """The maps of all other photos."""
-    return cache.only([place for place, one in enumerate(cache.entries) if one.sample_index not in photos])
+    chosen = frozenset(image for images in of_class.values() for image in list(images)[step - 1 :: step])
+    if len(chosen) >= MIN_HELD_OUT:
+        return chosen
+    log.warning(
+        "the confidence is not calibrated: that takes %d images to hold out, and %g of each class gives %d; it then "
+        'only ranks answers, and the tree never says "I don\'t know" by itself; add images, or raise '
+        "--calibration-fraction",
+        *(MIN_HELD_OUT, fraction, len(chosen)),
+    )
+    return frozenset()
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a tree that has not seen some photos finds in them, shown whole."""
+class HeldOut:
+    """Distances of images that a tree has not seen to its prototypes, and their labels."""
 
     distance: Float[Tensor, "M P"]
     labels: Int[Tensor, " M"]
 
-    def routed(self, tree: ProtoTree, question: NodeFunction | None = None) -> TreeOutput:
-        """The photos through the tree, with its own question or another."""
-        return tree.routed(NearestPatches(self.distance, torch.zeros_like(self.distance, dtype=torch.long)), question)
+    def forward(self, tree: ProtoTree, node: NodeFunction | None = None) -> TreeOutput:
+        """Send the images through the tree, with its own node function or another."""
+        return tree.forward_distances(
+            NearestPatches(self.distance, torch.zeros_like(self.distance, dtype=torch.long)), node
+        )
 
 
 @torch.no_grad()
-def look_at_held(tree: ProtoTree, views: CachedBatches, photos: Collection[int]) -> Held:
-    """Whole views of these photos, of very many some; in several processes all get the same."""
-    photos = frozenset(sorted(photos)[:: -(-len(photos) // MOST_HELD) or 1])
-    rows = [(torch.zeros(0, dtype=torch.long), torch.zeros(0, tree.n_prototypes), torch.zeros(0, dtype=torch.long))]
-    for z, labels, places in maps_of(views, tree.eval().features, tree.prototypes.device):
-        entries = [views.entries[place] for place in places.tolist()]
-        wanted = [i for i, one in enumerate(entries) if one.view == FULL and one.sample_index in photos]
+def predict_held_out(tree: ProtoTree, maps: FeatureMaps, images: Collection[int], batch_size: int) -> HeldOut:
+    """Measure full views of these images; of very many, some."""
+    images = frozenset(sorted(images)[:: -(-len(images) // MAX_HELD_OUT) or 1])
+    device, rows = tree.prototypes.device, []
+    tree.eval()
+    for batch in maps.batches(batch_size):
+        entries = [maps.entries[index] for index in batch.entries.tolist()]
+        wanted = [i for i, entry in enumerate(entries) if entry.view == FULL_IMAGE and entry.sample_index in images]
         if wanted:
-            rows.append((places[wanted].cpu(), tree.route(z[wanted]).distance.cpu(), labels[wanted].cpu()))
-    columns = [torch.cat(part) for part in zip(*rows, strict=True)]
-    distance, labels = distributed.gather_in_order(*columns)
-    device = tree.prototypes.device
-    return Held(distance.to(device), labels.to(device))
+            z = tree.features.from_map(batch.values.to(device))
+            rows.append((tree.forward_features(z[wanted]).distance, batch.labels[wanted].to(device)))
+    distance, labels = (torch.cat(column) for column in zip(*rows, strict=True))
+    return HeldOut(distance, labels)
 
 
 @torch.no_grad()
-def fit_sharpness(tree: ProtoTree, held: Held) -> float:
-    """The sharpness with which Eq. 4's probabilities are calibrated on photos that the tree has not seen.
+def fit_sharpness(tree: ProtoTree, held_out: HeldOut) -> float:
+    """Fit the sharpness with which Eq. 4's probabilities are calibrated on images that the tree has not seen.
 
     A tree that learned to be as unsure as its softened teacher is less sure than it is right. Of all sharpnesses from
-    its own to three times that, the least is taken whose likelihood the photos cannot tell from the best, within one
+    its own to three times that, the least is taken whose likelihood the images cannot tell from the best, within one
     standard error (Breiman et al., *Classification and Regression Trees*, 1984, take the simplest tree by that rule).
     """
-    low, high = SHARPNESS_RANGE[tree.question.kind]
-    own = tree.question.sharpness
-    tried = [own * (1 + step / 10) for step in range(SHARPER_STEPS + 1) if low <= own * (1 + step / 10) <= high]
-    paths = (held.routed(tree, replace(tree.question, sharpness=sharpness)) for sharpness in tried)
-    losses = torch.stack([-tree.log_likelihood(routed, held.labels).double() for routed in paths])  # tried × photos
+    low, high = SHARPNESS_RANGE[tree.node_function.kind]
+    start = tree.node_function.sharpness
+    tried = [start * (1 + step / 10) for step in range(_SHARPNESS_STEPS + 1) if low <= start * (1 + step / 10) <= high]
+    outputs = (held_out.forward(tree, replace(tree.node_function, sharpness=sharpness)) for sharpness in tried)
+    losses = torch.stack([-tree.log_likelihood(out, held_out.labels).double() for out in outputs])  # tried × images
     worse = losses - losses[losses.mean(dim=1).argmin()]
-    error = worse.std(dim=1) / math.sqrt(len(held.labels))
+    error = worse.std(dim=1) / math.sqrt(len(held_out.labels))
     return tried[int((worse.mean(dim=1) <= error).int().argmax())]
 
 
-def fit_held(tree: ProtoTree, held: Held) -> Calibration:
-    """How sure the tree's answers are, and when it gives none."""
-    decisions = tree.decide(held.routed(tree))
-    is_right = decisions.labels("greedy") == held.labels
-    return fit_calibration(decisions.margin.cpu(), decisions.ood_score.cpu(), is_right.cpu())
-
-
 @dataclass(frozen=True)
-class Sure:
-    """What a tree that has not seen some photos teaches another one about being sure."""
+class Fitted:
+    """Calibration parameters fitted on held-out images."""
 
     sharpness: float
     calibration: Calibration
 
-    def taught(self, tree: ProtoTree) -> ProtoTree:
-        """The tree, which knows it now."""
-        tree.question, tree.calibration = replace(tree.question, sharpness=self.sharpness), self.calibration
+    def apply_to(self, tree: ProtoTree) -> ProtoTree:
+        """Set the sharpness and the calibration of a tree, and return it."""
+        tree.node_function, tree.calibration = replace(tree.node_function, sharpness=self.sharpness), self.calibration
         return tree
 
 
-def fit_sure(tree: ProtoTree, held: Held) -> Sure:
-    """How sharp the tree's questions must be, and then how sure its answers are."""
-    tree.question = replace(tree.question, sharpness=fit_sharpness(tree, held))
-    return Sure(tree.question.sharpness, fit_held(tree, held))
+def fit(tree: ProtoTree, held_out: HeldOut) -> Fitted:
+    """Fit the sharpness, and then the confidence of the answers; the tree gets the fitted sharpness."""
+    tree.node_function = replace(tree.node_function, sharpness=fit_sharpness(tree, held_out))
+    prediction = tree.decode(held_out.forward(tree))
+    is_right = prediction.labels("greedy") == held_out.labels
+    calibration = fit_calibration(prediction.margin.cpu(), prediction.ood_score.cpu(), is_right.cpu())
+    return Fitted(tree.node_function.sharpness, calibration)
 
 
 @dataclass(frozen=True)
-class SureFile:
-    """Where runs on the same maps keep what they would all find out: it need not be found out for every seed."""
+class CalibrationFile:
+    """A file in the feature cache where runs on the same features share what a second tree finds."""
 
     path: Path
 
     @classmethod
-    def of(cls, folder: Path, maps: Sequence[MapCache], settings: Mapping[str, object]) -> "SureFile":
-        """In the folder that runs share, under a name that says what it was found out with."""
-        of_what = {
+    @contextlib.contextmanager
+    def of(cls, run: Path, maps: Sequence[FeatureMaps], settings: Mapping[str, object]) -> Iterator["CalibrationFile"]:
+        """Open the file that is named after features and settings; other programs wait for it meanwhile."""
+        content = {
             "settings": settings,
-            "maps": sorted({name for one in maps for name in one.names}),
-            "photos": [(one.sample_index, one.sample.label) for one in maps[0].entries],
+            "maps": sorted({name for part in maps for name in part.names}),
+            "images": [(entry.sample_index, entry.sample.label) for entry in maps[0].entries],
         }
-        digest = hashlib.sha256(json.dumps(of_what, sort_keys=True).encode()).hexdigest()
-        return cls(folder / f"sure-{digest[:32]}.json")
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        name = f"calibration-{digest[:32]}.json"
+        beside = run.resolve().parent / FOLDER / name  # which may be read-only, and is used all the same
+        path = beside if beside.exists() else shared_folder(run) / name
+        note_use(run, path.name)
+        with exclusive(path):
+            yield cls(path)
 
-    def keep(self, sure: Sure) -> Sure:
-        """Writes it down, and gives it back."""
-        if distributed.is_first():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self.path, asdict(sure))
-        return sure
+    def save(self, fitted: Fitted) -> Fitted:
+        """Write what was fitted, and return it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, asdict(fitted))
+        return fitted
 
     @property
-    def kept(self) -> Sure | None:
-        """What was written down, if all processes can read it."""
-        found = self._read()
-        return None if distributed.any_process(found is None) else found
-
-    def _read(self) -> Sure | None:
-        """What the file says; a damaged or impossible calibration is reported and fitted again."""
+    def saved(self) -> Fitted | None:
+        """What was fitted before; a damaged or impossible calibration is reported and fitted again."""
         if not self.path.exists():
             return None
         try:
-            found = read_json(self.path)
-            record({"sharpness": number(*_ANY_SHARPNESS), "calibration": check_calibration})(found, ())
-            return Sure(float(found["sharpness"]), Calibration(**found["calibration"]))
+            content = read_json(self.path)
+            sharpness = content.get("sharpness")
+            low, high = SHARPNESS_RANGE["pairwise"]
+            if not isinstance(sharpness, float | int) or not low <= sharpness <= high:
+                raise CheckpointError(f"expected a sharpness from {low} to {high}, got {sharpness!r}")
+            return Fitted(float(sharpness), check_calibration(content.get("calibration")))
         except CheckpointError as error:
             log.warning("a calibration is fitted again: %s is damaged (%s)", self.path, error)
             return None

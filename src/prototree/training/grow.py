@@ -1,80 +1,94 @@
-"""A tree to start from, grown from the classes: who is told apart from whom, and by which training patches.
+"""The initial tree: a hierarchy of the classes, and for each node the two training patches that separate them best.
 
-Where a node asks for one patch, groups of alike classes part from the rest one after the other, and so do the classes
-within a group. Where it compares two, the classes are parted in two alike groups, each again, and so on. Each prototype
-starts as the training patch that tells its own side best from the other.
+The classes are clustered by Ward's method, and each merge becomes a node with one side per cluster. Each prototype
+starts as the training patch with the highest information gain for its side against the other.
 
-Notation used for tensor shapes: C channels of the backbone's map, D prototype depth, P prototypes, L leaves, K classes,
-M photos looked at.
+Notation used for tensor shapes: C channels of the backbone's map, D prototype dimension, P prototypes, L leaves,
+K classes, M images.
 """
 
 import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+from scipy.cluster.hierarchy import ClusterNode, linkage, to_tree
 from torch import Tensor
 
-from prototree.backbones.backbone import FeatureExtractor, WideHead
-from prototree.core.model import ProtoTree
-from prototree.core.nodes import NodeKind
-from prototree.core.patches import rough_nearest
+from prototree.backbones.backbone import FeatureExtractor
+from prototree.core.model import ProtoTree, nearest_patches
 from prototree.core.topology import Topology
-from prototree.data.dataset import name_in
-from prototree.data.loading import derived_seed
+from prototree.data.dataset import image_name
+from prototree.data.loader import stable_seed
 from prototree.errors import DataError
-from prototree.features.batches import CachedBatches
-from prototree.training.class_hierarchy import Part, classes_in, halves, hierarchy
-from prototree.training.memory_budget import USUAL_ROOM, Room
+from prototree.features.cache import FeatureMaps
+from prototree.training.head import wide_head
 
-N_CANDIDATES, CANDIDATES_A_CLASS = 2000, 40  # random patches to choose the first prototypes from, at least
-LOOKED_AT, LOOKED_AT_A_CLASS = 1200, 12  # views that the choice is based on, at least
-RESTED_ON = 500  # maps, about, that batch norm's statistics are taken from
-NODE_VIEWS, NODE_CANDIDATES = 400, 1000  # that a node compares where there is no room for all distances
+MEDIAN_DISTANCE = 0.7  # of a random patch to the nearest patch of another image when the tree starts
+_CANDIDATES, _CANDIDATES_PER_CLASS = 2000, 40  # random patches to choose the first prototypes from, at least
+_IMAGES, _IMAGES_PER_CLASS = 1200, 12  # that the choice is based on, at least
+_BN_MAPS = 500  # that batch norm's statistics are estimated on, about
+_MAX_NUMBERS = 200_000_000  # in the maps that the choice is based on: 0.8 GB
+_MAX_PAIRS = 100_000_000  # of images and candidates whose distances are all computed; beyond, each node has its own few
+_NODE_IMAGES, _NODE_CANDIDATES = 400, 1000
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialTree:
     """A tree of one leaf per class, and the patch that each prototype is."""
 
     topology: Topology
     leaf_class: Int[Tensor, " L"]
     anchors: Float[Tensor, "P C 1 1"]  # in the backbone's map
-    sharpness_start: float | None = None  # that questions begin with; None: as the recipe has it
+    sharpness: float | None = None  # that nodes begin with; None: as the recipe has it
+
+
+def sample_maps(maps: FeatureMaps) -> tuple[Float[Tensor, "M C H W"], Int[Tensor, " M"]]:
+    """Read backbone maps and labels of all images, or of as many of each class as memory allows."""
+    seen: Counter[int] = Counter()
+    rank = []  # within the class
+    for entry in maps.entries:
+        rank.append(seen[entry.sample.label])
+        seen[entry.sample.label] += 1
+    limit = max(_MAX_NUMBERS // maps.read([0]).values.shape[1:].numel(), 2 * len(seen))
+    batch = maps.read(sorted(sorted(range(len(rank)), key=lambda index: rank[index])[:limit]))
+    return batch.values, batch.labels
 
 
 def standardise(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> None:
-    """Sets the channels' mean and spread."""
+    """Set the mean and standard deviation of the channels that the head standardises with."""
     head = wide_head(features)
     head.mean.copy_(maps.mean(dim=(0, 2, 3))[:, None, None])
     head.std.copy_(maps.std(dim=(0, 2, 3)).clamp_min(1e-6)[:, None, None])
 
 
 @torch.no_grad()
-def rest_norm(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> None:
-    """Sets batch norm's mean and variance to those of the patches of these maps: it rests while the tree learns.
+def reestimate_bn(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> None:
+    """Re-estimate batch-norm statistics on clean features; they stay frozen while the tree learns.
 
-    What it remembers from the classifier is of maps with channels dropped and, after few steps, of its start.
+    The running averages from training the head are biased by channel dropout and, after few steps, by their start.
     """
-    head, maps = wide_head(features), maps[:: max(1, len(maps) // RESTED_ON)]
+    head, maps = wide_head(features), maps[:: max(1, len(maps) // _BN_MAPS)]
     norm, weight = head.norm, head.first.weight.flatten(1)
     assert norm.running_mean is not None
     assert norm.running_var is not None
     rows = ((maps - head.mean) / head.std).permute(0, 2, 3, 1).flatten(0, 2)
     mean = rows.mean(dim=0)
-    apart = rows.sub_(mean)
-    covariance = apart.T @ apart / max(len(rows) - 1, 1)
+    centred = rows.sub_(mean)
+    covariance = centred.T @ centred / max(len(rows) - 1, 1)
     norm.running_mean.copy_(weight @ mean)
     norm.running_var.copy_(((weight @ covariance) * weight).sum(dim=1))
 
 
 @torch.no_grad()
-def calibrate(
+def rescale_distances(
     features: FeatureExtractor, maps: Float[Tensor, "M C H W"], median: float, generator: torch.Generator
 ) -> None:
-    """Centres the sigmoid's input and scales it until the median nearest distance is `median`.
+    """Centre the sigmoid's input and scale it until the median nearest distance is `median`.
 
     At the published initialisation it is 2.6, so that nearly everything goes left and right branches starve.
     """
@@ -87,7 +101,7 @@ def calibrate(
     for _ in range(25):
         gain = math.sqrt(low * high)
         z, prototypes = (torch.sigmoid(gain * (y - centre)) for y in (logits, picked))
-        is_far = rough_nearest(z, prototypes).distance.median() >= median
+        is_far = nearest_patches(z, prototypes, exact=False).distance.median() >= median
         low, high = (low, gain) if is_far else (gain, high)
     assert head.last.bias is not None
     head.last.weight.mul_(gain)
@@ -95,186 +109,165 @@ def calibrate(
 
 
 @torch.no_grad()
-def grow(
-    features: FeatureExtractor,
-    maps: Float[Tensor, "M C H W"],
-    labels: Int[Tensor, " M"],
-    question: NodeKind,
-    max_mean_depth: float,
-    init_median_distance: float,
-    seed: int,
-    room: Room = USUAL_ROOM,
-) -> Start:
-    """The tree that training starts from; also brings the head's distances to scale."""
-    generator = torch.Generator().manual_seed(derived_seed("grow", seed))
+def grow_tree(
+    features: FeatureExtractor, maps: Float[Tensor, "M C H W"], labels: Int[Tensor, " M"], seed: int
+) -> InitialTree:
+    """Grow the initial tree from the class hierarchy; also brings the head's distances to scale."""
+    generator = torch.Generator().manual_seed(stable_seed("grow", seed))
     features.to("cpu")  # where the maps are; it takes seconds
-    calibrate(features, maps[:: max(1, len(maps) // 200)], init_median_distance, generator)
-    z = _seen_by(features.eval(), maps)
+    rescale_distances(features, maps[:: max(1, len(maps) // 200)], MEDIAN_DISTANCE, generator)
+    z = _encode(features.eval(), maps)
     n_classes, n_patches = int(labels.max()) + 1, z.shape[2] * z.shape[3]
-    n_candidates = max(N_CANDIDATES, CANDIDATES_A_CLASS * n_classes)
-    photo = torch.randint(len(z), (n_candidates,), generator=generator)
+    n_candidates = max(_CANDIDATES, _CANDIDATES_PER_CLASS * n_classes)
+    image = torch.randint(len(z), (n_candidates,), generator=generator)
     patch = torch.randint(n_patches, (n_candidates,), generator=generator)
-    candidates = z.flatten(2)[photo, :, patch][:, :, None, None]
-    looked_at = torch.randperm(len(z), generator=generator)[: max(LOOKED_AT, LOOKED_AT_A_CLASS * n_classes)]
+    candidates = z.flatten(2)[image, :, patch][:, :, None, None]
+    images = torch.randperm(len(z), generator=generator)[: max(_IMAGES, _IMAGES_PER_CLASS * n_classes)]
     pooled = z.amax(dim=(2, 3))
     means = torch.stack([pooled[rows].mean(dim=0) for rows in _rows_by_class(labels, n_classes)])
-    apart, points = _Apart(z, looked_at, candidates, room), means.double().numpy()
-    planter = _Planter(apart, labels[looked_at], labels[photo], question)
-    planter.grow(hierarchy(points, max_mean_depth) if question == "presence" else halves(points))
-    topology, nodes, leaf_ids = Topology.from_children(planter.left, planter.right)
-    sides = [torch.tensor(side)[nodes] for side in (planter.chosen_right, planter.chosen_left) if side]
-    chosen = torch.cat(sides)
-    anchors = maps.flatten(2)[photo[chosen], :, patch[chosen]][:, :, None, None]
-    return Start(topology, torch.tensor(planter.leaf_class)[leaf_ids], anchors)
+    grower = _TreeGrower(z, images, candidates, labels[images], labels[image])
+    grower.grow(class_hierarchy(means.double().numpy()))
+    topology, nodes, leaf_ids = Topology.from_children(grower.left, grower.right)
+    chosen = torch.cat(
+        [torch.tensor(side, dtype=torch.long)[nodes] for side in (grower.right_patch, grower.left_patch)]
+    )
+    anchors = maps.flatten(2)[image[chosen], :, patch[chosen]][:, :, None, None]
+    return InitialTree(topology, torch.tensor(grower.leaf_class)[leaf_ids], anchors)
 
 
-def _seen_by(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> Float[Tensor, "M D H W"]:
-    """The feature maps, each put where it stays: of many classes, they are gigabytes."""
+def _encode(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> Float[Tensor, "M D H W"]:
+    """Encode maps in chunks into one tensor: of many classes, they are gigabytes."""
     shape = (len(maps), features.prototype_dim, *maps.shape[2:])
     z = torch.empty(shape, dtype=maps.dtype, memory_format=torch.channels_last)
-    for some, own in zip(maps.split(64), z.split(64), strict=True):
-        own.copy_(features.from_map(some))
+    for source, target in zip(maps.split(64), z.split(64), strict=True):
+        target.copy_(features.from_map(source))
     return z
 
 
-def start_from(tree: ProtoTree, sources: CachedBatches, root: Path) -> Start:
-    """A tree whose prototypes are patches already: the head is trained further, and they stay those patches.
+def from_existing_tree(tree: ProtoTree, sources: FeatureMaps, root: Path) -> InitialTree:
+    """Start from a tree whose prototypes are patches already: the head is trained further, and they stay those patches.
 
-    Only the patch of a photo that is nearest to a prototype learns from it, so the head learns to tell what is like the
-    chosen patch, not what happens to be beside it.
+    Only the patch of an image that is nearest to a prototype learns from it, so the head learns to tell what is like
+    the chosen patch, not what happens to be beside it.
     """
-    place = {(name_in(root, entry.sample.path), entry.view.name): i for i, entry in enumerate(sources.entries)}
+    index_of = {(image_name(root, entry.sample.path), entry.view.name): i for i, entry in enumerate(sources.entries)}
     anchors = []
     for number, source in enumerate(tree.sources):
-        if source is None or (source.image, source.view) not in place:
-            found = "is no patch of a photo" if source is None else f"comes from {source.image}, {source.view}"
-            raise DataError(f"expected every prototype to be a patch of a training photo, but number {number} {found}")
-        seen = sources.inputs([place[source.image, source.view]]).values
+        if source is None or (source.image, source.crop) not in index_of:
+            origin = "is no patch of an image" if source is None else f"comes from {source.image}, {source.crop}"
+            raise DataError(f"expected every prototype to be a patch of a training image, but number {number} {origin}")
+        seen = sources.read([index_of[source.image, source.crop]]).values
         anchors.append(seen[0, :, *source.patch, None, None])
-    return Start(tree.topology, tree.leaf_logits.argmax(dim=1), torch.stack(anchors), tree.question.sharpness)
+    return InitialTree(
+        tree.topology, tree.leaf_logits.argmax(dim=1), torch.stack(anchors), tree.node_function.sharpness
+    )
 
 
-class _Apart:
-    """How far views are from candidates: all known at once, or looked up a few at a time where they are too many."""
+Hierarchy = int | tuple[Any, Any]
+"""A class, or two groups of classes, each a hierarchy (run-time type checks cannot follow an alias into itself)."""
+
+
+def class_hierarchy(means: Float[ndarray, "K D"]) -> Hierarchy:
+    """Cluster the classes by Ward's method into a binary tree; the group with the lower class stands first."""
+
+    def split(node: ClusterNode) -> Hierarchy:
+        if node.is_leaf():
+            return int(node.id)
+        children = sorted((node.left, node.right), key=lambda child: min(child.pre_order()))
+        return split(children[0]), split(children[1])
+
+    return split(to_tree(linkage(means, "ward"))) if len(means) > 1 else 0
+
+
+def _classes(part: Hierarchy) -> list[int]:
+    return [part] if isinstance(part, int) else [label for half in part for label in _classes(half)]
+
+
+class _TreeGrower:
+    """Split groups of classes from the root down, each side by the candidate patch with the highest gain."""
 
     def __init__(
         self,
         z: Float[Tensor, "views D H W"],
-        views: Int[Tensor, " M"],
+        images: Int[Tensor, " M"],
         candidates: Float[Tensor, "candidates D 1 1"],
-        room: Room,
-    ) -> None:
-        self._z, self._views, self._candidates = z, views, candidates
-        self._known: Tensor | None = None
-        self.is_known = len(views) * len(candidates) <= room.pairs
-        if self.is_known:
-            self._known = self._measured(views, candidates)
-
-    def between(self, rows: Int[Tensor, " m"], columns: Int[Tensor, " n"]) -> Float[Tensor, "m n"]:
-        """Some views and some candidates."""
-        if self._known is not None:
-            return self._known[rows][:, columns]
-        return self._measured(self._views[rows], self._candidates[columns])
-
-    def _measured(self, views: Int[Tensor, " m"], candidates: Float[Tensor, "n D 1 1"]) -> Float[Tensor, "m n"]:
-        return torch.cat([rough_nearest(self._z[some], candidates).distance for some in views.split(64)])
-
-
-class _Planter:
-    """Splits groups of classes one after the other, each by the candidate that tells it best from the rest."""
-
-    def __init__(
-        self,
-        apart: _Apart,
         labels: Int[Tensor, " M"],
         candidate_class: Int[Tensor, " candidates"],
-        question: NodeKind,
     ) -> None:
-        self._is_choice, self._apart = question == "pairwise", apart
+        self._z, self._images, self._candidates = z, images, candidates
+        is_small = len(images) * len(candidates) <= _MAX_PAIRS
+        self._dists = self._measure(images, candidates) if is_small else None
         n_classes = int(torch.cat([labels, candidate_class]).max()) + 1
-        self._rows, self._candidates = (_rows_by_class(some, n_classes) for some in (labels, candidate_class))
+        self._rows, self._columns = (_rows_by_class(of, n_classes) for of in (labels, candidate_class))
         self._free = torch.ones(len(candidate_class), dtype=torch.bool)
         self.left: list[int] = []
         self.right: list[int] = []
-        self.chosen_right: list[int] = []
-        self.chosen_left: list[int] = []
+        self.right_patch: list[int] = []
+        self.left_patch: list[int] = []
         self.leaf_class: list[int] = []
 
-    def grow(self, part: Part) -> int:
-        """A subtree for this part; returns its root, or ~leaf."""
+    def grow(self, part: Hierarchy) -> int:
+        """Grow a subtree; return its root, or ~leaf."""
         if isinstance(part, int):
             self.leaf_class.append(part)
             return ~(len(self.leaf_class) - 1)
-        if len(part) == 1:
-            return self.grow(part[0])
-        (_, candidate), place = max((self._best(classes_in(one), classes_in(part)), i) for i, one in enumerate(part))
-        rest = part[:place] + part[place + 1 :]
-        self._take(candidate, self.chosen_right)
-        if self._is_choice:
-            self._take(self._best(classes_in(rest), classes_in(part))[1], self.chosen_left)
+        everything = _classes(part)
+        (_, candidate), side = max((self._best(_classes(half), everything), i) for i, half in enumerate(part))
+        self._claim(candidate, self.right_patch)
+        self._claim(self._best(_classes(part[1 - side]), everything)[1], self.left_patch)
         node = len(self.left)
         self.left.append(0)
         self.right.append(0)
-        self.left[node] = self.grow(rest)
-        self.right[node] = self.grow(part[place])
+        self.left[node] = self.grow(part[1 - side])
+        self.right[node] = self.grow(part[side])
         return node
 
-    def _take(self, candidate: int, chosen: list[int]) -> None:
-        """One patch, one prototype."""
-        self._free[candidate] = False
+    def _claim(self, candidate: int, chosen: list[int]) -> None:
+        self._free[candidate] = False  # one patch, one prototype
         chosen.append(candidate)
 
-    def _best(self, part: list[int], among: list[int]) -> tuple[float, int]:
+    def _best(self, part: list[int], everything: list[int]) -> tuple[float, int]:
+        """The highest information gain of a free candidate from these classes, and which it is."""
         inside = set(part)
-        own, others = _of(self._rows, part), _of(self._rows, [label for label in among if label not in inside])
-        columns = _of(self._candidates, part)
+        rows, others = _select(self._rows, part), _select(self._rows, [k for k in everything if k not in inside])
+        columns = _select(self._columns, part)
         columns = columns[self._free[columns]]
         if not len(columns):
             columns = torch.nonzero(self._free)[:, 0]
-        if not self._apart.is_known:
-            own, others = own[: NODE_VIEWS // 2], others[: NODE_VIEWS // 2]
-            columns = columns[:NODE_CANDIDATES]
-        rows, order = torch.cat([own, others]).sort()
-        gain = information_gain(self._apart.between(rows, columns), order < len(own))
+        if self._dists is None:
+            rows, others = rows[: _NODE_IMAGES // 2], others[: _NODE_IMAGES // 2]
+            columns = columns[:_NODE_CANDIDATES]
+        both, order = torch.cat([rows, others]).sort()
+        if self._dists is not None:
+            dists = self._dists[both][:, columns]
+        else:
+            dists = self._measure(self._images[both], self._candidates[columns])
+        gain = information_gain(dists, order < len(rows))
         return float(gain.max()), int(columns[gain.argmax()])
+
+    def _measure(self, images: Int[Tensor, " m"], candidates: Float[Tensor, "n D 1 1"]) -> Float[Tensor, "m n"]:
+        return torch.cat(
+            [nearest_patches(self._z[chunk], candidates, exact=False).distance for chunk in images.split(64)]
+        )
 
 
 def _rows_by_class(labels: Int[Tensor, " M"], n_classes: int) -> list[Int[Tensor, " _"]]:
-    """Where each class is, in order."""
     return list(labels.argsort(stable=True).split(labels.bincount(minlength=n_classes).tolist()))
 
 
-def _of(by_class: list[Int[Tensor, " _"]], classes: list[int]) -> Int[Tensor, " _"]:
+def _select(by_class: list[Int[Tensor, " _"]], classes: list[int]) -> Int[Tensor, " _"]:
     return torch.cat([by_class[label] for label in classes]).sort().values
 
 
 def information_gain(
-    distance: Float[Tensor, "photos candidates"], right: Bool[Tensor, " photos"]
+    distance: Float[Tensor, "images candidates"], right: Bool[Tensor, " images"]
 ) -> Float[Tensor, " candidates"]:
-    """Of each candidate's question: nearer than halfway between the two sides' means?"""
-    said = distance < (distance[right].mean(dim=0) + distance[~right].mean(dim=0)) / 2
-    p_right, p_said = right.float().mean(), said.float().mean(dim=0)
-    both = (said & right[:, None]).float().mean(dim=0)
-    if_yes, if_no = both / p_said.clamp_min(1e-6), (p_right - both) / (1 - p_said).clamp_min(1e-6)
-    return _entropy(p_right) - p_said * _entropy(if_yes) - (1 - p_said) * _entropy(if_no)
-
-
-def sample_maps(sources: CachedBatches, room: Room = USUAL_ROOM) -> tuple[Float[Tensor, "M C H W"], Int[Tensor, " M"]]:
-    """Backbone maps and labels of all photos, or of as many of each class as there is room for."""
-    seen: Counter[int] = Counter()
-    turn = []  # how many of its class come before it
-    for entry in sources.entries:
-        turn.append(seen[entry.sample.label])
-        seen[entry.sample.label] += 1
-    most = max(room.maps // sources.inputs([0]).values.shape[1:].numel(), 2 * len(seen))
-    inputs = sources.inputs(sorted(sorted(range(len(turn)), key=lambda place: turn[place])[:most]))
-    return inputs.values, inputs.labels
-
-
-def wide_head(features: FeatureExtractor) -> WideHead:
-    """The head that this recipe needs."""
-    assert isinstance(features.head, WideHead)
-    return features.head
+    """Information gain of each candidate's split: nearer than halfway between the two sides' mean distances?"""
+    is_near = distance < (distance[right].mean(dim=0) + distance[~right].mean(dim=0)) / 2
+    p_right, p_near = right.float().mean(), is_near.float().mean(dim=0)
+    both = (is_near & right[:, None]).float().mean(dim=0)
+    if_near, if_far = both / p_near.clamp_min(1e-6), (p_right - both) / (1 - p_near).clamp_min(1e-6)
+    return _entropy(p_right) - p_near * _entropy(if_near) - (1 - p_near) * _entropy(if_far)
 
 
 def _entropy(p: Tensor) -> Tensor:

@@ -1,14 +1,14 @@
-"""A tree learns to need what it shows: with the place hidden that is shown for a match, the match shall be gone.
+"""Occlusion loss: occluding the displayed box must remove the match.
 
-A node compares the whole image with its patches, and one square of the image is shown. Because every cell of the
-network's map has seen its surroundings, a bird's beak may be recognised by the bird's neck. So in some steps a few
-photos are seen twice, once plain and once with a place hidden that the network finds striking (`data.hiding`). Where it
-covers the square that would be shown for a node on the way to the photo's class, the photo shall leave the reach of the
-node's patch, unless the patch matches far from there, too; where it does not touch the square, the photo shall stay
-within reach and on its side. The places depend on the photo and the network alone, so that all trees share the maps of
-hidden views.
+A node compares the whole image with its patches, and one square of the image is displayed. Because every cell of the
+feature map has seen its surroundings, a bird's beak may be recognised by the bird's neck. So in some steps a few images
+are seen twice, once plain and once with a salient box occluded. Where the occluded box covers the square that would be
+displayed for a node on the way to the image's class, the image shall leave the radius of the node's patch, unless the
+patch matches elsewhere too; where it does not touch the square, the image shall stay within the radius and on its side.
+The boxes depend on image and network alone, so that all trees share the feature maps of occluded views.
 
-Notation used for tensor shapes: B photos, P prototypes, C channels of the backbone's map, D prototype depth, H W map.
+Notation used for tensor shapes: B images, P prototypes, C channels of the backbone's map, D prototype dimension,
+H W feature map.
 """
 
 from collections import defaultdict
@@ -24,125 +24,119 @@ from prototree.backbones.geometry import Box, PatchGrid
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.core.localization import peak_places, peak_squares
 from prototree.core.model import ProtoTree
-from prototree.core.nodes import NodeKind
-from prototree.data.occlusion import HiddenView
-from prototree.data.views import FULL, centre_offset
-from prototree.features.batches import CachedBatches
-from prototree.features.cache import MapCache
-from prototree.training import distributed
-from prototree.training.chance import WholeBatch
-from prototree.training.nearest_gradient import patch_rows
+from prototree.data.crops import FULL_IMAGE, center_offset
+from prototree.data.occlusion import OccludedView
+from prototree.features.cache import FeatureMaps
+from prototree.training.nearest_gradient import flatten_patches, nearest_with_grad
 
-PHOTOS_A_STEP = 8
-PLACES = 2  # of a photo that are hidden, one at a time
-COVERED, TOUCHED = 0.6, 0.05  # share of the square that is hidden: at least, and at most if it counts as untouched
-OUT_OF_REACH, WITHIN_REACH = 1.15, 0.95  # of a distance, in reaches
-LEAD = 0.1  # by which the other patch of a node shall be farther
-_AT_ONCE = 256  # maps
+IMAGES_PER_STEP = 8
+BOXES_PER_IMAGE = 2  # occluded one at a time
+MIN_OVERLAP, MAX_OVERLAP = 0.6, 0.05  # fraction of the square that is occluded: covered, and still untouched
+OUTSIDE, INSIDE = 1.15, 0.95  # distances wanted, in radii
+MARGIN = 0.1  # by which the other patch of a node shall be farther
+_CHUNK = 256  # maps
 
 
-def striking_squares(maps: Float[Tensor, "B C H W"], grid: PatchGrid, count: int) -> Float[Tensor, "B count 4"]:
-    """Squares as large as those that are shown, around the places that differ most from the rest of a photo.
+def salient_squares(maps: Float[Tensor, "B C H W"], grid: PatchGrid, count: int) -> Float[Tensor, "B count 4"]:
+    """Find squares, as large as displayed ones, around the patches that differ most from the rest of an image.
 
-    Most trees look at these places, whatever they have learned: the network made them stand out long before.
+    Most trees look at these, whatever they have learned: the network made them stand out long before.
     """
     strength = torch.linalg.vector_norm(maps - maps.mean(dim=(2, 3), keepdim=True), dim=1)
-    across, down = _middles(_every_square(grid, maps))
-    found = []
+    x_all, y_all = _centres(_all_squares(grid, maps))
+    result = []
     for _ in range(count):
         best, patch = strength.flatten(1).max(dim=1)
         weaker = 1 - strength / best[:, None, None].clamp_min(1e-12)
         squares = peak_squares(grid, *peak_places(weaker, patch, grid.rows_per_crop))
-        found.append(squares)
-        x, y = _middles(squares)
+        result.append(squares)
+        x, y = _centres(squares)
         size = (squares[:, 2:] - squares[:, :2])[:, None]
-        beside = ((across - x[:, None]).abs() < size[:, :, 0]) & ((down - y[:, None]).abs() < size[:, :, 1])
+        beside = ((x_all - x[:, None]).abs() < size[:, :, 0]) & ((y_all - y[:, None]).abs() < size[:, :, 1])
         strength = strength.masked_fill(beside.view_as(strength), 0)
-    return torch.stack(found, dim=1)
+    return torch.stack(result, dim=1)
 
 
-def _middles(squares: Float[Tensor, "n 4"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    middle = (squares[:, :2] + squares[:, 2:]) / 2
-    return middle[:, 0], middle[:, 1]
+def _centres(squares: Float[Tensor, "n 4"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    centre = (squares[:, :2] + squares[:, 2:]) / 2
+    return centre[:, 0], centre[:, 1]
 
 
-def striking_places(whole: MapCache, grid: PatchGrid, preprocessing: Preprocessing) -> dict[Path, list[Box]]:
-    """Those of every second photo of each class, as shares of the squashed photo, from maps of whole photos."""
+def salient_boxes(full: FeatureMaps, grid: PatchGrid, preprocessing: Preprocessing) -> dict[Path, list[Box]]:
+    """Boxes of every second image of each class, as fractions of the squashed image, from maps of full images."""
     of_class: dict[int, list[int]] = defaultdict(list)
-    for place, one in enumerate(whole.entries):
-        if place not in whole.unreadable:
-            of_class[one.sample.label].append(place)
-    chosen = [place for own in of_class.values() for place in own[::2]]
-    offset, side, found = centre_offset(preprocessing), preprocessing.resize, dict[Path, list[Box]]()
-    for start in range(0, len(chosen), _AT_ONCE):
-        inputs = whole.read(chosen[start : start + _AT_ONCE], 0)
-        squares = (striking_squares(inputs.values, grid, PLACES) + offset) / side
-        squares = distributed.gather(squares)[0]  # of another machine perhaps, where the last digits differ
-        for place, own in zip(inputs.entries.tolist(), squares.tolist(), strict=True):
-            found[whole.entries[place].sample.path] = [Box(*edges) for edges in own]
-    return found
+    for index, entry in enumerate(full.entries):
+        if index not in full.unreadable:
+            of_class[entry.sample.label].append(index)
+    chosen = [index for indices in of_class.values() for index in indices[::2]]
+    offset, side, boxes = center_offset(preprocessing), preprocessing.resize, dict[Path, list[Box]]()
+    for start in range(0, len(chosen), _CHUNK):
+        batch = full.read(chosen[start : start + _CHUNK])
+        squares = (salient_squares(batch.values, grid, BOXES_PER_IMAGE) + offset) / side
+        for index, edges in zip(batch.entries.tolist(), squares.tolist(), strict=True):
+            boxes[full.entries[index].sample.path] = [Box(*square) for square in edges]
+    return boxes
 
 
 @dataclass(frozen=True)
 class OccludedPairs:
-    """Maps of photos, plain and with a place hidden."""
+    """Feature maps of images, plain and with a box occluded."""
 
-    plain: CachedBatches
-    hidden: CachedBatches
-    places: Float[Tensor, "B 4"]  # left, top, right, bottom in pixels of the input
-    labels: Int[Tensor, " B"]
+    plain: FeatureMaps
+    occluded: FeatureMaps
+    boxes: Float[Tensor, "B 4"]  # left, top, right, bottom in pixels of the input
+    sides: Bool[Tensor, "B P"]  # patches that stand for the side of the image's class
 
     @classmethod
-    def of(cls, judged: MapCache, hidden: MapCache, preprocessing: Preprocessing) -> "OccludedPairs | None":
-        """All photos of which there are both; None if there is not one."""
-        whole = {
-            one.sample_index: place
-            for place, one in enumerate(judged.entries)
-            if one.view == FULL and place not in judged.unreadable
-        }
-        wanted = [
-            place
-            for place, one in enumerate(hidden.entries)
-            if one.sample_index in whole and place not in hidden.unreadable
-        ]
-        if not wanted:
+    def of(
+        cls, tree: ProtoTree, leaf_class: Int[Tensor, " L"], plain: FeatureMaps, occluded: FeatureMaps | None
+    ) -> "OccludedPairs | None":
+        """Pair all images of which there are both; None if there is not one."""
+        if occluded is None:
             return None
-        entries = [hidden.entries[place] for place in wanted]
-        both = judged.only([whole[one.sample_index] for one in entries]), hidden.only(wanted)
-        plain, covered = (CachedBatches(one, PHOTOS_A_STEP, shuffle=False) for one in both)
-        labels = torch.tensor([one.sample.label for one in entries])
-        edges = torch.tensor([one.view.place.edges for one in entries if isinstance(one.view, HiddenView)])
-        return cls(plain, covered, edges * preprocessing.resize - centre_offset(preprocessing), labels)
+        index_of = {
+            entry.sample_index: index
+            for index, entry in enumerate(plain.entries)
+            if entry.view == FULL_IMAGE and index not in plain.unreadable
+        }
+        chosen = [
+            index
+            for index, entry in enumerate(occluded.entries)
+            if entry.sample_index in index_of and index not in occluded.unreadable
+        ]
+        if not chosen:
+            return None
+        entries = [occluded.entries[index] for index in chosen]
+        edges = torch.tensor([entry.view.box.edges for entry in entries if isinstance(entry.view, OccludedView)])
+        labels = torch.tensor([entry.sample.label for entry in entries])
+        return cls(
+            plain.subset([index_of[entry.sample_index] for entry in entries]),
+            occluded.subset(chosen),
+            edges * tree.preprocessing.resize - center_offset(tree.preprocessing),
+            class_sides(tree, leaf_class.cpu())[labels],
+        )
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def draw(self, batch: WholeBatch, device: torch.device) -> "Pairs":
-        """Some at random, the same ones in all processes: each takes as large a share of them as of the batch."""
-        drawn = torch.randint(len(self), (PHOTOS_A_STEP,))
-        first, last = (PHOTOS_A_STEP * edge // max(batch.total, 1) for edge in (batch.start, batch.stop))
-        rows = drawn[first:last]
-        plain, hidden = (one.inputs(rows.tolist()).values.to(device) for one in (self.plain, self.hidden))
-        return Pairs(plain, hidden, self.places[rows].to(plain), self.labels[rows])
+    def loss(self, tree: ProtoTree, anchors: Float[Tensor, "P C 1 1"]) -> Float[Tensor, ""]:
+        """The occlusion loss of a few random images."""
+        device = anchors.device
+        rows = torch.randint(len(self.boxes), (IMAGES_PER_STEP,))
+        plain, occluded = (maps.read(rows.tolist()).values.to(device) for maps in (self.plain, self.occluded))
+        boxes, sides = self.boxes[rows].to(plain), self.sides[rows].to(device)
+        encode, radius = tree.features.from_map, tree.radius
+        both = sides | sides.roll(tree.topology.n_nodes, dims=1)
+        after, prototypes = nearest_with_grad(encode, occluded, anchors, both)
+        with torch.no_grad():
+            before = CleanMatches.of(encode(plain), prototypes, boxes, radius, tree.grid)
+        return occlusion_loss(before, after.distance, boxes, sides, radius)
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """The photos of a step."""
-
-    plain: Float[Tensor, "B C H W"]
-    hidden: Float[Tensor, "B C H W"]
-    places: Float[Tensor, "B 4"]
-    labels: Int[Tensor, " B"]
-
-
-@dataclass(frozen=True)
-class Matches:
-    """What the tree, as it is now, makes of the plain photos."""
+class CleanMatches:
+    """Matches of the tree, as it is now, in the plain images."""
 
     distance: Float[Tensor, "B P"]
-    squares: Float[Tensor, "B P 4"]  # that it would show
-    elsewhere: Float[Tensor, "B P"]  # the distance of the nearest patch far from the place that is hidden
+    squares: Float[Tensor, "B P 4"]  # that would be displayed
+    elsewhere: Float[Tensor, "B P"]  # distance of the nearest patch far from the occluded box
 
     @classmethod
     @torch.no_grad()
@@ -150,87 +144,73 @@ class Matches:
         cls,
         feature_map: Float[Tensor, "B D H W"],
         prototypes: Float[Tensor, "P D 1 1"],
-        places: Float[Tensor, "B 4"],
-        unit: Float[Tensor, " P"],
+        boxes: Float[Tensor, "B 4"],
+        radius: Float[Tensor, " P"],
         grid: PatchGrid,
-    ) -> "Matches":
-        """`places` are hidden in the photos' twins; `unit` are the reaches, as distances."""
-        apart = _apart(feature_map, prototypes)
-        distance, patch = apart.flatten(2).min(dim=2)
-        middles = peak_places((apart / unit[:, None, None]).flatten(0, 1), patch.flatten(), grid.rows_per_crop)
-        is_far = ~_touch(_every_square(grid, places), _surroundings(places))
-        elsewhere = apart.flatten(2).masked_fill(~is_far[:, None], torch.inf).amin(dim=2)
+    ) -> "CleanMatches":
+        # Distances by matrix product: exact enough to tell which patch is nearest, in a sixth of the time.
+        dists = torch.cdist(flatten_patches(feature_map), prototypes.flatten(1))
+        dists = dists.view(len(feature_map), *feature_map.shape[2:], len(prototypes)).movedim(3, 1).contiguous()
+        distance, patch = dists.flatten(2).min(dim=2)
+        peaks = peak_places((dists / radius[:, None, None]).flatten(0, 1), patch.flatten(), grid.rows_per_crop)
+        size = boxes[:, 2:] - boxes[:, :2]
+        surroundings = torch.cat([boxes[:, :2] - size, boxes[:, 2:] + size], dim=1)  # three times as wide and high
+        is_far = ~_touch(_all_squares(grid, boxes), surroundings)
+        elsewhere = dists.flatten(2).masked_fill(~is_far[:, None], torch.inf).amin(dim=2)
         elsewhere = torch.where(is_far.any(dim=1)[:, None], elsewhere, 0)  # a map too small to have anything elsewhere
-        return cls(distance, peak_squares(grid, *middles).view(*distance.shape, 4), elsewhere)
+        return cls(distance, peak_squares(grid, *peaks).view(*distance.shape, 4), elsewhere)
 
 
-def _apart(feature_map: Float[Tensor, "B D H W"], prototypes: Float[Tensor, "P D 1 1"]) -> Float[Tensor, "B P H W"]:
-    """Distances by matrix product: exact enough to tell which patch is nearest, in a sixth of the time."""
-    apart = torch.cdist(patch_rows(feature_map), prototypes.flatten(1))
-    n_photos, _, *size = feature_map.shape
-    return apart.view(n_photos, *size, len(prototypes)).movedim(3, 1).contiguous()
+def occlusion_loss(
+    before: CleanMatches,
+    distance: Float[Tensor, "B P"],
+    boxes: Float[Tensor, "B 4"],
+    sides: Bool[Tensor, "B P"],
+    radius: Float[Tensor, " P"],
+) -> Float[Tensor, ""]:
+    """How far covered matches are from leaving the radius, and untouched ones from staying inside and on their side.
+
+    `distance` is that of the occluded images; `sides` says which patches stand for the side of the image's class. Only
+    patches to whose side the plain image goes count, and one that matches far from the occluded box, as a texture may,
+    need not leave. Each part is a mean over images and patches.
+    """
+
+    def lead(dists: Float[Tensor, "B P"]) -> Float[Tensor, "B P"]:
+        return dists.roll(dists.shape[1] // 2, dims=1) - dists  # over the other patch of the node
+
+    counts, overlap = sides & (lead(before.distance) > 0), overlap_fraction(before.squares, boxes)
+    covered = counts & (overlap >= MIN_OVERLAP) & (before.elsewhere > radius)
+    untouched = counts & (overlap <= MAX_OVERLAP)
+    leave = relu(OUTSIDE * radius - distance)
+    stay = relu(distance - INSIDE * radius) + relu(MARGIN - lead(distance))
+    return (leave * covered).sum() / covered.sum().clamp_min(1) + (stay * untouched).sum() / untouched.sum().clamp_min(
+        1
+    )
 
 
-def _every_square(grid: PatchGrid, like: Tensor) -> Float[Tensor, "n 4"]:
-    """Around each patch of a map, in order."""
+def _all_squares(grid: PatchGrid, like: Tensor) -> Float[Tensor, "n 4"]:
+    """The displayed square around each patch of a map, in order."""
     patch = torch.arange(grid.n_patches, device=like.device)
     return peak_squares(grid, (patch // grid.shape[1]).to(like), (patch % grid.shape[1]).to(like))
 
 
-def _surroundings(places: Float[Tensor, "B 4"]) -> Float[Tensor, "B 4"]:
-    """Three times as wide and high."""
-    size = places[:, 2:] - places[:, :2]
-    return torch.cat([places[:, :2] - size, places[:, 2:] + size], dim=1)
-
-
-def _touch(squares: Float[Tensor, "n 4"], places: Float[Tensor, "B 4"]) -> Bool[Tensor, "B n"]:
-    low, high = torch.maximum(squares[:, :2], places[:, None, :2]), torch.minimum(squares[:, 2:], places[:, None, 2:])
+def _touch(squares: Float[Tensor, "n 4"], boxes: Float[Tensor, "B 4"]) -> Bool[Tensor, "B n"]:
+    low, high = torch.maximum(squares[:, :2], boxes[:, None, :2]), torch.minimum(squares[:, 2:], boxes[:, None, 2:])
     return (high > low).all(dim=2)
 
 
-def own_sides(tree: ProtoTree, leaf_class: Int[Tensor, " L"], labels: Int[Tensor, " B"]) -> Bool[Tensor, "B P"]:
-    """Which patches stand for the side on which a leaf of each class lies."""
-    found, n_nodes = torch.zeros(len(labels), tree.n_prototypes, dtype=torch.bool), tree.topology.n_nodes
-    for row, label in enumerate(labels):
-        for leaf in torch.nonzero(leaf_class == label)[:, 0].tolist():
-            path, right = tree.topology.paths[leaf], tree.topology.goes_right[leaf]
-            right_nodes, left_nodes = (torch.from_numpy(path[(path >= 0) & turns]) for turns in (right, ~right))
-            found[row, right_nodes] = True
-            if tree.question.kind == "pairwise":
-                found[row, n_nodes + left_nodes] = True
-    return found
-
-
-def hidden_share(squares: Float[Tensor, "B P 4"], places: Float[Tensor, "B 4"]) -> Float[Tensor, "B P"]:
-    """How much of each square a photo's hidden place covers."""
+def overlap_fraction(squares: Float[Tensor, "B P 4"], boxes: Float[Tensor, "B 4"]) -> Float[Tensor, "B P"]:
+    """The fraction of each square that an image's occluded box covers."""
     low, high = squares[:, :, :2], squares[:, :, 2:]
-    first, last = torch.maximum(low, places[:, None, :2]), torch.minimum(high, places[:, None, 2:])
+    first, last = torch.maximum(low, boxes[:, None, :2]), torch.minimum(high, boxes[:, None, 2:])
     return relu(last - first).prod(dim=2) / (high - low).prod(dim=2)
 
 
-def hiding_loss(
-    before: Matches,
-    distance: Float[Tensor, "B P"],
-    places: Float[Tensor, "B 4"],
-    own: Bool[Tensor, "B P"],
-    unit: Float[Tensor, " P"],
-    kind: NodeKind,
-) -> Float[Tensor, ""]:
-    """How much nearer than out of reach the photos are whose shown square is hidden, and how much farther than within
-    reach, or nearer to the other side, those are whose square is not.
-
-    `distance` is that of the photos with a place hidden; `own` says which patches stand for the side of the photo's
-    class. Only patches to whose side the plain photo turns count, and one that is within reach far from the hidden
-    place, as a texture may be, need not be left. Each part is a mean over the photos and patches of all processes,
-    whose losses add up to it.
-    """
-
-    def lead(apart: Float[Tensor, "B P"]) -> Float[Tensor, "B P"]:
-        return unit - apart if kind == "presence" else apart.roll(apart.shape[1] // 2, dims=1) - apart
-
-    turns, share = own & (lead(before.distance) > 0), hidden_share(before.squares, places)
-    covered, untouched = turns & (share >= COVERED) & (before.elsewhere > unit), turns & (share <= TOUCHED)
-    leave = relu(OUT_OF_REACH * unit - distance)
-    stay = relu(distance - WITHIN_REACH * unit) + relu(LEAD - lead(distance))
-    counts = distributed.sum_over(torch.stack([covered.sum(), untouched.sum()])).clamp_min(1)
-    return (leave * covered).sum() / counts[0] + (stay * untouched).sum() / counts[1]
+def class_sides(tree: ProtoTree, leaf_class: Int[Tensor, " L"]) -> Bool[Tensor, "K P"]:
+    """Which patches stand for the side on which a leaf of each class lies."""
+    sides, n_nodes = torch.zeros(tree.n_classes, tree.n_prototypes, dtype=torch.bool), tree.topology.n_nodes
+    for leaf, label in enumerate(leaf_class.tolist()):
+        path, right = tree.topology.paths[leaf], tree.topology.goes_right[leaf]
+        sides[label, path[(path >= 0) & right]] = True
+        sides[label, n_nodes + path[(path >= 0) & ~right]] = True
+    return sides

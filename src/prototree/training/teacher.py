@@ -3,92 +3,81 @@
 A teacher is a saved tree, several of them, or a timm classifier: `runs/a`, `runs/a,runs/b`, `resnet50=teacher.pth`.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from prototree.backbones.backbone import Backbone
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.backbones.weights import read_state, timm_names
 from prototree.core import checkpoint
 from prototree.core.ensemble import Ensemble
-from prototree.data.loading import ViewDataset, make_loader
+from prototree.data.crops import training_views
+from prototree.data.loader import ViewDataset, make_loader
 from prototree.errors import ConfigError, WeightsError
 from prototree.training import distributed
+from prototree.training.loop import CHECKPOINTS, Context
 
 import timm  # isort: skip (after the guard in `backbone`)
 
+_FILE = "teacher.json"
 
-@runtime_checkable
-class Teacher(Protocol):
-    """Something that gives class probabilities."""
+
+@dataclass(frozen=True)
+class Teacher:
+    """A classifier that gives logits of images."""
 
     preprocessing: Preprocessing
-    n_classes: int
-
-    def probs(self, images: Float[Tensor, "B 3 h w"], temperature: float) -> Float[Tensor, "B K"]:
-        """Class probabilities, softened by the temperature."""
+    logits: Callable[[Tensor], Tensor]
 
 
-class TreeTeacher:
-    """One tree or an ensemble."""
-
-    def __init__(self, ensemble: Ensemble) -> None:
-        self._ensemble = ensemble
-        self.preprocessing = ensemble.trees[0].preprocessing
-        self.n_classes = ensemble.trees[0].n_classes
-
-    def probs(self, images: Float[Tensor, "B 3 h w"], temperature: float) -> Float[Tensor, "B K"]:
-        return (self._ensemble.class_probs(images).clamp_min(1e-12).log() / temperature).softmax(dim=1)
-
-
-class NetTeacher:
-    """A timm classifier from a file."""
-
-    def __init__(self, name: str, path: Path, n_classes: int, image_size: int) -> None:
-        self.preprocessing = Backbone(name, None, image_size=image_size).preprocessing
-        self.n_classes = n_classes
-        self._net: nn.Module = timm.create_model(name, num_classes=n_classes)
-        try:
-            self._net.load_state_dict(timm_names(read_state(path)))
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise WeightsError(f"{path} is no {name} classifier for {n_classes} classes: {reason}") from error
-        self._net.eval()
-
-    def probs(self, images: Float[Tensor, "B 3 h w"], temperature: float) -> Float[Tensor, "B K"]:
-        return (self._net(images) / temperature).softmax(dim=1)  # type: ignore[no-any-return]
+def soft_labels(context: Context, source: str, temperature: float) -> Float[Tensor, "entries K"]:
+    """Return the teacher's probabilities for every training view, from the run's folder if they are there."""
+    folder = context.folder / CHECKPOINTS / "teacher"
+    with distributed.main_first():
+        if not (folder / _FILE).exists():
+            teacher = open_teacher(source, context.data.n_classes, context.config.image_size)
+            context.observer.stage("computing the teacher's soft labels")
+            views = context.views(partial(training_views, kind=context.data.kind), teacher.preprocessing)
+            probs = predict_proba(teacher, views, context.data.n_classes, temperature)
+            checkpoint.write_state(folder, _FILE, {"version": checkpoint.VERSION}, {"probs": probs})
+    return checkpoint.read_state(folder, _FILE)[1]["probs"]
 
 
 def open_teacher(source: str, n_classes: int, image_size: int) -> Teacher:
-    """A teacher by its description."""
+    """Open a teacher by its description."""
     name, equals, file = source.partition("=")
     if equals:
-        return NetTeacher(name, Path(file), n_classes, image_size)
-    folders = [Path(folder) for folder in source.split(",")]
-    trees = [checkpoint.load(folder) for folder in folders]
-    teacher = TreeTeacher(Ensemble(trees))
-    if teacher.n_classes != n_classes:
-        raise ConfigError(f"the teacher {source} knows {teacher.n_classes} classes, the data has {n_classes}")
-    return teacher
+        return _timm_teacher(name, Path(file), n_classes, image_size)
+    ensemble = Ensemble([checkpoint.load(Path(folder)) for folder in source.split(",")])
+    tree = ensemble.trees[0]
+    if tree.n_classes != n_classes:
+        raise ConfigError(f"the teacher {source} knows {tree.n_classes} classes, the data has {n_classes}")
+    return Teacher(tree.preprocessing, lambda images: ensemble.class_probs(images).clamp_min(1e-12).log())
+
+
+def _timm_teacher(name: str, path: Path, n_classes: int, image_size: int) -> Teacher:
+    network = timm.create_model(name, num_classes=n_classes)
+    try:
+        network.load_state_dict(timm_names(read_state(path)))
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise WeightsError(f"{path} is no {name} classifier for {n_classes} classes: {reason}") from error
+    return Teacher(Backbone(name, None, image_size=image_size).preprocessing, network.eval())
 
 
 @torch.no_grad()
-def teach(teacher: Teacher, dataset: ViewDataset, temperature: float, folder: Path) -> Float[Tensor, "entries K"]:
-    """The teacher's probabilities for every view, from `folder` if they are there; one process asks for all."""
-    with distributed.one_after_the_other():
-        if not (folder / "teacher.json").exists():
-            probs = _asked(teacher, dataset, temperature)
-            checkpoint.write_state(folder, "teacher.json", {"version": checkpoint.VERSION}, {"probs": probs})
-    return checkpoint.read_state(folder, "teacher.json")[1]["probs"]
-
-
-def _asked(teacher: Teacher, dataset: ViewDataset, temperature: float) -> Float[Tensor, "entries K"]:
-    probs = torch.full((len(dataset), teacher.n_classes), 1 / teacher.n_classes)
+def predict_proba(
+    teacher: Teacher, dataset: ViewDataset, n_classes: int, temperature: float
+) -> Float[Tensor, "entries K"]:
+    """Return softened class probabilities of every view; uniform where an image cannot be read."""
+    probs = torch.full((len(dataset), n_classes), 1 / n_classes)
     for batch in make_loader(dataset, 32):
         if len(batch.labels):
-            probs[batch.entries] = teacher.probs(batch.images, temperature)
+            probs[batch.entries] = (teacher.logits(batch.images) / temperature).softmax(dim=1)
     return probs

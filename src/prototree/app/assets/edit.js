@@ -1,64 +1,64 @@
-// Editing: every change names the revision it was decided on; the answer says how the tree does now.
+// Editing: every change names the revision it is based on; the answer has the metrics of the tree.
 "use strict";
 (() => {
   const { make, say, ask, post } = prototree;
   const $ = (id) => document.getElementById(id);
-  const place = $("edit-node"), node = place ? Number(place.dataset.node) : null;
-  let standing = null, changing = false, side = "right"; // side: which prototype is edited, where a node has two
+  const section = $("edit-node"), node = section ? Number(section.dataset.node) : null; // its number, from 1
+  let state = null, changing = false, side = "right"; // side: which prototype is edited, where a node has two
   const busy = (id, is) => { if ($(id)) $(id).setAttribute("aria-busy", String(is)); };
 
-  // ---- where it stands ------------------------------------------------------------------------------------------
+  // ---- state ----------------------------------------------------------------------------------------------------
 
-  const percent = (share) => `${(100 * share).toFixed(1)} %`;
+  const percent = (fraction) => `${(100 * fraction).toFixed(1)} %`;
   const ROWS = [
-    ["right, single path", (f) => f.accuracy.greedy, percent, 1],
-    ["right, all paths averaged", (f) => f.accuracy.soft, percent, 1],
-    ["right, most likely path", (f) => f.accuracy.max_path, percent, 1],
-    ["fidelity, most likely path", (f) => f.fidelity.max_path, percent, 1],
-    ["fidelity, greedy path", (f) => f.fidelity.greedy, percent, 1],
-    ["questions asked", (f) => f.path_length.max_path, (x) => x.toFixed(2), 0],
-    ["prototypes in all", (f) => f.prototypes, String, 0],
+    ["right, single path", (m) => m.accuracy.greedy, percent, 1],
+    ["right, all paths averaged", (m) => m.accuracy.soft, percent, 1],
+    ["right, most likely path", (m) => m.accuracy.max_path, percent, 1],
+    ["fidelity, most likely path", (m) => m.fidelity.max_path, percent, 1],
+    ["fidelity, single path", (m) => m.fidelity.greedy, percent, 1],
+    ["questions asked", (m) => m.path_length.max_path, (x) => x.toFixed(2), 0],
+    ["prototypes in all", (m) => m.n_prototypes, String, 0],
   ];
 
   function render() {
-    const columns = [["original", standing.original], ["before", standing.before], ["now", standing.now]];
-    $("figures").replaceChildren(
+    const columns = [["initial", state.initial], ["previous", state.previous], ["current", state.current]];
+    $("metrics").replaceChildren(
       make("thead", {}, make("tr", {}, make("td"), ...columns.map(([name]) => make("th", { scope: "col", text: name })))),
-      make("tbody", {}, ...ROWS.map(([name, value, words, sign]) => make("tr", {}, make("th", { scope: "row", text: name }),
-        ...columns.map(([, figures], i) => {
-          const change = i === 2 ? sign * Math.sign(value(figures) - value(standing.before)) : 0;
-          return make("td", { class: change > 0 ? "better" : change < 0 ? "worse" : null, text: words(value(figures)) });
+      make("tbody", {}, ...ROWS.map(([name, value, text, sign]) => make("tr", {}, make("th", { scope: "row", text: name }),
+        ...columns.map(([, metrics], i) => {
+          const change = i === 2 ? sign * Math.sign(value(metrics) - value(state.previous)) : 0;
+          return make("td", { class: change > 0 ? "better" : change < 0 ? "worse" : null, text: text(value(metrics)) });
         })))));
-    $("changed-count").textContent = standing.changed.length ? `· ${standing.changed.length}` : "· none";
-    $("changed").replaceChildren(...standing.changed.map((changed) => make("li", { title: changed.photo.name },
-      make("img", { src: changed.photo.thumb, alt: "", loading: "lazy" }),
-      make("span", { class: changed.after === changed.truth ? "word present" : "word", text: changed.after === changed.truth ? "now right" : changed.before === changed.truth ? "now wrong" : "still wrong" }),
-      make("br"), make("bdi", { text: changed.before }), " → ", make("b", {}, make("bdi", { text: changed.after })))));
-    $("history").replaceChildren(...standing.done.map((text) => make("li", { text })), ...standing.undone.map((text) => make("li", { class: "undone", text })));
-    if (!standing.done.length && !standing.undone.length) $("history").replaceChildren(make("li", { class: "quiet", text: "Nothing changed yet." }));
-    $("undo").disabled = !standing.done.length;
-    $("redo").disabled = !standing.undone.length;
-    if ($("learn")) $("learn").disabled = !standing.done.length || $("learning").dataset.state === "learning";
-    document.documentElement.dataset.revision = standing.revision;
+    $("changed-count").textContent = state.changed.length ? `· ${state.changed.length}` : "· none";
+    $("changed").replaceChildren(...state.changed.map((changed) => make("li", { title: changed.image.name },
+      make("img", { src: changed.image.thumb, alt: "", loading: "lazy" }),
+      make("span", { class: changed.current === changed.label ? "word present" : "word", text: changed.current === changed.label ? "now right" : changed.previous === changed.label ? "now wrong" : "still wrong" }),
+      make("br"), make("bdi", { text: changed.previous }), " → ", make("b", {}, make("bdi", { text: changed.current })))));
+    $("history").replaceChildren(...state.done.map((text) => make("li", { text })), ...state.undone.map((text) => make("li", { class: "undone", text })));
+    if (!state.done.length && !state.undone.length) $("history").replaceChildren(make("li", { class: "quiet", text: "Nothing changed yet." }));
+    $("undo").disabled = !state.done.length;
+    $("redo").disabled = !state.undone.length;
+    if ($("finetune")) $("finetune").disabled = !state.done.length || $("finetune-state").dataset.state === "running";
+    document.documentElement.dataset.revision = state.revision;
   }
 
   async function refresh() {
-    standing = await ask("/api/edits");
+    state = await ask("/api/edits");
     render();
   }
 
-  async function change(path, content, words) {
-    if (changing || !standing) return false;
+  async function change(path, content, text) {
+    if (changing || !state) return false;
     changing = true;
     say("Refitting the leaves …");
     busy("candidates", true); // what is listed may not be so any more
     try {
-      const before = standing.nodes.length;
-      standing = await post(path, { revision: standing.revision, ...content });
+      const before = state.n_nodes;
+      state = await post(path, { revision: state.revision, ...content });
       render();
-      const count = standing.changed.length;
-      say(`${words} Right: ${percent(standing.before.accuracy.greedy)} → ${percent(standing.now.accuracy.greedy)}; ${count === 1 ? "1 photo is" : `${count || "no"} photos are`} answered differently.`);
-      if (standing.nodes.length !== before) location.assign("/edit"); // the numbers of prototypes have moved
+      const count = state.changed.length;
+      say(`${text} Right: ${percent(state.previous.accuracy.greedy)} → ${percent(state.current.accuracy.greedy)}; ${count === 1 ? "1 image is" : `${count || "no"} images are`} predicted differently.`);
+      if (state.n_nodes !== before) location.assign("/edit"); // the numbers of nodes have moved
       return true;
     } catch (error) {
       say(error.status === 409 ? "Somebody else has changed the tree in the meantime. This is how it is now; look again, then repeat your change." : error.message, true);
@@ -70,17 +70,17 @@
     }
   }
 
-  const edit = (content, words) => change("/api/edits", { edit: content }, words);
-  const again = () => { if (node !== null && node < standing.nodes.length) return renew(); return null; };
+  const edit = (content, text) => change("/api/edits", { edit: content }, text);
+  const again = () => { if (node !== null && node <= state.n_nodes) return renew(); return null; };
   $("undo").addEventListener("click", async () => { if (await change("/api/edits/undo", {}, "Undone.")) await again(); });
   $("redo").addEventListener("click", async () => { if (await change("/api/edits/redo", {}, "Redone.")) await again(); });
   $("save").addEventListener("click", async () => {
-    if (changing || !standing) return;
+    if (changing || !state) return;
     changing = true;
-    say("Saving, and testing the tree on photos that were kept back …");
+    say("Saving, and testing the tree on held-out images …");
     try {
-      const saved = await post("/api/edits/save", { revision: standing.revision });
-      say(`Saved as “${saved.run}”. On ${saved.photos}: ${percent(saved.before.greedy)} right before editing, ${percent(saved.after.greedy)} now.`);
+      const saved = await post("/api/edits/save", { revision: state.revision });
+      say(`Saved as “${saved.run}”. On ${saved.images}: ${percent(saved.before.greedy)} right before editing, ${percent(saved.after.greedy)} now.`);
     } catch (error) {
       say(error.message, true);
     } finally {
@@ -88,24 +88,24 @@
     }
   });
 
-  // ---- learning on ----------------------------------------------------------------------------------------------
+  // ---- fine-tuning ----------------------------------------------------------------------------------------------
 
-  function showLearning(job) {
+  function showFinetuning(job) {
     const minutes = `${Math.floor(job.seconds / 60)}:${String(job.seconds % 60).padStart(2, "0")}`;
-    const words = {
-      learning: () => `Learning for ${minutes} min … ${job.says}`,
-      failed: () => `It did not work: ${job.says}`,
+    const text = {
+      running: () => `Training for ${minutes} min … ${job.last_log_line}`,
+      failed: () => `It did not work: ${job.last_log_line}`,
       done: () => `Done in ${minutes} min. Opening “${job.run}” …`,
-      opened: () => `This is “${job.run}”, learned in ${minutes} min. On ${job.photos}, by the greedy path: ${percent(job.original)} right before editing, ${percent(job.edited)} edited, ${percent(job.learned)} after learning.`,
+      opened: () => `This is “${job.run}”, trained in ${minutes} min. On ${job.images}, by the single path: ${percent(job.initial)} right before editing, ${percent(job.edited)} edited, ${percent(job.finetuned)} retrained.`,
     }[job.state];
-    if (words) $("learning").textContent = words();
-    $("learning").dataset.state = job.state;
-    $("learning").classList.toggle("quiet", job.state === "idle");
-    $("learn").disabled = job.state === "learning" || !standing?.done.length;
-    if (job.state === "learning") setTimeout(askLearning, 1000);
-    if (job.state === "done") openLearned();
+    if (text) $("finetune-state").textContent = text();
+    $("finetune-state").dataset.state = job.state;
+    $("finetune-state").classList.toggle("quiet", job.state === "idle");
+    $("finetune").disabled = job.state === "running" || !state?.done.length;
+    if (job.state === "running") setTimeout(askFinetuning, 1000);
+    if (job.state === "done") openFinetuned();
   }
-  async function openLearned() { // the page goes on with the new run
+  async function openFinetuned() { // the page goes on with the new run
     try {
       await post("/api/finetune/open", {});
       location.reload();
@@ -113,12 +113,12 @@
       say(`${error.message}; the new run can be opened with: prototree serve`, true);
     }
   }
-  const askLearning = () => fetch("/api/finetune").then((answer) => (answer.ok ? answer.json() : Promise.reject())).then(showLearning).catch(() => setTimeout(askLearning, 5000));
-  if ($("learn")) $("learn").addEventListener("click", async () => {
-    if (changing || !standing) return;
-    $("learn").disabled = true;
+  const askFinetuning = () => fetch("/api/finetune").then((answer) => (answer.ok ? answer.json() : Promise.reject())).then(showFinetuning).catch(() => setTimeout(askFinetuning, 5000));
+  if ($("finetune")) $("finetune").addEventListener("click", async () => {
+    if (changing || !state) return;
+    $("finetune").disabled = true;
     try {
-      showLearning(await post("/api/finetune", { revision: standing.revision }));
+      showFinetuning(await post("/api/finetune", { revision: state.revision }));
     } catch (error) {
       say(error.message, true);
       await refresh(); // somebody else may have changed the tree meanwhile
@@ -131,11 +131,11 @@
     $(event.shiftKey ? "redo" : "undo").click();
   });
 
-  // ---- one prototype --------------------------------------------------------------------------------------------
+  // ---- one node -------------------------------------------------------------------------------------------------
 
   async function renew() { // the parts of the page that the server filled, as they are now
     const page = new DOMParser().parseFromString(await (await fetch(location.href)).text(), "text/html");
-    for (const old of place.querySelectorAll("[data-renew]")) {
+    for (const old of section.querySelectorAll("[data-renew]")) {
       const now = page.querySelector(`#edit-node [data-renew="${old.dataset.renew}"]`);
       if (now) old.replaceWith(document.importNode(now, true));
     }
@@ -153,55 +153,55 @@
   }
 
   async function loadCandidates() {
-    const list = $("candidates"), wanted = side;
+    const list = $("candidates"), requested = side;
     busy("candidates", true);
-    const found = await ask(`/api/nodes/${node}/candidates?count=12&side=${wanted}`);
-    if (wanted !== side) return; // the other one was chosen meanwhile
-    list.replaceChildren(...found.candidates.map((candidate) => make("li", { title: candidate.photo.name },
+    const candidates = await ask(`/api/nodes/${node}/candidates?count=12&side=${requested}`);
+    if (requested !== side) return; // the other one was chosen meanwhile
+    list.replaceChildren(...candidates.map((candidate) => make("li", { title: candidate.image.name },
       framed(candidate),
       make("span", { class: "small quiet", text: `similarity ${candidate.similarity.toFixed(2)}` }),
       make("span", { class: "actions" },
-        make("button", { type: "button", text: "Use", click: async () => { if (await edit({ edit: "replace", node, side: wanted, photo: candidate.photo.index, view: candidate.view, patch: candidate.patch }, "Replaced.")) await renew(); } }),
-        make("button", { type: "button", text: "Exclude", click: async () => { if (await edit({ edit: "exclude", photo: candidate.photo.index, region: candidate.box }, "Excluded as a source.")) await renew(); } }),
-        make("button", { type: "button", text: "Photo", title: "Open this photo below", click: () => openPhoto(candidate.photo.index) })))));
+        make("button", { type: "button", text: "Use", click: async () => { if (await edit({ edit: "replace", node, side: requested, image: candidate.image.index, view: candidate.view, patch: candidate.patch }, "Replaced.")) await renew(); } }),
+        make("button", { type: "button", text: "Exclude", click: async () => { if (await edit({ edit: "exclude", image: candidate.image.index, region: candidate.box }, "Excluded as a source.")) await renew(); } }),
+        make("button", { type: "button", text: "Image", title: "Open this image below", click: () => openImage(candidate.image.index) })))));
     busy("candidates", false);
   }
 
   const COUNT = 12;
-  let start = 0, photo = null, cell = null;
+  let start = 0, image = null, cell = null;
 
-  async function loadPhotos() {
-    const wanted = `label=${$("label").value}&start=${start}`;
-    busy("photos", true);
-    const found = await ask(`/api/photos/training?${wanted}&count=${COUNT + 1}`);
-    if (wanted !== `label=${$("label").value}&start=${start}`) return; // another class was chosen meanwhile
+  async function loadImages() {
+    const query = `label=${$("label").value}&start=${start}`;
+    busy("images", true);
+    const images = await ask(`/api/images/training?${query}&count=${COUNT + 1}`);
+    if (query !== `label=${$("label").value}&start=${start}`) return; // another class was chosen meanwhile
     $("earlier").disabled = start === 0;
-    $("later").disabled = found.length <= COUNT;
-    $("photos").replaceChildren(...found.slice(0, COUNT).map((one) => make("li", {}, make("button", { type: "button", class: "thumb", "data-photo": one.index, title: one.name, click: () => openPhoto(one.index) }, make("img", { src: one.thumb, alt: one.name })))));
-    busy("photos", false);
+    $("later").disabled = images.length <= COUNT;
+    $("images").replaceChildren(...images.slice(0, COUNT).map((item) => make("li", {}, make("button", { type: "button", class: "thumb", "data-image": item.index, title: item.name, click: () => openImage(item.index) }, make("img", { src: item.thumb, alt: item.name })))));
+    busy("images", false);
   }
 
-  async function openPhoto(index) {
-    photo = await ask(`/api/photos/training/${index}`);
-    $("stage-photo").src = photo.picture;
-    $("stage-photo").alt = photo.name;
-    $("stage-box").setAttribute("viewBox", `0 0 ${photo.width} ${photo.height}`);
+  async function openImage(index) {
+    image = await ask(`/api/images/training/${index}`);
+    $("stage-image").src = image.picture;
+    $("stage-image").alt = image.name;
+    $("stage-box").setAttribute("viewBox", `0 0 ${image.width} ${image.height}`);
     $("picker").hidden = false;
-    for (const button of document.querySelectorAll("#photos .thumb")) button.classList.toggle("chosen", Number(button.dataset.photo) === index);
+    for (const button of document.querySelectorAll("#images .thumb")) button.classList.toggle("chosen", Number(button.dataset.image) === index);
     drawGrid();
     mark(null, null);
     $("picker").scrollIntoView({ block: "nearest" });
   }
 
-  function drawGrid() { // before anything is dragged: what the network sees the photo in
-    const { grid } = photo, right = grid.left + grid.columns * grid.across, bottom = grid.top + grid.rows * grid.down;
+  function drawGrid() { // before anything is dragged: what the network sees the image in
+    const { grid } = image, right = grid.left + grid.columns * grid.cell_width, bottom = grid.top + grid.rows * grid.cell_height;
     let path = "";
-    for (let i = 0; i <= grid.columns; i++) path += `M${grid.left + i * grid.across} ${grid.top}V${bottom}`;
-    for (let i = 0; i <= grid.rows; i++) path += `M${grid.left} ${grid.top + i * grid.down}H${right}`;
+    for (let i = 0; i <= grid.columns; i++) path += `M${grid.left + i * grid.cell_width} ${grid.top}V${bottom}`;
+    for (let i = 0; i <= grid.rows; i++) path += `M${grid.left} ${grid.top + i * grid.cell_height}H${right}`;
     for (const lines of $("stage-box").querySelectorAll("path")) lines.setAttribute("d", path);
   }
 
-  const boxOf = ([row, column]) => { const { grid } = photo; return [grid.left + column * grid.across, grid.top + row * grid.down, grid.left + (column + grid.patch_columns) * grid.across, grid.top + (row + grid.patch_rows) * grid.down]; };
+  const boxOf = ([row, column]) => { const { grid } = image; return [grid.left + column * grid.cell_width, grid.top + row * grid.cell_height, grid.left + (column + grid.patch_columns) * grid.cell_width, grid.top + (row + grid.patch_rows) * grid.cell_height]; };
 
   function placeRect(name, box) {
     for (const rect of $("stage-box").querySelectorAll(name)) {
@@ -220,17 +220,17 @@
 
   const clamp = (value, high) => Math.round(Math.min(Math.max(value, 0), high));
   function nearest([left, top, right, bottom]) { // the server's rule: the patch whose middle is nearest to the region's
-    const { grid } = photo;
-    return [clamp(((top + bottom) / 2 - grid.top) / grid.down - grid.patch_rows / 2, grid.rows - grid.patch_rows),
-      clamp(((left + right) / 2 - grid.left) / grid.across - grid.patch_columns / 2, grid.columns - grid.patch_columns)];
+    const { grid } = image;
+    return [clamp(((top + bottom) / 2 - grid.top) / grid.cell_height - grid.patch_rows / 2, grid.rows - grid.patch_rows),
+      clamp(((left + right) / 2 - grid.left) / grid.cell_width - grid.patch_columns / 2, grid.columns - grid.patch_columns)];
   }
 
   function setUpStage() {
     const stage = $("stage");
     let from = null;
     const point = (event) => {
-      const frame = $("stage-photo").getBoundingClientRect();
-      return [Math.min(Math.max((event.clientX - frame.left) / frame.width, 0), 1) * photo.width, Math.min(Math.max((event.clientY - frame.top) / frame.height, 0), 1) * photo.height];
+      const frame = $("stage-image").getBoundingClientRect();
+      return [Math.min(Math.max((event.clientX - frame.left) / frame.width, 0), 1) * image.width, Math.min(Math.max((event.clientY - frame.top) / frame.height, 0), 1) * image.height];
     };
     const drag = (event) => {
       const [x, y] = point(event), region = [Math.min(x, from[0]), Math.min(y, from[1]), Math.max(x, from[0]), Math.max(y, from[1])];
@@ -242,41 +242,41 @@
       const [x, y] = point(event);
       placeRect(".hover", boxOf(nearest([x, y, x, y]))); // what a click here would take
     });
-    stage.addEventListener("pointerleave", () => { if (photo) placeRect(".hover", null); });
+    stage.addEventListener("pointerleave", () => { if (image) placeRect(".hover", null); });
     stage.addEventListener("pointerup", () => { from = null; });
     stage.addEventListener("pointercancel", () => { from = null; });
     stage.addEventListener("keydown", (event) => {
       const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
       if (!step) return;
       event.preventDefault();
-      const { grid } = photo, at = cell ? cell.patch : [Math.floor(grid.rows / 2), Math.floor(grid.columns / 2)];
+      const { grid } = image, at = cell ? cell.patch : [Math.floor(grid.rows / 2), Math.floor(grid.columns / 2)];
       mark(null, [clamp(at[0] + step[0], grid.rows - grid.patch_rows), clamp(at[1] + step[1], grid.columns - grid.patch_columns)]);
     });
   }
 
   function chooseSide(button) {
     side = button.dataset.side;
-    for (const one of document.querySelectorAll(".choose-side")) one.setAttribute("aria-pressed", String(one === button));
+    for (const other of document.querySelectorAll(".choose-side")) other.setAttribute("aria-pressed", String(other === button));
     for (const name of document.querySelectorAll(".side-name")) name.textContent = side;
     $("label").value = button.dataset.label;
     start = 0;
-    Promise.all([loadCandidates(), loadPhotos()]).catch((error) => say(error.message, true));
+    Promise.all([loadCandidates(), loadImages()]).catch((error) => say(error.message, true));
   }
 
   function setUpNode() {
     for (const button of document.querySelectorAll(".choose-side")) button.addEventListener("click", () => chooseSide(button));
     $("note-form").addEventListener("submit", async (event) => { event.preventDefault(); if (await edit({ edit: "note", node, text: $("note").value }, "Noted.")) await renew(); });
-    $("label").addEventListener("change", () => { start = 0; loadPhotos().catch((error) => say(error.message, true)); });
-    $("earlier").addEventListener("click", () => { start = Math.max(0, start - COUNT); loadPhotos(); });
-    $("later").addEventListener("click", () => { start += COUNT; loadPhotos(); });
+    $("label").addEventListener("change", () => { start = 0; loadImages().catch((error) => say(error.message, true)); });
+    $("earlier").addEventListener("click", () => { start = Math.max(0, start - COUNT); loadImages(); });
+    $("later").addEventListener("click", () => { start += COUNT; loadImages(); });
     $("class-form").addEventListener("submit", (event) => event.preventDefault());
-    $("use-patch").addEventListener("click", async () => { if (await edit({ edit: "replace", node, side, photo: photo.index, patch: cell.patch }, "Replaced.")) await renew(); });
-    $("exclude-region").addEventListener("click", async () => { if (await edit({ edit: "exclude", photo: photo.index, region: cell.region || cell.box }, "Excluded as a source.")) await renew(); });
-    $("exclude-photo").addEventListener("click", async () => { if (await edit({ edit: "exclude", photo: photo.index }, "Excluded as a source.")) await renew(); });
+    $("use-patch").addEventListener("click", async () => { if (await edit({ edit: "replace", node, side, image: image.index, patch: cell.patch }, "Replaced.")) await renew(); });
+    $("exclude-region").addEventListener("click", async () => { if (await edit({ edit: "exclude", image: image.index, region: cell.region || cell.box }, "Excluded as a source.")) await renew(); });
+    $("exclude-image").addEventListener("click", async () => { if (await edit({ edit: "exclude", image: image.index }, "Excluded as a source.")) await renew(); });
     for (const button of document.querySelectorAll("button.remove")) button.addEventListener("click", () => edit({ edit: "remove", node, keep: button.dataset.keep }, "Removed."));
     setUpStage();
-    return Promise.all([loadCandidates(), loadPhotos()]);
+    return Promise.all([loadCandidates(), loadImages()]);
   }
 
-  Promise.all([refresh().then(() => ($("learn") ? askLearning() : null)), node === null ? null : setUpNode()]).then(() => { document.documentElement.dataset.ready = "yes"; }).catch((error) => say(error.message, true));
+  Promise.all([refresh().then(() => ($("finetune") ? askFinetuning() : null)), node === null ? null : setUpNode()]).then(() => { document.documentElement.dataset.ready = "yes"; }).catch((error) => say(error.message, true));
 })();

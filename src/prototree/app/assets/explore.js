@@ -2,25 +2,25 @@
 "use strict";
 document.addEventListener("prototree:select", (event) => {
   const { make, ask, post } = prototree;
-  const extra = document.getElementById("node-extra"), { node, pair } = event.detail;
+  const extra = document.getElementById("node-extra"), { node, pair } = event.detail, number = node + 1;
   const field = make("input", { id: "note-here", maxlength: 200, placeholder: pair ? "such as: long beak or short" : "such as: long beak" });
-  const told = make("span", { class: "small quiet", role: "status", text: "Your words will appear in the tree." });
+  const status = make("span", { class: "small quiet", role: "status", text: "Your note will appear in the tree." });
   const form = make("form", { class: "invitation" },
     make("label", { for: "note-here", text: "What do these have in common?" }),
-    make("span", { class: "inline" }, field, make("button", { class: "button", text: "Keep" })), told);
+    make("span", { class: "inline" }, field, make("button", { class: "button", text: "Keep" })), status);
   form.addEventListener("submit", async (submitted) => {
     submitted.preventDefault();
     try {
       const { revision } = await ask("/api/health");
-      await post("/api/edits", { revision, edit: { edit: "note", node, text: field.value } });
+      await post("/api/edits", { revision, edit: { edit: "note", node: number, text: field.value } });
       sessionStorage.setItem("prototree:node", node);
       location.reload(); // the name stands on cards, in the list and in rules
     } catch (error) {
-      told.textContent = error.message;
+      status.textContent = error.message;
     }
   });
-  ask(`/api/nodes/${node}`).then((found) => { field.value = found.note; }).catch(() => {});
-  extra.replaceChildren(form, make("p", { class: "node-tools" }, make("a", { class: "button primary", href: `/edit/${node}`, text: pair ? "Edit this pair" : "Edit this prototype" })));
+  ask(`/api/nodes/${number}`).then((answer) => { field.value = answer.note; }).catch(() => {});
+  extra.replaceChildren(form, make("p", { class: "node-tools" }, make("a", { class: "button primary", href: `/edit/${number}`, text: `Edit question ${number}` })));
 });
 addEventListener("load", () => { // after a name was kept: back to where it was given
   const node = sessionStorage.getItem("prototree:node");

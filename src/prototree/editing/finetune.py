@@ -1,0 +1,103 @@
+"""Fine-tune an edited tree: train the head further with the prototypes where a person put them (§7).
+
+    session.save("runs/edited")
+    run = finetune("runs/edited", "runs/finetuned")
+
+Replacing a prototype cannot bring back what the network has unlearned: where a shortcut was enough in training, it may
+not separate what the new prototype shows. Here the tree and its prototypes' patches stay, and the head is trained.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import one_hot
+
+from prototree.core import checkpoint
+from prototree.core.model import ProtoTree
+from prototree.editing.session import EDITS, GIVEN_IMAGES, leaf_classes, read_edits
+from prototree.errors import ConfigError
+from prototree.features.cache import link_files, shared_folder
+from prototree.io import make_folder, read_json, write_json
+from prototree.pipeline.fit import train_run
+from prototree.progress import Observer
+from prototree.run import CONFIG, NOTES, Run
+
+PARENT = "parent.json"  # in the new run: which tree it began with
+
+
+def finetune(
+    model: str | Path | Run,
+    out: str | Path,
+    *,
+    data: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+) -> Run:
+    """Train the network further with the tree of an edited run, as a new run; resume one that was interrupted.
+
+    Examples:
+        >>> run = finetune("runs/photos-edited-1", "runs/finetuned")  # doctest: +SKIP
+        >>> sorted(run.last_metrics["accuracy"])  # doctest: +SKIP
+        ['greedy', 'max_path', 'soft']
+    """
+    run, out = Run.open(model), Path(out)
+    check_can_finetune(run)
+    edits, source = read_edits(run), data or run.source
+    # Without test images among the validation images there is nothing to calibrate on; confidence stays as it is.
+    fixed = {"calibration_fraction": 0} if edits.get("validation", {}).get("images") == GIVEN_IMAGES else {}
+    config = run.config.replace({"epochs": "auto", "project_within_class": False, **fixed, **(settings or {})})
+    _write_parent(out, run)
+    if shared_folder(out) != shared_folder(run.folder):
+        link_files(shared_folder(run.folder), out)
+    finetuned = train_run(config, source, out, resume=True, start=initial_tree(run, edits), observer=observer)
+    copy_notes(run, finetuned)
+    carried = {key: edits[key] for key in ("version", "edits", "excluded") if key in edits}
+    write_json(finetuned.folder / EDITS, carried | {"from": run.folder.resolve().name, "finetuned": True})
+    return finetuned
+
+
+def can_finetune(run: Run) -> bool:
+    """Tell whether the run's recipe keeps prototypes at their patches while it trains the head."""
+    return (run.folder / CONFIG).exists() and run.config.recipe.can_finetune
+
+
+def check_can_finetune(run: Run) -> None:
+    """Refuse a run whose recipe moves prototypes."""
+    if not can_finetune(run):
+        raise ConfigError(
+            "expected a run of a recipe that keeps prototypes in place, such as 'distill'; "
+            f"{run.folder.name} has another"
+        )
+
+
+def initial_tree(run: Run, edits: dict[str, Any]) -> ProtoTree:
+    """Load the edited tree, each leaf with the class that it is meant to stand for."""
+    tree = run.tree()
+    classes = leaf_classes(edits, tree)
+    if classes is not None:
+        tree.leaf_logits.data = one_hot(torch.tensor(classes), tree.n_classes).to(tree.leaf_logits)
+    return tree
+
+
+def copy_notes(run: Run, finetuned: Run) -> None:
+    """Copy notes to the nodes with the same patches, since pruning may have removed nodes."""
+    notes = {patches: run.notes[node] for node, patches in enumerate(_patches(run.tree())) if node in run.notes}
+    numbered = enumerate(_patches(finetuned.tree()), 1)
+    write_json(finetuned.folder / NOTES, {str(n): notes[patches] for n, patches in numbered if patches in notes})
+
+
+def _patches(tree: ProtoTree) -> list[tuple[tuple[str, str, tuple[int, int]] | None, ...]]:
+    """List for each node the patches that its one or two prototypes come from."""
+    patches = [(source.image, source.crop, source.patch) if source is not None else None for source in tree.sources]
+    return [tuple(patches[node :: tree.topology.n_nodes]) for node in range(tree.topology.n_nodes)]
+
+
+def _write_parent(out: Path, run: Run) -> None:
+    """Note which tree the new run began with; a folder is only resumed if it began with the same one."""
+    path, parent = out / PARENT, {"from": run.folder.resolve().name, "tree": checkpoint.fingerprint(run.tree())}
+    if (out / CONFIG).exists() and (not path.exists() or read_json(path) != parent):
+        raise ConfigError(f"{out} already holds another run; choose another folder")
+    make_folder(out)
+    write_json(path, parent)

@@ -1,0 +1,260 @@
+"""Local explanation (§5.3): how one tree, or an ensemble, decides about one image, as plain data.
+
+>>> decision = explain_image(run, "bird.jpg")
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from prototree.backbones.inference import frozen_features
+from prototree.core.ensemble import Ensemble, tree_vote
+from prototree.core.model import ProtoTree, TreeOutput, TreePrediction, distance_map
+from prototree.core.topology import Strategy
+from prototree.data.crops import FULL_IMAGE
+from prototree.data.cub import readable_names
+from prototree.data.images import from_pillow, load_image
+from prototree.data.transforms import eval_transform
+from prototree.explanation.assets import PrototypePictures, open_photo, pictures_of, reduced, spreads_of
+from prototree.explanation.attribution import Probes, attribute, occlude
+from prototree.explanation.counterfactual import find_counterfactual
+from prototree.explanation.localization import ImageContext, InputFrame, find_in_grid, find_match, occlude_findings
+from prototree.explanation.neighbours import decisive
+from prototree.explanation.records import (
+    DecisionExplanation,
+    Match,
+    PathExplanation,
+    RunnerUp,
+    SeenPatch,
+    Spread,
+    Step,
+    VoteExplanation,
+)
+from prototree.inference.predict import abstentions
+from prototree.run import Run, run_or_tree_at
+
+FEW_IMAGES = 8  # that a network explains as it is: making it faster takes as long
+_PATHS: tuple[Strategy, ...] = ("greedy", "max_path")  # the explanation first
+_SIDE = 480  # pixels of the longer side of the image that is explained
+
+ImageFile = str | Path | Image.Image
+Network = Callable[[Float[Tensor, "B 3 h w"]], Float[Tensor, "B D H W"]]
+"""Images to feature maps."""
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """A tree with what its explanations show: pictures of its prototypes, the user's notes, histograms of its nodes."""
+
+    tree: ProtoTree
+    pictures: PrototypePictures
+    notes: Mapping[int, str] = field(default_factory=dict)
+    spreads: Mapping[int, Spread] = field(default_factory=dict)
+    network: Network | None = None  # the tree's own as it runs fastest; None: as it is
+
+    @classmethod
+    def open(cls, model: Run | ProtoTree | str | Path, data: str | Path | None = None) -> "Explainer":
+        """Open a run or a tree; `data` only where the run's pictures are not stored."""
+        opened = run_or_tree_at(model)
+        if isinstance(opened, ProtoTree):
+            return cls(opened.eval(), PrototypePictures(opened))
+        tree = opened.tree()
+        pictures = pictures_of(opened, tree, opened.data(data) if data is not None else None)
+        return cls(tree, pictures, opened.notes, spreads_of(opened, tree))
+
+    def for_many(self) -> "Explainer":
+        """Fold the network, for more than a few images."""
+        return replace(self, network=frozen_features(self.tree.features))
+
+    def explain(
+        self,
+        image: ImageFile,
+        *,
+        name: str | None = None,
+        label: int | None = None,
+        attribution: bool = False,
+        occlusion: bool = False,
+    ) -> DecisionExplanation:
+        """Explain one decision by both hard strategies, and what the runner-up would have needed."""
+        tree, (pixels, context) = self.tree, self._open_image(image, name, label)
+        images = eval_transform(pixels, tree.preprocessing)[None].to(tree.prototypes.device)
+        with torch.no_grad():
+            feature_map = (self.network or tree.features)(images)
+            routed = tree.forward_features(feature_map)
+            predicted = tree.decode(routed)
+        nodes = {node for way in _PATHS for node in predicted.path(way).nodes[0].tolist() if node >= 0}
+        asked: list[int] = tree.prototypes_of(np.array(sorted(nodes), dtype=np.int64)).tolist()
+        matches = self._matches(context, images, feature_map, routed, asked, attribution, occlusion)
+        return DecisionExplanation(
+            image=context.image,
+            photo=context.picture,
+            size=context.photo.size,
+            class_names=tree.class_names,
+            label=label,
+            soft=tuple(predicted.soft[0].tolist()),
+            confidence=float(predicted.confidence[0]) if not predicted.abstained[0] else None,
+            doubt=abstentions(tree, predicted)[0],
+            paths={strategy: self._path(strategy, routed, predicted, matches) for strategy in _PATHS},
+            runner_up={"greedy": self._counterfactual(routed, predicted)},
+            question=tree.node_function.kind,
+            n_calibration=tree.calibration.n_images,
+            ensemble_probs=tuple(tree_vote(tree, routed).soft[0].tolist()),
+        )
+
+    def _open_image(self, image: ImageFile, name: str | None, label: int | None) -> tuple[Image.Image, ImageContext]:
+        """Read the image for the network, as for an evaluation, and in more detail to make pictures of."""
+        preprocessing = self.tree.preprocessing
+        if isinstance(image, Image.Image):
+            seen = shown = from_pillow(image)
+        else:
+            seen = load_image(image, at_least=preprocessing.resize)
+            shown = seen if seen.image.size == seen.size else open_photo(Path(image))
+        name = name or ("image" if isinstance(image, Image.Image) else Path(image).name)
+        frame = InputFrame(FULL_IMAGE, shown.size, preprocessing)
+        return seen.image, ImageContext(name, label, frame, shown, reduced(shown, _SIDE))
+
+    def _matches(
+        self,
+        context: ImageContext,
+        images: Float[Tensor, "1 3 h w"],
+        feature_map: Float[Tensor, "1 D H W"],
+        routed: TreeOutput,
+        asked: list[int],
+        attribution: bool,
+        occlusion: bool,
+    ) -> dict[int, Match]:
+        """Find the image's best patch for every prototype on one of the paths, by each method that is wanted."""
+        tree, patch = self.tree, routed.patch[0, asked]
+        dists = distance_map(feature_map, tree.prototypes.detach()[asked])[0]
+        maps = tree.node_function.similarity(dists, tree.radius[asked][:, None, None]).float().cpu().numpy()
+        similarity = tree.similarity(routed.distance[0, asked], asked).tolist()
+        findings = [find_match(tree, number, grid) for number, grid in zip(patch.tolist(), maps, strict=True)]
+        if asked and (attribution or occlusion):
+            probes = Probes.of(tree, images.expand(len(asked), -1, -1, -1), asked, patch)
+            generator = torch.Generator().manual_seed(0)
+            if attribution:
+                for own, grid in zip(findings, attribute(tree.features, probes, generator), strict=True):
+                    own.append(find_in_grid("attribution", grid, tree.preprocessing))
+            if occlusion:
+                for own, grid in zip(findings, occlude(tree.features, probes, similarity), strict=True):
+                    own.append(find_in_grid("occlusion", grid, tree.preprocessing))
+            findings = occlude_findings(tree.features, probes, findings, similarity, generator)
+        return {prototype: context.match(tree, similarity[i], findings[i]) for i, prototype in enumerate(asked)}
+
+    def _path(
+        self, strategy: Strategy, routed: TreeOutput, predicted: TreePrediction, matches: Mapping[int, Match]
+    ) -> PathExplanation:
+        tree, path, n_nodes = self.tree, predicted.path(strategy), self.tree.topology.n_nodes
+        is_pairwise, distance = tree.node_function.kind == "pairwise", routed.distance
+        left = distance[:, n_nodes:] if is_pairwise else None
+        at = decisive(tree, range(n_nodes), distance[:, :n_nodes], left)[0].tolist()
+
+        def seen(prototype: int, p_right: float) -> SeenPatch:
+            dist = float(distance[0, prototype])
+            in_radius = dist <= float(tree.radius[prototype]) if is_pairwise else p_right > 0.5
+            match, note = matches[prototype], self.notes.get(prototype, "")
+            crop, around = self.pictures.crop(prototype), self.pictures.around(prototype)
+            return SeenPatch(prototype, dist, in_radius, match, crop, note, around)
+
+        columns = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.p_right[0].tolist(), strict=True)
+        steps = tuple(
+            Step(
+                node=node,
+                goes_right=goes_right,
+                p_right=p_right,
+                right=seen(node, p_right),
+                left=seen(node + n_nodes, p_right) if is_pairwise else None,
+                at=at[node],
+                spread=self.spreads.get(node),
+            )
+            for node, goes_right, p_right in columns
+            if node >= 0
+        )
+        return PathExplanation(strategy, steps, int(path.leaf[0]), tuple(predicted.class_probs(strategy)[0].tolist()))
+
+    def _counterfactual(self, routed: TreeOutput, predicted: TreePrediction) -> RunnerUp | None:
+        tree = self.tree
+        left, right = tree.node_function.log_p_left_right(routed.distance.double(), tree.radius.double())
+        return find_counterfactual(
+            (right - left)[0].detach().cpu().numpy(),
+            tree.topology,
+            predicted.leaf_probs.argmax(dim=1).cpu().numpy(),
+            predicted.soft[0].cpu().numpy(),
+            int(predicted.labels("greedy")[0]),
+            tree.node_function.sharpness if tree.node_function.kind == "pairwise" else None,
+        )
+
+
+def explain_image(
+    model: Run | ProtoTree | str | Path,
+    image: ImageFile,
+    pictures: PrototypePictures | None = None,
+    *,
+    name: str | None = None,
+    label: int | None = None,
+    attribution: bool = False,
+    occlusion: bool = False,
+    notes: Mapping[int, str] | None = None,
+    spreads: Mapping[int, Spread] | None = None,
+    network: Network | None = None,
+) -> DecisionExplanation:
+    """Explain how a tree decides about one image, and what the runner-up would have needed.
+
+    A run also provides the pictures of its prototypes, its notes and, if they were counted, the histograms of its
+    nodes. Without options it costs one forward pass and the pictures. `attribution` also finds what each similarity on
+    the path depends on and tests every box by occluding it (about 15 passes per prototype on the path); `occlusion`
+    takes 49 more. For many images, pass the tree's own network in its fastest form as `network`.
+
+    Examples:
+        >>> decision = explain_image("runs/photos", "bird.jpg")
+        >>> len(decision.paths["greedy"].steps) >= 1, len(decision.soft)
+        (True, 3)
+    """
+    if pictures is not None and isinstance(model, ProtoTree):
+        explainer = Explainer(model.eval(), pictures)
+    else:
+        explainer = Explainer.open(model)
+        explainer = replace(explainer, pictures=pictures or explainer.pictures)
+    explainer = replace(
+        explainer,
+        notes=explainer.notes if notes is None else notes,
+        spreads=explainer.spreads if spreads is None else spreads,
+        network=network,
+    )
+    return explainer.explain(image, name=name, label=label, attribution=attribution, occlusion=occlusion)
+
+
+def open_explainers(models: Sequence[Run | ProtoTree | str | Path], data: str | Path | None = None) -> list[Explainer]:
+    """Open trees that explain together; refuses those that do not fit together."""
+    explainers = [Explainer.open(model, data) for model in models]
+    Ensemble([explainer.tree for explainer in explainers])
+    return explainers
+
+
+def explain_decision(
+    explainers: Sequence[Explainer],
+    image: ImageFile,
+    *,
+    label: int | None = None,
+    attribution: bool = False,
+    occlusion: bool = False,
+) -> DecisionExplanation | VoteExplanation:
+    """Explain the decision of one tree, or of several with the mean of what they say in an ensemble."""
+    each = [one.explain(image, label=label, attribution=attribution, occlusion=occlusion) for one in explainers]
+    if len(each) == 1:
+        return each[0]
+    mean = np.mean([decision.ensemble_probs for decision in each], axis=0)
+    return VoteExplanation(tuple(each), tuple(mean.tolist()))
+
+
+def class_of_folder(path: Path, class_names: Sequence[str]) -> int | None:
+    """Look up the true class of an image that lies in a folder named after it, as training data does; else None."""
+    folder = path.resolve().parent.name
+    names = [folder, *readable_names([folder])]
+    return next((class_names.index(name) for name in names if name in class_names), None)

@@ -1,0 +1,334 @@
+"""What there is to say about a tree and its decisions, as plain data: numbers, boxes and small pictures.
+
+`explain` makes these, `report` and the browser app draw them. No tensor, no file and no network here.
+Notation used for shapes: N nodes, P prototypes (one or two per node: first all right ones, then all left ones),
+L leaves, K classes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float, UInt8
+from numpy import ndarray
+
+from prototree.backbones.geometry import Box, Size
+from prototree.core.topology import Strategy
+
+Picture = UInt8[ndarray, "_ _ 3"]  # of any height and width; two in one dataclass need not agree
+Heat = Float[ndarray, "_ _"]
+"""From 0 to 1, to be stretched over the whole photo; 0 where the network did not look."""
+
+Method = Literal["peak", "cell", "attribution", "occlusion"]
+NodeKind = Literal["presence", "pairwise"]
+"""Whether a node asks for one patch, or which of two is nearer; as in `tree.questions`, which needs torch."""
+Side = Literal["right", "left"]
+AROUND = 3.0
+"""How many times as wide as a patch the picture is that shows it where it is."""
+UNKNOWN = "I don't know"
+TEST_PHOTOS = "test photos"
+"""What is said where a tree gives no answer."""
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """The test of a box: what the similarity falls to when the box is hidden, and when others of its size are."""
+
+    before: float
+    box_hidden: float
+    random_hidden: float  # mean over random boxes of the same size
+
+
+@dataclass(frozen=True)
+class Location:
+    """One answer to the question where in a photo a prototype was found."""
+
+    method: Method
+    box: Box  # in pixels of the original, upright photo
+    heat: Heat
+    hiding: Hiding | None
+
+
+@dataclass(frozen=True)
+class Match:
+    """A photo's best patch for a prototype."""
+
+    image: str  # relative to the data's root, or the name of a file that was handed in
+    label: int | None  # the photo's class where that is known
+    similarity: float
+    size: tuple[int, int]  # width and height of the original, upright photo, in which boxes are given
+    photo: Picture  # the whole photo, reduced
+    crop: Picture  # what lies in the first box
+    where: tuple[Location, ...]  # what is shown first
+    around: Picture | None = None  # the first box and around it, `AROUND` times as wide; None: cut from `photo`
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a prototype matches: how the similarity changes when one property of its photo is altered."""
+
+    name: Literal["hue", "saturation", "contrast", "texture", "shape"]
+    change: float  # similarity after minus before; far below 0: the property matters
+
+
+SPREAD_RANGES = 64
+SPREAD_LIMITS: dict[NodeKind, tuple[float, float]] = {"presence": (0.0, 3.2), "pairwise": (-1.0, 1.0)}
+SPREAD_LINES: dict[NodeKind, float] = {"presence": 1.0, "pairwise": 0.0}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the training photos of both sides are spread around the boundary of a node.
+
+    Counted in ranges of equal width from `low` to `high`; the outermost hold what lies beyond. Presence: the distance
+    of each photo's nearest patch in units of the radius, right below the line. Choice: how much nearer the right
+    prototype is than the left one, as a share of both distances (from −1 to 1), right above the line.
+    """
+
+    low: float
+    high: float
+    line: float
+    right: tuple[int, ...]  # photos of classes that stand on the right only
+    left: tuple[int, ...]
+
+    @property
+    def width(self) -> float:
+        """Of one range."""
+        return (self.high - self.low) / len(self.right)
+
+
+@dataclass(frozen=True)
+class PrototypeExplanation:
+    """Everything that is known about one prototype."""
+
+    prototype: int  # of P
+    node: int  # that asks for it
+    side: Side  # where photos go that have it; a node that asks for presence has no left one
+    radius: (
+        float  # distance: nearer than this is present; of a pairwise node: as near as 95 % of its side's photos come
+    )
+    source: Match
+    projection_distance: float | None  # by projection; None: it is no training patch, `source` is only the nearest here
+    nearest: tuple[Match, ...]  # in other photos than the source, one patch each, nearest first
+    # K: how much of each class's training photos the node alone would send to this prototype's side, so a pairwise
+    # node's two prototypes share out every class.
+    class_pass_rate: tuple[float, ...]
+    causes: tuple[Cause, ...]
+    note: str = ""  # the user's own words, such as "long beak"
+    tests: tuple[str, ...] = ()  # whether it means what it shows, a sentence each; empty if never measured
+    spread: Spread | None = (
+        None  # of the node, so both prototypes of a pairwise node have the same; None if never counted
+    )
+
+
+@dataclass(frozen=True)
+class ClassExplanation:
+    """A class: some of its training photos, and the answers for its test photos."""
+
+    photos: tuple[Picture, ...]
+    n_test: int = 0  # test photos; 0 if never evaluated
+    accuracy: float | None = None  # the share of them that the greedy path names rightly
+    taken_for: tuple[tuple[int, int], ...] = ()  # another class and how many were taken for it, most first
+
+    @property
+    def right_words(self) -> str:
+        """How many of its test photos are named rightly; empty if never evaluated."""
+        return "" if self.accuracy is None else f"{round(self.accuracy * self.n_test)} of {self.n_test} right"
+
+
+@dataclass(frozen=True)
+class TreeExplanation:
+    """Everything that pages show of a whole tree.
+
+    Examples:
+        >>> explanation = prototree.explain("runs/photos")
+        >>> len(explanation.class_names), len(explanation.leaf_probs[0])  # K, K
+        (3, 3)
+    """
+
+    title: str
+    class_names: tuple[str, ...]
+    left: tuple[int, ...]  # N: a node, or ~leaf
+    right: tuple[int, ...]
+    prototypes: tuple[PrototypeExplanation, ...]  # P
+    leaf_probs: Float[ndarray, "L K"]
+    accuracy: dict[str, float]  # by strategy on the test photos; empty if never evaluated
+    question: NodeKind = "presence"
+    sharpness: float = 1.0
+    tests: str = ""  # whether patches mean what they show, in one line; empty if never measured
+    classes: tuple[ClassExplanation, ...] = ()  # K, or none where nothing is known of them
+    judged_on: str = TEST_PHOTOS  # what the accuracies were measured on
+
+    def prototype_at(self, node: int, side: Side) -> PrototypeExplanation:
+        """A node's prototype; presence has only right ones."""
+        return self.prototypes[node if side == "right" else node + len(self.left)]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """A patch with its surroundings, and its edges in that picture, as shares of the picture."""
+
+    picture: Picture
+    frame: tuple[float, float, float, float]
+
+    @classmethod
+    def of(cls, photo: Picture, size: Size, box: Box) -> "Surroundings":
+        """The surroundings of a box in a photo of this size, cut out of a small picture of the photo."""
+        (height, width, _), (across, down) = photo.shape, size
+        whole, own = box.surroundings(AROUND, size), box.clip(size)
+        top, left = int(whole.top / down * height), int(whole.left / across * width)
+        rows = slice(top, max(top + 1, round(whole.bottom / down * height)))
+        columns = slice(left, max(left + 1, round(whole.right / across * width)))
+        return cls(photo[rows, columns], own.shares_of(whole))
+
+
+@dataclass(frozen=True)
+class SeenPatch:
+    """A prototype, and what an image has that is nearest to it."""
+
+    prototype: int
+    distance: float
+    # Of presence: whether it counts as present; of a pairwise node: whether it is as near as usual on its side
+    in_radius: bool
+    match: Match  # the image's own best patch
+    picture: Picture  # the prototype's crop
+    note: str = ""
+    around: "Surroundings | None" = None  # of the prototype; None: there is no picture of them
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node on the path of one image, and what was compared there."""
+
+    node: int
+    goes_right: bool
+    p_right: float
+    right: SeenPatch
+    left: SeenPatch | None = None  # only of a pairwise node
+    at: float | None = None  # what decided, in the units of a `Spread`
+    spread: Spread | None = None  # of the training photos at this node; None if never counted
+
+    @property
+    def note(self) -> str:
+        """The user's words about the node: those about its right prototype, which has the same number."""
+        return self.right.note
+
+    @property
+    def sides(self) -> tuple[SeenPatch, ...]:
+        """What was compared, as it stands on a page: left to right."""
+        return (self.right,) if self.left is None else (self.left, self.right)
+
+    @property
+    def chosen(self) -> SeenPatch:
+        """The side taken; where only one prototype was asked for, that one."""
+        return self.right if self.left is None or self.goes_right else self.left
+
+    @property
+    def against_odds(self) -> bool:
+        """Whether the path goes where the node alone would not; never on a greedy path."""
+        return self.goes_right != (self.p_right > 0.5)
+
+
+@dataclass(frozen=True)
+class PathExplanation:
+    """One way down the tree."""
+
+    strategy: Strategy
+    steps: tuple[Step, ...]
+    leaf: int
+    class_probs: tuple[float, ...]  # of the leaf
+
+    @property
+    def answer(self) -> int:
+        """The leaf's likeliest class."""
+        return max(range(len(self.class_probs)), key=self.class_probs.__getitem__)
+
+
+@dataclass(frozen=True)
+class Nearer:
+    """Which of a pairwise node's two prototypes would have to be nearer, by how much, if the other stays where it
+    is."""
+
+    prototype: int
+    than: int
+    by: float
+
+
+@dataclass(frozen=True)
+class Flip:
+    """One decision that would have to change: the probability of going right, which for one patch is its similarity."""
+
+    node: int
+    p_right: float
+    needed: float
+    nearer: Nearer | None = None  # only of a pairwise node
+
+
+@dataclass(frozen=True)
+class RunnerUp:
+    """The smallest change of similarities with which another class would have won."""
+
+    label: int
+    flips: tuple[Flip, ...]
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Why a tree says "I don't know"."""
+
+    node: int | None = None  # whose patch is farther than it may be; None: the answer is not sure enough
+    times_usual: float = 0.0  # how far, where 1 is usual
+
+    @property
+    def reason(self) -> str:
+        """Why, as a sentence. It names no percentage: none was measured for images that get no answer."""
+        if self.node is None:
+            return "No class is far enough ahead of the others for an answer."
+        return (
+            f"At node {self.node + 1} the nearest patch of this photo is {self.times_usual:.1f} times as far away as "
+            "usual for photos that turn this way. The photo may show none of the classes that this tree knows."
+        )
+
+
+@dataclass(frozen=True)
+class DecisionExplanation:
+    """How one tree decides about one image.
+
+    Examples:
+        >>> decision = prototree.explain("runs/photos", "bird.jpg")
+        >>> len(decision.soft), sorted(decision.paths)  # a probability per class; one path per strategy
+        (3, ['greedy', 'max_path'])
+    """
+
+    image: str
+    photo: Picture
+    size: tuple[int, int]
+    class_names: tuple[str, ...]
+    label: int | None  # the true class where it is known
+    soft: tuple[float, ...]  # K
+    paths: dict[Strategy, PathExplanation]  # "greedy", which is the explanation, and "max_path"
+    runner_up: dict[Strategy, RunnerUp | None]  # None where no change of similarities can do it
+    question: NodeKind = "presence"
+    # That the greedy answer is right: of the answers called 70 % sure, 70 of 100 are. None where there is no answer.
+    confidence: float | None = 1.0
+    doubt: Doubt | None = None  # why the tree does not know; None: it knows
+    n_calibration: int = 0  # that the confidence was fitted on; 0: never measured
+    ensemble_probs: tuple[float, ...] = ()  # K, what the tree says where several vote
+
+    @property
+    def answer(self) -> int:
+        """The class that the greedy path ends in; the best guess where there is a doubt."""
+        return self.paths["greedy"].answer
+
+    @property
+    def distinct_paths(self) -> tuple[PathExplanation, ...]:
+        """The greedy path first; another only where it leads to another class."""
+        first, *others = sorted(self.paths.values(), key=lambda path: path.strategy != "greedy")
+        return (first, *(path for path in others if path.answer != first.answer))
+
+
+@dataclass(frozen=True)
+class VoteExplanation:
+    """One image and several trees."""
+
+    decisions: tuple[DecisionExplanation, ...]
+    class_probs: tuple[float, ...]  # the mean of the trees'

@@ -1,0 +1,137 @@
+"""Global explanation (§5.2): every prototype of a tree, its leaves, its classes and the metrics of its run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, overload
+
+from prototree.core import checkpoint
+from prototree.core.leaves import class_log_probs
+from prototree.core.model import ProtoTree
+from prototree.data import ImageData
+from prototree.errors import ConfigError, DataError
+from prototree.evaluation.schema import METRICS, damaged
+from prototree.evaluation.tables import confusion_pairs, prototype_text, quality_text
+from prototree.explanation.assets import AssetStore, pictures_of
+from prototree.explanation.decision import ImageFile, explain_decision, explain_image, open_explainers
+from prototree.explanation.neighbours import class_pictures, explain_classes
+from prototree.explanation.prototypes import explain_prototypes
+from prototree.explanation.records import TreeExplanation
+from prototree.run import ASSETS, Run
+from prototree.training.sources import prototype_views
+
+Model = Run | ProtoTree | str | Path
+
+
+def explain_tree(
+    run: Run | str | Path,
+    *,
+    data: ImageData | None = None,
+    nearest: int = 5,
+    occlusion: bool = False,
+    notes: Mapping[int, str] | None = None,
+    tick: Callable[[int, int], None] | None = None,
+) -> TreeExplanation:
+    """Explain everything about a run's tree. Without the training data: what the run's folder holds.
+
+    Examples:
+        >>> explanation = explain_tree("runs/photos")
+        >>> explanation.class_names
+        ('bluebird', 'cardinal', 'greenfinch')
+    """
+    if nearest < 0:
+        raise ConfigError(f"expected a number of nearest patches of at least 0, got {nearest}")
+    run = run if isinstance(run, Run) else Run.open(run)
+    tree, config = run.tree(), run.config
+    notes = run.notes if notes is None else notes
+    data = data if data is not None else run.data_or_none()
+    if data is None:
+        store, shown = AssetStore(tree, run.folder / ASSETS), pictures_of(run, tree)
+        rows = range(tree.n_prototypes)
+        prototypes = tuple(store.prototype(row, shown.of(row), notes.get(row, "")) for row in rows)
+        pictures = store.class_pictures()
+    elif data.class_names != tree.class_names:
+        raise DataError("expected the classes of the run in the data, got others; choose the data it was made with")
+    else:
+        pictures = class_pictures(data)
+        prototypes = explain_prototypes(
+            tree,
+            data,
+            range(tree.n_prototypes),
+            views=prototype_views(config.recipe, data),
+            nearest=nearest,
+            occlusion=occlusion,
+            notes=notes,
+            tick=tick,
+            workers=config.workers,
+            run=run.folder,
+        )
+    metrics = run_figures(run, tree)
+    return TreeExplanation(
+        title=run.folder.resolve().name,
+        class_names=tree.class_names,
+        left=tuple(tree.topology.left.tolist()),
+        right=tuple(tree.topology.right.tolist()),
+        prototypes=tuple(replace(one, tests=metrics.said.get(one.prototype, ())) for one in prototypes),
+        leaf_probs=class_log_probs(tree.leaf_logits.detach()).exp().cpu().numpy(),
+        accuracy=metrics.accuracy,
+        question=tree.node_function.kind,
+        sharpness=tree.node_function.sharpness,
+        tests=metrics.tests,
+        classes=explain_classes(pictures, metrics.confusion),
+    )
+
+
+@dataclass(frozen=True)
+class RunMetrics:
+    """What metrics.json says of a tree, as pages show it."""
+
+    accuracy: dict[str, float]
+    tests: str
+    said: dict[int, tuple[str, ...]]  # by prototype
+    confusion: list[tuple[int, int, int]]  # of the last stage that was evaluated
+
+
+def run_figures(run: Run, tree: ProtoTree) -> RunMetrics:
+    """Read the metrics of a run's tree. A file from elsewhere may say anything; what makes no sense is refused."""
+    try:
+        quality = run.prototype_quality(tree)
+        said = {int(one["prototype_row"]): tuple(prototype_text(one)) for one in quality.get("prototypes", ())}
+        accuracy = {str(name): float(value) for name, value in run.last_metrics.get("accuracy", {}).items()}
+        stages = run.metrics.get("stages", {})
+        stage = next((stage for stage in checkpoint.STAGES if "confusion" in stages.get(stage, {})), None)
+        confusion = confusion_pairs(run.metrics, stage) if stage is not None else []
+        if not all(0 <= label < tree.n_classes for pair in confusion for label in pair[:2]):
+            raise ValueError("it confuses classes that the tree does not have")
+        return RunMetrics(accuracy, quality_text(quality), said, confusion)
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        raise damaged(run.folder / METRICS, error) from error
+
+
+def save_assets(run: Run, data: ImageData, explanation: TreeExplanation) -> None:
+    """Store with the run what its pages show, so that they are the same on machines without the data."""
+    store = AssetStore(run.tree(), run.folder / ASSETS)
+    store.save_pictures(data)
+    store.save_pages(explanation)
+
+
+@overload
+def explain(model: Model, image: None = None, **options: Any) -> TreeExplanation: ...
+@overload
+def explain(model: Model | Sequence[Model], image: ImageFile, **options: Any) -> Any: ...
+def explain(model: Any, image: Any = None, **options: Any) -> Any:
+    """Explain a decision about an image by a tree or, given several models, by an ensemble; without image, the tree.
+
+    `model` is a run, its path, or a tree. Options are those of `explain_image` and `explain_tree`.
+
+    Examples:
+        >>> len(explain("runs/photos", "bird.jpg").paths["greedy"].steps) >= 1
+        True
+        >>> explain("runs/photos").title
+        'photos'
+    """
+    if image is None:
+        return explain_tree(model, **options)
+    if isinstance(model, list | tuple):
+        return explain_decision(open_explainers(model), image, **options)
+    return explain_image(model, image, **options)

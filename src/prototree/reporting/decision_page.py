@@ -1,0 +1,334 @@
+"""One decision as a page and as JSON, and many decisions as a list; of one tree, or of several that vote.
+
+As with the tree, the page's body has no inline styles or handlers. A step stands there in short and opens at a click;
+where a node asks for one patch, runs of absences are one line.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from markupsafe import Markup
+
+from prototree.backbones.geometry import Box
+from prototree.evaluation.tables import percent
+from prototree.explanation.records import (
+    UNKNOWN,
+    DecisionExplanation,
+    Flip,
+    Location,
+    Match,
+    PathExplanation,
+    Picture,
+    SeenPatch,
+    Step,
+    VoteExplanation,
+)
+from prototree.reporting import asset, images, json_number, render, text
+from prototree.reporting.histogram import histogram_svg, histogram_text
+from prototree.reporting.images import PictureUrl, reduced
+
+Decision = DecisionExplanation | VoteExplanation
+
+_MAX_BARS = 6
+_PHOTO_SIDE, _THUMB_SIDE = 480, 96
+_MAX_NUMBERS = 4  # of absences in a row
+
+
+# ---- the page ---------------------------------------------------------------------------------------------------
+def decision_page(explanation: Decision) -> str:
+    """Write one self-contained HTML file, without a script."""
+    decisions, _, _ = _summary(explanation)
+    title = decisions[0].image if explanation is decisions[0] else f"{decisions[0].image}: {len(decisions)} trees"
+    return render("decision.html", title=title, body=Markup(decision_body(explanation)), styles=_styles())
+
+
+def decision_body(
+    explanation: Decision, picture_url: PictureUrl = images.data_url, node_url: Callable[[int], str] | None = None
+) -> str:
+    """Fill the page's body; its style sheets are `base.css` and `decision.css`.
+
+    Whoever keeps pictures elsewhere says where (`photo`, `prototype-3` or `around-3`, `piece-3`; in a vote of trees
+    `2-piece-3`); `node_url` is where a node, given by its index, can be edited.
+    """
+    decisions, probs, predicted = _summary(explanation)
+    first, several = decisions[0], isinstance(explanation, VoteExplanation)
+    steps = [step for decision in decisions for path in decision.distinct_paths for step in path.steps]
+    locations = [where for step in steps for side in step.sides for where in side.match.where]
+    methods = dict.fromkeys(where.method for where in locations)
+    share, share_text = percent(max(probs)), "of the trees’ mean vote"
+    if not several:
+        share = text.confidence_percent(first.confidence)
+        share_text = text.confidence_text(first.confidence, first.n_calibration)
+    return render(
+        "decision_body.html",
+        image=first.image,
+        photo=picture_url("photo", reduced(first.photo, _PHOTO_SIDE)),
+        size=first.size,
+        winner=first.class_names[predicted],
+        share=share,
+        share_text=share_text,
+        unknown=UNKNOWN,
+        doubt=None if several or first.doubt is None else first.doubt.reason,
+        truth=None if first.label is None else first.class_names[first.label],
+        right=first.label == predicted,
+        bars=_bars(probs, first.class_names),
+        several=several,
+        methods=[(method, *text.METHODS[method]) for method in methods],
+        untested=text.untested_text([where.hiding for where in locations]),
+        trees=[
+            _TreePart(decision, picture_url, f"{number}-" if several else "").values()
+            for number, decision in enumerate(decisions, 1)
+        ],
+        node_url=node_url,
+    )
+
+
+def _summary(explanation: Decision) -> tuple[tuple[DecisionExplanation, ...], tuple[float, ...], int]:
+    """Return the decisions of the trees, the class probabilities, and the predicted class: greedy, or of the mean."""
+    if isinstance(explanation, VoteExplanation):
+        return explanation.decisions, explanation.class_probs, text.likeliest(explanation.class_probs)
+    return (explanation,), explanation.soft, explanation.answer
+
+
+def _styles() -> list[Markup]:
+    return [Markup(asset("base.css")), Markup(asset("decision.css"))]
+
+
+def _bars(probs: Sequence[float], names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Return name, width in percent and text of the most likely classes."""
+    order = sorted(range(len(probs)), key=lambda k: -probs[k])[:_MAX_BARS]
+    return [(names[k], f"{100 * min(probs[k], 1.0):.1f}", percent(probs[k])) for k in order if probs[k] >= 0.005]
+
+
+@dataclass(frozen=True)
+class _TreePart:
+    """What the template shows of the paths through one tree."""
+
+    decision: DecisionExplanation
+    picture_url: PictureUrl
+    prefix: str  # of the names of its pictures
+
+    def values(self) -> dict[str, Any]:
+        decision, names = self.decision, self.decision.class_names
+        paths = decision.distinct_paths
+        elsewhere = [path for path in decision.paths.values() if path.leaf != paths[0].leaf]
+        return {
+            "winner": names[decision.answer],
+            "share": text.confidence_percent(decision.confidence) or UNKNOWN,
+            "is_pairwise": decision.question == "pairwise",
+            "paths": list(map(self._path, paths)),
+            "bars": _bars(decision.soft, names),
+            "soft": names[text.likeliest(decision.soft)],
+            # The other path is shown where it leads to another class; where it does not, that is all there is to say.
+            "other_way": bool(elsewhere) and len(paths) == 1,
+        }
+
+    def _path(self, path: PathExplanation) -> dict[str, Any]:
+        names, n_steps = self.decision.class_names, len(path.steps)
+        return {
+            "strategy": path.strategy,
+            "name": text.STRATEGY_NAMES[path.strategy],
+            "meaning": text.strategy_text(path.strategy, self.decision.question),
+            "length": f"{text.number_word(n_steps)} {'question' if n_steps == 1 else 'questions'}",
+            "runs": list(self._runs(path.steps)),
+            "end": names[path.answer],
+            "runner_up": text.runner_up_text(self.decision.runner_up.get(path.strategy), names),
+        }
+
+    def _runs(self, steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
+        """Yield the steps in order; those whose one patch is absent, as many together as follow."""
+        for absent, group in groupby(steps, key=lambda step: step.left is None and not step.goes_right):
+            run = list(map(self._step, group))
+            if not absent:
+                yield from ({"absent": False, "steps": [step]} for step in run)
+                continue
+            numbers = [str(step["number"]) for step in run]
+            if len(numbers) > _MAX_NUMBERS:
+                numbers = [*numbers[: _MAX_NUMBERS - 2], "…", numbers[-1]]
+            line = "not this one" if len(run) == 1 else f"none of these {text.number_word(len(run))}"
+            yield {"absent": True, "numbers": ", ".join(numbers), "text": line, "steps": run}
+
+    def _step(self, step: Step) -> dict[str, Any]:
+        kind, pairwise = self.decision.question, step.left is not None
+        distances = zip(step.sides, text.distances_text(step), strict=True)
+        sides = [self._side(step, side, distance) for side, distance in distances]
+        taken = int(step.goes_right) if pairwise else 0
+        return {
+            "number": text.node_number(step.node),
+            "node": step.node,
+            "goes_right": step.goes_right,
+            "p_right": f"{step.p_right:.2f}",
+            "width": f"{100 * min(max(step.p_right, 0.0), 1.0):.1f}",
+            "text": text.step_line(step),
+            "against": step.against_odds,
+            "is_pairwise": pairwise,
+            "nearer": int(step.p_right > 0.5),  # which of the two sides
+            "taken": sides[taken],
+            "other": sides[1 - taken] if pairwise else None,
+            "sides": sides,
+            "spread": step.spread and histogram_svg(step.spread, kind, at=step.at),
+            "spread_text": histogram_text(step.spread, kind) if step.spread else "",
+        }
+
+    def _side(self, step: Step, side: SeenPatch, distance: str) -> dict[str, Any]:
+        match, row, patch = side.match, side.prototype, text.step_patch(step, side)
+        if side.around is None:  # a patch alone, which is hard to recognise
+            url = self.picture_url(f"{self.prefix}prototype-{row}", reduced(side.picture, images.CROP_SIDE))
+            picture: dict[str, Any] = {"url": url, "frame": None}
+        else:
+            picture = self._framed(f"around-{row}", side.around.picture, side.around.frame)
+        return {
+            "patch": patch,
+            "note": side.note,
+            "name": side.note or f"patch {patch}",
+            "distance": distance,
+            "in_radius": side.in_radius,
+            "picture": picture,
+            "piece": self._framed(f"piece-{row}", images.crop_around(match), images.patch_frame(match)),
+            "size": match.size,
+            "where": [_location(match, where) for where in match.where],
+        }
+
+    def _framed(self, name: str, picture: Picture, edges: tuple[float, float, float, float]) -> dict[str, Any]:
+        """Return a picture, and where in it a frame stands, from its edges as fractions."""
+        picture = reduced(picture, images.AROUND_SIDE)
+        (height, width, _), (left, top, right, bottom) = picture.shape, edges
+        frame = Box(left * width, top * height, right * width, bottom * height)
+        return {"url": self.picture_url(f"{self.prefix}{name}", picture), "frame": frame, "size": (width, height)}
+
+
+def _location(match: Match, where: Location) -> dict[str, Any]:
+    test = text.occlusion_text(where.hiding) if where.hiding is not None else ""
+    box, heat = where.box.clip(match.size), images.heat_url(where.heat)
+    return {"method": where.method, "box": box, "heat": heat, "text": test}
+
+
+# ---- many decisions ---------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class IndexEntry:
+    """One photo in the list. Its picture is encoded, so that thousands of photos need not be held in memory."""
+
+    image: str
+    href: str  # of its own page
+    thumb: str
+    predicted_class: str
+    label: str | None
+    confidence: float | None  # None: the tree abstains
+
+
+def index_entry(explanation: Decision, href: str) -> IndexEntry:
+    """Make a line of the list; of several trees, from their mean."""
+    (first, *_), probs, predicted = _summary(explanation)
+    names = first.class_names
+    return IndexEntry(
+        image=first.image,
+        href=href,
+        thumb=images.data_url("thumb", reduced(first.photo, _THUMB_SIDE)),
+        predicted_class=names[predicted],
+        label=None if first.label is None else names[first.label],
+        confidence=first.confidence if explanation is first else max(probs),
+    )
+
+
+def index_page(entries: Sequence[IndexEntry]) -> str:
+    """Write the list of decisions as one HTML file: those without an answer and the least sure first."""
+    ordered = sorted(entries, key=lambda entry: (entry.confidence is not None, entry.confidence or 0.0, entry.image))
+    answered = [entry for entry in entries if entry.confidence is not None]
+    labelled = [entry for entry in answered if entry.label is not None]
+    summary = f"{len(answered)} of {len(entries)} answered"
+    if labelled:
+        n_right = sum(entry.label == entry.predicted_class for entry in labelled)
+        summary += f", {n_right} of {len(labelled)} answers right"
+    title = text.count(len(entries), "photo")
+    shares = [text.confidence_percent(entry.confidence) for entry in ordered]
+    shown = [(e, share, f"{100 * (e.confidence or 0.0):.1f}") for e, share in zip(ordered, shares, strict=True)]
+    return render("decision_index.html", title=title, summary=summary, styles=_styles(), entries=shown, unknown=UNKNOWN)
+
+
+# ---- JSON -------------------------------------------------------------------------------------------------------
+def decision_json(explanation: Decision) -> dict[str, Any]:
+    """Return all numbers of a decision, without pictures; of several trees, their mean and each of them.
+
+    Keys are the ones of the data formats, whatever the records call their fields. Nodes are counted from 1.
+    """
+    (first, *_), probs, predicted = _summary(explanation)
+    names, doubt = first.class_names, first.doubt if explanation is first else None
+    predicted_class = names[predicted]
+    prediction = {
+        "prediction": predicted_class if doubt is None else None,
+        "predicted_class": predicted_class,
+        "class_probs": list(map(json_number, probs)),
+    }
+    if isinstance(explanation, VoteExplanation):
+        return {**prediction, "trees": [decision_json(decision) for decision in explanation.decisions]}
+    return {
+        "image": explanation.image,
+        "size": list(explanation.size),
+        "label": None if explanation.label is None else names[explanation.label],
+        "node_kind": explanation.question,
+        "classes": list(names),
+        **prediction,
+        "confidence": None if explanation.confidence is None else json_number(explanation.confidence),
+        "abstained": doubt is not None,
+        "abstain_reason": None if doubt is None else doubt.reason,
+        "paths": {strategy: _path_json(path, names) for strategy, path in explanation.paths.items()},
+        "runner_up": {
+            strategy: result and {"class": names[result.label], "changes": list(map(_change_json, result.flips))}
+            for strategy, result in explanation.runner_up.items()
+        },
+    }
+
+
+def _path_json(path: PathExplanation, names: Sequence[str]) -> dict[str, Any]:
+    steps = [
+        {
+            "node": text.node_number(step.node),
+            "note": step.note,
+            "goes_right": step.goes_right,
+            "p_right": json_number(step.p_right),
+            "text": text.step_text(step),
+            "left": None if step.left is None else _side_json(step, step.left),
+            "right": _side_json(step, step.right),
+        }
+        for step in path.steps
+    ]
+    probs = list(map(json_number, path.class_probs))
+    return {"leaf": path.leaf, "predicted_class": names[path.answer], "class_probs": probs, "steps": steps}
+
+
+def _side_json(step: Step, side: SeenPatch) -> dict[str, Any]:
+    return {
+        "patch": text.step_patch(step, side),
+        "prototype_row": side.prototype,
+        "distance": json_number(side.distance),
+        "similarity": json_number(step.p_right if step.left is None else side.match.similarity),
+        "in_radius": side.in_radius,
+        "where": list(map(_location_json, side.match.where)),
+    }
+
+
+def _location_json(where: Location) -> dict[str, Any]:
+    location: dict[str, Any] = {
+        "method": where.method,
+        "box": list(map(json_number, where.box.edges)),
+        "occlusion_test": None,
+    }
+    if (test := where.hiding) is not None:
+        names = ("before", "box_occluded", "random_occluded")
+        values = map(json_number, (test.before, test.box_hidden, test.random_hidden))
+        location["occlusion_test"] = dict(zip(names, values, strict=True))
+    return location
+
+
+def _change_json(flip: Flip) -> dict[str, Any]:
+    change = {
+        "node": text.node_number(flip.node),
+        "p_right": json_number(flip.p_right),
+        "needed": json_number(flip.needed),
+    }
+    if flip.nearer is None:
+        return change
+    nearer, farther = (text.patch_name(flip.node, row, "pairwise") for row in (flip.nearer.prototype, flip.nearer.than))
+    return {**change, "nearer": nearer, "farther": farther, "by": json_number(flip.nearer.by)}

@@ -1,0 +1,464 @@
+"""The one drawing of a tree and of a decision: SVG, from which typst makes PDF (with text to select) and PNG.
+
+Lengths are CSS pixels and text is placed by its baseline. Functions return SVG elements as text; later ones lie over
+earlier ones.
+"""
+
+import datetime
+import math
+import unicodedata
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+from xml.sax.saxutils import escape
+
+from prototree.core.topology import Strategy
+from prototree.errors import ShapeError
+from prototree.evaluation.tables import percent
+from prototree.explanation.records import UNKNOWN, DecisionExplanation, Match, Picture, SeenPatch, Step, TreeExplanation
+from prototree.reporting import images, text
+from prototree.reporting.images import reduced
+from prototree.reporting.layout import LEAF_SIZE, NODE_SIZE, SPACING, Card, Size, arrange, reading_order
+from prototree.reporting.text import TreeText, plain
+
+Anchor = Literal["start", "middle", "end"]
+Point = tuple[float, float]
+
+PAPER, INK, SOFT_INK, FAINT, RULE = "#ffffff", "#1d2521", "#5d6863", "#f3f5f2", "#cdd5cf"
+PRESENT_INK, ABSENT_INK, BOX_INK = "#0b6e62", "#737d77", "#ffd400"
+_FONTS = "'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', 'Noto Sans', 'Noto Sans CJK SC', sans-serif"
+_LETTERS, _NAME = 11.5, 12.0  # sizes of the smallest text on a card, and of a class name
+_LINE = 1.25  # from one line of text to the next
+_BOLD = 1.1  # as wide as other letters
+_FACE = 74.0  # height of the photo on a leaf's card
+_PAD = 7.0
+_ICON = 27.0  # of the picture at a line
+_MARGIN, _GAP = 28.0, 34.0
+_STEP_CARD: Size = (236.0, 214.0)
+_STEPS_PER_ROW = 5
+_MAX_POINTS = 14_000.0  # longest side of a PDF page that all viewers open
+_MAX_PIXELS = 8_000  # longest side of a PNG
+_EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)  # so that the same tree gives the same PDF
+
+
+class Rect(NamedTuple):
+    """A rectangle to draw in."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def middle(self) -> float:
+        """The horizontal middle."""
+        return self.x + self.width / 2
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing as a file that stands alone: `svg`, and from it PDF and PNG."""
+
+    title: str
+    width: float
+    height: float
+    svg: str
+
+    @classmethod
+    def of(cls, title: str, width: float, height: float, body: str) -> "Figure":
+        """Wrap elements into an SVG document on white paper."""
+        svg = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+            f'width="{width:.1f}" height="{height:.1f}" viewBox="0 0 {width:.1f} {height:.1f}" '
+            f'font-family="{_FONTS}">\n<title>{escape(plain(title))}</title>\n'
+            f'<rect width="100%" height="100%" fill="{PAPER}"/>\n{body}</svg>\n'
+        )
+        return cls(plain(title), width, height, svg)
+
+    def pdf(self) -> bytes:
+        """Render as a PDF of one page in the size of the drawing."""
+        return self._compile("pdf")
+
+    def png(self, longest: int = _MAX_PIXELS) -> bytes:
+        """Render as PNG with two pixels a unit, or as many as keep the longest side within `longest` pixels."""
+        return self._compile("png", ppi=96 * min(2.0, longest / max(self.width, self.height)))
+
+    def _compile(self, format_: Literal["pdf", "png"], ppi: float | None = None) -> bytes:
+        import typst  # 30 MB that no page needs
+
+        points = 0.75 * self.width
+        if format_ == "pdf":
+            points *= min(1.0, _MAX_POINTS / (0.75 * max(self.width, self.height)))
+        source = (
+            "#set document(title: sys.inputs.title)\n#set page(width: auto, height: auto, margin: 0pt)\n"
+            f'#image("figure.svg", width: {points:.2f}pt)'
+        )
+        files = {"main.typ": source.encode(), "figure.svg": self.svg.encode()}
+        compile_: Any = typst.compile  # its types leave out files in memory
+        return bytes(compile_(files, format=format_, ppi=ppi, sys_inputs={"title": self.title}, timestamp=_EPOCH))
+
+
+# ---- the tree ---------------------------------------------------------------------------------------------------
+def tree_figure(explanation: TreeExplanation, node: int = 0, depth: int | None = None) -> Figure:
+    """Draw the whole tree on one sheet, or `depth` levels of prototypes from `node` down: the paper's subtree figure.
+
+    Cards grow with the names on them: no class name is cut.
+    """
+    n_nodes, tree = len(explanation.left), TreeText(explanation)
+    if not 0 <= node <= max(n_nodes - 1, 0) or (depth is not None and depth < 1):
+        raise ShapeError(f"expected a node from 0 to {n_nodes - 1} and a depth of at least 1, got {node} and {depth}")
+    order = reading_order(explanation.left, explanation.right, root=node)
+    closed = {id_ for id_, level in order if id_ >= 0 and level == depth}
+
+    def size_of(id_: int) -> Size:
+        return NODE_SIZE if id_ >= 0 else (LEAF_SIZE[0], _leaf_height(tree, ~id_))
+
+    layout = arrange(explanation.left, explanation.right, size_of, root=node, closed=closed, aspect=1.41)
+    title = f"{explanation.title}: below question {text.node_number(node)}" if node else explanation.title
+    width = max(layout.width, text_width(title, _BOLD * 22)) + 48
+    body = f'<g transform="translate(24 72)">\n{_tree(tree, layout.cards, closed)}</g>\n'
+    return Figure.of(title, width, layout.height + 96, _text(24.0, 40.0, title, 22.0, anchor="start", bold=True) + body)
+
+
+def _tree(tree: TreeText, layout: dict[int, Card], closed: Collection[int]) -> str:
+    shape, lines, marks, cards = tree.explanation, "", "", ""
+    for id_, card in layout.items():
+        rect = Rect(card.x, card.y, card.width, card.height)
+        if id_ < 0:
+            cards += _leaf_card(tree, ~id_, rect)
+            continue
+        cards += _node_card(tree, id_, rect)
+        if id_ not in closed:
+            for child, goes_right in ((shape.left[id_], False), (shape.right[id_], True)):
+                line, mark_at = _edge(tree, card, layout[child], goes_right)
+                colour = hue_colour(tree.hues[child])
+                lines += _line(line, colour, 1.8, dashed=not (goes_right or tree.is_pairwise))
+                marks += _edge_mark(tree, id_, goes_right, mark_at, card.shape == "stacked", colour)
+    return lines + marks + cards
+
+
+def _edge(tree: TreeText, parent: Card, child: Card, goes_right: bool) -> tuple[list[Point], Point]:
+    """Return the points of the line to a child, and where its mark stands."""
+    edge, bottom, level = parent.x + 15, parent.y + parent.height, child.y + 44
+    if parent.shape == "stacked":
+        return [(edge, bottom), (edge, level), (child.x, level)], (child.x - 15, level)
+    if parent.shape == ("right aside" if goes_right else "left aside"):
+        return [(parent.x + parent.width, level), (child.x, level)], (child.x - 28, level)
+    beside = parent.shape != "below"
+    fraction = (0.75 if goes_right else 0.25) if tree.is_pairwise else 0.5
+    start = edge if beside else parent.x + parent.width * fraction
+    end = edge if beside and child.x < edge else child.middle
+    turn = bottom + 0.3 * SPACING.below
+    return [(start, bottom), (start, turn), (end, turn), (end, child.y)], (end, child.y - 17)
+
+
+def _edge_mark(tree: TreeText, node: int, goes_right: bool, at: Point, stacked: bool, colour: str) -> str:
+    """Mark a line: with a word, or from a pairwise node with the picture that it leads on from."""
+    x, y = at
+    if tree.is_pairwise:
+        rect, crop = Rect(x - _ICON / 2, y - _ICON / 2, _ICON, _ICON), tree.nearer(node, goes_right)[0].source.crop
+        return _filling(crop, rect, 48) + _rect(rect, stroke=colour, thickness=2.0)
+    word, ink = (text.PRESENT, PRESENT_INK) if goes_right else (text.ABSENT, ABSENT_INK)
+    width = text_width(word, _LETTERS) + 6
+    if stacked:
+        x, y = x + 12 + width / 2, y - 53
+    return _rect(Rect(x - width / 2, y - 8, width, 15.0), PAPER) + _text(x, y + 4, word, _LETTERS, ink, bold=goes_right)
+
+
+def _node_card(tree: TreeText, node: int, rect: Rect) -> str:
+    sides = tree.sides(node)
+    half, noted = (rect.width - 2 * _PAD - 10) / 2, any(side.note for side in sides)
+    height = rect.height - 2 * _PAD - (18 if noted else 0)
+    spots = [Rect(rect.x + _PAD + i * (half + 10), rect.y + _PAD, half, height) for i in (0, 1)]
+    card = _rect(rect, PAPER, RULE, 1.2, 8.0)
+    for side, spot in zip(sides, spots, strict=False):
+        middle, width = (spot.middle, half + 6) if len(sides) == 2 else (rect.middle, rect.width - 2 * _PAD)
+        card += _patch(side.source, spot)
+        card += _text(middle, rect.y + rect.height - 9, side.note, _LETTERS, bold=True, width=width)
+    if len(sides) == 1:
+        card += _photo_with_box(sides[0].source, spots[1])
+    return card + _number(node, rect)
+
+
+def _number(node: int, rect: Rect) -> str:
+    number = str(text.node_number(node))
+    pill = Rect(rect.x + 3, rect.y + 3, 9 + 7 * len(number), 15.0)
+    return _rect(pill, PAPER, RULE, 1.0, 7.5) + _text(pill.middle, pill.y + 11.2, number, 10.5, bold=True)
+
+
+def _leaf_lines(tree: TreeText, leaf: int) -> tuple[list[str], str]:
+    """Return the lines of a leaf's name, all of them, and how its test photos fare."""
+    unsure, predicted = tree.is_unsure(leaf), tree.rules[leaf].predicted
+    name = text.NO_CLASS if unsure else tree.explanation.class_names[predicted]
+    lines = wrapped(name, _BOLD * _NAME, LEAF_SIZE[0] - 8)
+    return lines, "" if unsure else tree.class_facts(predicted).right_words
+
+
+def _leaf_height(tree: TreeText, leaf: int) -> float:
+    lines, accuracy = _leaf_lines(tree, leaf)
+    return _FACE + 8 + _LINE * _NAME * len(lines) + (17 if accuracy else 4) + 5
+
+
+def _leaf_card(tree: TreeText, leaf: int, rect: Rect) -> str:
+    unsure, photos = tree.is_unsure(leaf), tree.class_facts(tree.rules[leaf].predicted).photos
+    ink, colour = (SOFT_INK, RULE) if unsure else (INK, hue_colour(tree.hues[~leaf]))
+    card = _rect(rect, FAINT if unsure else PAPER, colour, 1.4)
+    card += _rect(Rect(rect.x, rect.y + rect.height - 5, rect.width, 5.0), colour)
+    if photos and not unsure:
+        card += _filling(photos[0], Rect(rect.x + 1, rect.y + 1, rect.width - 2, _FACE), 160)
+    lines, accuracy = _leaf_lines(tree, leaf)
+    y = rect.y + _FACE + 4 + _NAME
+    for line in lines:
+        card += _text(rect.middle, y, line, _NAME, ink, bold=not unsure)
+        y += _LINE * _NAME
+    return card + _text(rect.middle, y, accuracy, _LETTERS, SOFT_INK)
+
+
+# ---- a decision -------------------------------------------------------------------------------------------------
+def decision_figure(explanation: DecisionExplanation, strategy: Strategy = "greedy") -> Figure:
+    """Draw the paper's local explanation: the photo, each node on its path with the photo's best patch, the class."""
+    if strategy not in explanation.paths:
+        raise ShapeError(f"expected one of the paths {', '.join(explanation.paths)}, got {strategy!r}")
+    path = explanation.paths[strategy]
+    n_cards, (width, height) = len(path.steps) + 2, _STEP_CARD  # the photo first, the class last
+    rects = [
+        Rect(_MARGIN + column * (width + _GAP), _MARGIN + 40 + row * (height + _GAP), width, height)
+        for row, column in (divmod(i, _STEPS_PER_ROW) for i in range(n_cards))
+    ]
+    body = _text(_MARGIN, _MARGIN + 16, text.STRATEGY_NAMES[strategy], 18.0, anchor="start", bold=True)
+    photo, label = rects[0], explanation.label
+    body += _picture(explanation.photo, photo._replace(height=height - 40), 2 * images.PHOTO_SIDE)
+    if label is not None:
+        true_class, y = f"true class: {explanation.class_names[label]}", photo.y + height - 20
+        body += _text(photo.middle, y, true_class, 12.0, bold=True, width=width, most_lines=2)
+    body += _end_card(explanation, strategy, rects[-1])
+    for step, rect in zip(path.steps, rects[1:-1], strict=True):
+        body += _presence_card(step, rect) if step.left is None else _pairwise_card(step, rect)
+    # A pairwise node is no absence, whichever side it takes.
+    solid = [True, *(step.goes_right or step.left is not None for step in path.steps)]
+    for (before, after), is_solid in zip(pairwise(rects), solid, strict=True):
+        body += _arrow(before, after, is_solid)
+    right, bottom = max(rect.x for rect in rects) + width, rects[-1].y + height
+    return Figure.of(explanation.image, right + _MARGIN, bottom + _MARGIN, body)
+
+
+def _presence_card(step: Step, rect: Rect) -> str:
+    colour, word = (PRESENT_INK, text.PRESENT) if step.goes_right else (ABSENT_INK, text.ABSENT)
+    x, y, foot, match = rect.x + 10, rect.y + 30, rect.y + rect.height - 9, step.right.match
+    title = f"{text.node_number(step.node)} · {step.note or 'is this there?'}"
+    return (
+        _rect(rect, PAPER, colour if step.goes_right else RULE, 1.6, 10.0)
+        + _text(x, rect.y + 20, title, 12.0, anchor="start", bold=True, width=rect.width - 20)
+        + _picture(step.right.picture, Rect(x, y, 78.0, 78.0), images.CROP_SIDE)
+        + _text(x + 39, y + 92, "best patch here:", 9.5, SOFT_INK)
+        + _picture(match.crop, Rect(x, y + 100, 78.0, 58.0), images.CROP_SIDE)
+        + _photo_with_box(match, Rect(x + 88, y, rect.width - 108, 158.0), heat=True)
+        + _text(x, foot, f"similarity {step.p_right:.2f}", 12.0, SOFT_INK, "start")
+        + _text(rect.x + rect.width - 10, foot, word, 12.0, colour, "end", bold=True)
+    )
+
+
+def _pairwise_card(step: Step, rect: Rect) -> str:
+    """Draw the photo's best patch beside each of the two prototypes; the nearer one is framed."""
+    close = any(side.in_radius for side in step.sides)
+    title = f"{text.node_number(step.node)} · more like which?" + ("" if close else f" ({text.NEITHER_CLOSE})")
+    card, width = _rect(rect, PAPER, RULE, 1.6, 10.0), (rect.width - 24) / 2
+    card += _text(rect.x + 10, rect.y + 20, title, 12.0, anchor="start", bold=True, width=rect.width - 20)
+    for i, (side, distance) in enumerate(zip(step.sides, text.distances_text(step), strict=True)):
+        column = Rect(rect.x + 8 + i * (width + 8), rect.y + 28, width, rect.height - 36)
+        name = " · ".join(filter(None, (text.step_patch(step, side), side.note)))
+        card += _side(side, name, distance, column, nearer=(step.p_right > 0.5) == bool(i))
+    return card
+
+
+def _side(side: SeenPatch, name: str, distance: str, rect: Rect, *, nearer: bool) -> str:
+    match, half = side.match, (rect.width - 14) / 2
+    colour, text = (PRESENT_INK, f"nearer: {distance}") if nearer else (ABSENT_INK, distance)
+    photo = Rect(rect.x + 5, rect.y + half + 26, rect.width - 10, rect.height - half - 50)
+    return (
+        _rect(rect, PAPER, PRESENT_INK if nearer else RULE, 2.4 if nearer else 1.0, 8.0)
+        + _text(rect.middle, rect.y + 14, name, 10.0, SOFT_INK, width=rect.width - 8)
+        + _picture(side.picture, Rect(rect.x + 5, rect.y + 20, half, half), images.CROP_SIDE)
+        + _picture(match.crop, Rect(rect.x + 9 + half, rect.y + 20, half, half), images.CROP_SIDE)
+        + _photo_with_box(match, photo, heat=True)
+        + _text(rect.middle, rect.y + rect.height - 9, text, 12.0, colour, bold=nearer)
+    )
+
+
+def _end_card(explanation: DecisionExplanation, strategy: Strategy, rect: Rect) -> str:
+    path, foot = explanation.paths[strategy], rect.y + rect.height
+    predicted = path.answer
+    if strategy != "greedy":
+        trust = f"{percent(max(path.class_probs))} of the photos that end here"
+    elif explanation.confidence is None:
+        trust = f"a guess: {UNKNOWN}"
+    else:
+        trust = f"{text.confidence_percent(explanation.confidence)} sure"
+    name, width = explanation.class_names[predicted], rect.width - 20
+    card = _rect(rect, PAPER, PRESENT_INK, 2.4, 10.0)
+    card += _distribution(path.class_probs, Rect(rect.x + 20, rect.y + 24, rect.width - 40, 60.0))
+    card += _text(rect.middle, rect.y + 116, name, 17.0, bold=True, width=width, most_lines=3)
+    card += _text(rect.middle, foot - 34, trust, 13.0, SOFT_INK)
+    if explanation.label is not None:
+        verdict, colour = ("right", PRESENT_INK) if explanation.label == predicted else ("wrong", INK)
+        card += _text(rect.middle, foot - 14, verdict, 13.0, colour, bold=True)
+    return card
+
+
+def _distribution(probs: tuple[float, ...], rect: Rect) -> str:
+    """Draw a class distribution: one thin bar a class, those below half a percent left out."""
+    base, step = rect.y + rect.height, rect.width / len(probs)
+    bars, width = _line([(rect.x, base), (rect.x + rect.width, base)], RULE, 1.0), max(step * 0.8, 2.0)
+    for k, prob in enumerate(probs):
+        if prob >= 0.005:
+            height = max(1.0, rect.height * min(prob, 1.0))
+            bars += _rect(Rect(rect.x + (k + 0.5) * step - width / 2, base - height, width, height), PRESENT_INK)
+    return bars
+
+
+def _arrow(before: Rect, after: Rect, solid: bool) -> str:
+    colour = PRESENT_INK if solid else ABSENT_INK
+    if after.y == before.y:
+        y, x = before.y + before.height / 2, after.x - 4
+        line, head = [(before.x + before.width + 4, y), (x, y)], [(x - 8, y - 6), (x, y), (x - 8, y + 6)]
+    else:  # on to the next row: down, back to the left, and in from above
+        bend, x, y = after.y - _GAP / 2, after.middle, after.y - 3
+        line = [(before.middle, before.y + before.height + 2), (before.middle, bend), (x, bend), (x, y)]
+        head = [(x - 6, y - 8), (x, y), (x + 6, y - 8)]
+    return _line(line, colour, 2.4, dashed=not solid) + _line(head, colour, 2.4)
+
+
+# ---- pictures ---------------------------------------------------------------------------------------------------
+def _patch(match: Match, rect: Rect) -> str:
+    """Draw a patch with its surroundings, and a frame around the patch itself."""
+    picture, (left, top, right, bottom) = (
+        reduced(images.crop_around(match), images.AROUND_SIDE),
+        images.patch_frame(match),
+    )
+    fitted = _fitted(picture, rect)
+    x, y = fitted.x + left * fitted.width, fitted.y + top * fitted.height
+    frame = Rect(x, y, (right - left) * fitted.width, (bottom - top) * fitted.height)
+    return _image(fitted, picture) + _frame(frame)
+
+
+def _photo_with_box(match: Match, rect: Rect, *, heat: bool = False) -> str:
+    """Draw the photo of a match with the first of its boxes, which are in pixels of the original."""
+    photo = reduced(match.photo, images.PHOTO_SIDE)
+    fitted = _fitted(photo, rect)
+    if not match.where:
+        return _image(fitted, photo)
+    box, across, down = match.where[0].box.clip(match.size), fitted.width / match.size[0], fitted.height / match.size[1]
+    frame = Rect(fitted.x + box.left * across, fitted.y + box.top * down, box.width * across, box.height * down)
+    return _image(fitted, images.heat_overlay(photo, match.where[0].heat) if heat else photo) + _frame(frame)
+
+
+def _picture(picture: Picture, rect: Rect, longest: int) -> str:
+    """Draw a whole picture, as large as the rectangle allows, in its middle."""
+    picture = reduced(picture, longest)
+    return _image(_fitted(picture, rect), picture)
+
+
+def _filling(picture: Picture, rect: Rect, longest: int) -> str:
+    """Draw the middle of a picture, cut so that it fills the rectangle."""
+    height, width, _ = picture.shape
+    wide = min(width, max(1, round(height * rect.width / rect.height)))
+    high = min(height, max(1, round(width * rect.height / rect.width)))
+    top, left = (height - high) // 2, (width - wide) // 2
+    return _image(rect, reduced(picture[top : top + high, left : left + wide], longest))
+
+
+def _fitted(picture: Picture, rect: Rect) -> Rect:
+    """Return the largest rectangle of the picture's proportions, in the middle of another."""
+    height, width, _ = picture.shape
+    scale = min(rect.width / width, rect.height / height)
+    wide, high = width * scale, height * scale
+    return Rect(rect.x + (rect.width - wide) / 2, rect.y + (rect.height - high) / 2, wide, high)
+
+
+# ---- SVG elements and text --------------------------------------------------------------------------------------
+def hue_colour(hue: float) -> str:
+    """Convert oklch(0.56 0.12 hue), which the page has for this hue in degrees, to RGB."""
+    a, b = 0.12 * math.cos(math.radians(hue)), 0.12 * math.sin(math.radians(hue))
+    long, middle, short = (
+        (0.56 + x * a + y * b) ** 3
+        for x, y in ((0.3963377774, 0.2158037573), (-0.1055613458, -0.0638541728), (-0.0894841775, -1.2914855480))
+    )
+    linear = (
+        4.0767416621 * long - 3.3077115913 * middle + 0.2309699292 * short,
+        -1.2684380046 * long + 2.6097574011 * middle - 0.3413193965 * short,
+        -0.0041960863 * long - 0.7034186147 * middle + 1.7076147010 * short,
+    )
+    bent = (12.92 * x if x <= 0.0031308 else 1.055 * x ** (1 / 2.4) - 0.055 for x in (max(x, 0.0) for x in linear))
+    return "#" + "".join(f"{round(255 * min(x, 1.0)):02x}" for x in bent)
+
+
+def text_width(text: str, size: float) -> float:
+    """Estimate the width of a line; there is no font at hand to ask, so this is on the safe side."""
+    ems = 0.0
+    for character in text:
+        if unicodedata.combining(character):
+            continue
+        wide = unicodedata.east_asian_width(character) in "WF"
+        ems += 1.05 if wide else 0.34 if character in " .,:;'|!ijlt()[]·" else 0.74 if character.isupper() else 0.57
+    return ems * size
+
+
+def wrapped(text: str, size: float, width: float, most_lines: int | None = None) -> list[str]:
+    """Wrap text into lines, breaking words that are too long for one; an ellipsis ends what has too many lines."""
+    lines: list[str] = []
+    for piece in (piece for word in plain(text).split(" ") for piece in _broken(word, size, width)):
+        if lines and text_width(f"{lines[-1]} {piece}", size) <= width:
+            lines[-1] += f" {piece}"
+        else:
+            lines.append(piece)
+    if most_lines is None or len(lines) <= most_lines:
+        return lines
+    return [*lines[: most_lines - 1], _broken(lines[most_lines - 1], size, width - size)[0].rstrip() + "…"]
+
+
+def _broken(word: str, size: float, width: float) -> list[str]:
+    """Break a word into pieces that fit, a letter together with the marks upon it."""
+    pieces = [""]
+    for character in word:
+        joins = unicodedata.category(character).startswith("M") or character in "\u200d\ufe0f"
+        if pieces[-1] and not joins and text_width(pieces[-1] + character, size) > width:
+            pieces.append("")
+        pieces[-1] += character
+    return pieces
+
+
+def _text(
+    x: float, y: float, text: str, size: float, colour: str = INK, anchor: Anchor = "middle", bold: bool = False,
+    *, width: float = math.inf, most_lines: int = 1,
+) -> str:  # fmt: skip
+    """Write lines of text under each other, the first with its baseline at `y`."""
+    weight = ' font-weight="600"' if bold else ""
+    style = f'font-size="{size:.1f}" fill="{colour}" text-anchor="{anchor}"{weight}'
+    lines = wrapped(text, size * (_BOLD if bold else 1.0), width, most_lines) if text else []
+    return "".join(
+        f'<text x="{x:.1f}" y="{y + _LINE * size * i:.1f}" {style}>{escape(line)}</text>\n'
+        for i, line in enumerate(lines)
+    )
+
+
+def _rect(rect: Rect, fill: str = "none", stroke: str = "none", thickness: float = 1.0, radius: float = 0.0) -> str:
+    return f'<rect {_edges(rect)} rx="{radius:.1f}" fill="{fill}" stroke="{stroke}" stroke-width="{thickness:.1f}"/>\n'
+
+
+def _frame(rect: Rect) -> str:
+    return _rect(rect, stroke="#000000", thickness=3.0) + _rect(rect, stroke=BOX_INK, thickness=1.6)
+
+
+def _line(points: list[Point], colour: str, thickness: float, dashed: bool = False) -> str:
+    dashes, path = ' stroke-dasharray="5 4"' if dashed else "", " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    style = f'fill="none" stroke="{colour}" stroke-width="{thickness:.1f}" stroke-linejoin="round"{dashes}'
+    return f'<polyline points="{path}" {style}/>\n'
+
+
+def _image(rect: Rect, picture: Picture) -> str:
+    return f'<image {_edges(rect)} preserveAspectRatio="none" xlink:href="{images.jpeg_url(picture)}"/>\n'
+
+
+def _edges(rect: Rect) -> str:
+    return f'x="{rect.x:.1f}" y="{rect.y:.1f}" width="{rect.width:.1f}" height="{rect.height:.1f}"'

@@ -1,0 +1,129 @@
+"""Histogram of the training photos around the boundary of a node, as a small SVG: what gives a distance a meaning.
+
+>>> histogram_svg(step.spread, "pairwise", at=step.at)
+"""
+
+import math
+from collections.abc import Callable
+
+from markupsafe import Markup
+
+from prototree.evaluation.tables import percent
+from prototree.explanation.records import NodeKind, Spread
+
+WIDTH, HEIGHT = 360.0, 146.0
+_LEFT, _RIGHT = 6.0, WIDTH - 6.0
+_TOP, _AXIS, _BOTTOM = 20.0, 64.0, 108.0
+_MARGIN = 0.4  # on either side of the boundary that is always shown
+_FEW = 0.005  # of the photos, at either end, are drawn in the outermost bar: one alone would squeeze the rest
+_STEPS = (0.1, 0.2, 0.5, 1.0)  # between two numbers at the axis
+_MAX_NUMBERS = 7
+
+
+def histogram_svg(spread: Spread, kind: NodeKind, at: float | None = None) -> Markup:
+    """Draw the histogram for a page; `base.css` has its colours. `at` marks one photo, as `Step.at` has it.
+
+    Photos of the classes on the right stand above the axis, those of the left below; each side's area is the same,
+    however many photos it has. Only fixed words and numbers come into it.
+    """
+    low, high = _shown_range(spread, at)
+
+    def across(value: float) -> float:
+        return _LEFT + (_RIGHT - _LEFT) * (min(max(value, low), high) - low) / (high - low)
+
+    fractions = [[n / max(sum(counts), 1) for n in counts] for counts in (spread.right, spread.left)]
+    tallest = max(map(max, fractions)) or 1.0
+    line = across(spread.line)
+    parts = [
+        _bars(spread, fractions[0], across, (_TOP - _AXIS) / tallest, "right"),
+        _bars(spread, fractions[1], across, (_BOTTOM - _AXIS) / tallest, "left"),
+        f'<path class="axis" d="M{_LEFT:g} {_AXIS:g}H{_RIGHT:g}"/>',
+        *_numbers(low, high, across),
+        f'<path class="line" d="M{line:.1f} {_TOP - 4:g}V{_BOTTOM:g}"/>',
+        *_directions(kind, line),
+    ]
+    if at is not None:
+        parts.append(_mark(across(at)))
+    text = Markup.escape(f"{histogram_text(spread, kind)} {_position_text(kind, at)}".strip())
+    return Markup(
+        f'<svg class="spread" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{text}">{"".join(parts)}</svg>'
+    )
+
+
+def histogram_text(spread: Spread, kind: NodeKind) -> str:
+    """Say how many photos of each side are on their side of the boundary; nothing where none were counted."""
+    below = round((spread.line - spread.low) / spread.width)  # bins under the boundary
+    presence = kind == "presence"
+    texts = []
+    for counts, is_below, name in (
+        (spread.right, presence, "present" if presence else "right"),
+        (spread.left, not presence, "absent" if presence else "left"),
+    ):
+        if total := sum(counts):
+            correct = sum(counts[:below]) if is_below else sum(counts[below:])
+            texts.append(f"{percent(correct / total)} of the {total} training photos of the “{name}” classes")
+    return f"On their side of the line: {' and '.join(texts)}." if texts else ""
+
+
+def _position_text(kind: NodeKind, at: float | None) -> str:
+    if at is None:
+        return ""
+    if kind == "presence":
+        return f"This photo: {at:.2f} times the radius."
+    return f"This photo: {abs(at):.2f} towards the {'right' if at > 0 else 'left'}, where 1 is the patch itself."
+
+
+def _shown_range(spread: Spread, at: float | None) -> tuple[float, float]:
+    """Return the range of all bins that hold more than a few photos, the mark and a margin about the boundary."""
+    both = [sum(pair) for pair in zip(spread.right, spread.left, strict=True)]
+    few, total = _FEW * sum(both), sum(both)
+    used = [i for i, n in enumerate(both) if n and sum(both[: i + 1]) > few and total - sum(both[:i]) > few]
+    edges = [spread.line - _MARGIN, spread.line + _MARGIN]
+    edges += [spread.low + (i + end) * spread.width for i in used for end in (0, 1)]
+    if at is not None:
+        edges.append(at)
+    return max(min(edges), spread.low), min(max(edges), spread.high)
+
+
+def _bars(spread: Spread, fractions: list[float], across: Callable[[float], float], scale: float, side: str) -> str:
+    drawn = ""
+    for i, fraction in enumerate(fractions):
+        if not fraction:
+            continue
+        start, end = across(spread.low + i * spread.width), across(spread.low + (i + 1) * spread.width)
+        if end <= start:  # beyond what is shown: at its edge
+            width = across(spread.low + spread.width) - across(spread.low) or 2.0
+            start, end = (start, start + width) if start <= _LEFT else (end - width, end)
+        height = math.copysign(max(1.5, abs(scale) * fraction), scale)
+        drawn += f"M{start + 0.4:.1f} {_AXIS:g}v{height:.1f}h{end - start - 0.8:.1f}V{_AXIS:g}z"
+    return f'<path class="{side}" d="{drawn}"/>'
+
+
+def _numbers(low: float, high: float, across: Callable[[float], float]) -> list[str]:
+    """Write some round numbers along the axis."""
+    step = next((step for step in _STEPS if (high - low) / step < _MAX_NUMBERS), _STEPS[-1])
+    ticks = [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    return [
+        f'<text class="number" x="{min(max(across(tick), 12), WIDTH - 12):.1f}" y="{_BOTTOM + 14:g}" '
+        f'text-anchor="middle">{f"{tick:g}".replace("-", "−")}</text>'
+        for tick in (round(tick, 6) + 0.0 for tick in ticks)
+    ]
+
+
+def _directions(kind: NodeKind, line: float) -> list[str]:
+    before, after = ("present", "absent") if kind == "presence" else ("more like the left", "more like the right")
+    y, start = HEIGHT - 6, max(line - 8, 7 * len(before) + 14)  # about the width of the words
+    start = min(start, WIDTH - 7 * len(after) - 14)
+    return [
+        f'<text x="{start:.1f}" y="{y:g}" text-anchor="end">← {before}</text>',
+        f'<text x="{start + 16:.1f}" y="{y:g}">{after} →</text>',
+    ]
+
+
+def _mark(x: float) -> str:
+    anchor = "start" if x < 60 else "end" if x > WIDTH - 60 else "middle"
+    return (
+        f'<g class="mark"><path d="M{x:.1f} {_TOP - 2:g}V{_BOTTOM:g}"/>'
+        f'<path class="tip" d="M{x - 5:.1f} {_TOP - 8:g}h10l-5 8z"/>'
+        f'<text x="{x:.1f}" y="10" text-anchor="{anchor}">this photo</text></g>'
+    )

@@ -1,0 +1,303 @@
+"""The sentences of an explanation, each written once for pages, figures, rules and the terminal."""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from prototree.core.topology import Strategy
+from prototree.evaluation.tables import percent
+from prototree.explanation.records import (
+    UNKNOWN,
+    ClassExplanation,
+    DecisionExplanation,
+    Flip,
+    Hiding,
+    Method,
+    NodeKind,
+    PrototypeExplanation,
+    RunnerUp,
+    SeenPatch,
+    Step,
+    TreeExplanation,
+    VoteExplanation,
+)
+from prototree.reporting.layout import reading_order
+
+PRESENT, ABSENT = "present", "absent"
+NO_CLASS = "no clear class"
+NEITHER_CLOSE = "neither is close"
+HIGHEST_CONFIDENCE = 0.9999  # never shown as certain, whatever rounding says
+
+# The ways to find a patch in a photo: name and meaning.
+METHODS: dict[Method, tuple[str, str]] = {
+    "peak": ("Match", "Centred on the place that matches the prototype."),
+    "cell": ("Nearest patch", "The part of the photo that the network compared with the prototype."),
+    "attribution": ("Attribution", "The pixels on which the similarity depends most."),
+    "occlusion": ("Occlusion", "The places where the similarity falls most when they are covered up."),
+}
+STRATEGY_NAMES: dict[Strategy, str] = {"max_path": "Most likely path", "greedy": "Single path"}
+_GREEDY_TEXT: dict[NodeKind, str] = {
+    "presence": "At each prototype the photo goes to “present” if the similarity is above 0.5, otherwise to “absent”.",
+    "pairwise": "At each node the photo goes to the side of the prototype that it is nearer to.",
+}
+_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+
+
+def plain(text: str) -> str:
+    """Strip line breaks, control characters and what XML forbids, for files where those would break something."""
+    bad = (unicodedata.category(c) in ("Cc", "Cs") or c in "\ufffe\uffff" for c in text)
+    return " ".join("".join(" " if is_bad else c for c, is_bad in zip(text, bad, strict=True)).split())
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Join a number and its noun: `1 class`, `3 classes`."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def likeliest(probs: Sequence[float]) -> int:
+    """Return the class with the highest probability, the first one on a tie."""
+    return max(range(len(probs)), key=probs.__getitem__)
+
+
+def node_number(node: int) -> int:
+    """Return the number that people see of a node: its index in the topology, counted from 1."""
+    return node + 1
+
+
+def patch_name(node: int, row: int, kind: NodeKind) -> str:
+    """Name a node's patch: `7`, or `7L` and `7R` of a pairwise node, whose right prototype has the node's row."""
+    side = "" if kind == "presence" else "R" if row == node else "L"
+    return f"{node_number(node)}{side}"
+
+
+def step_patch(step: Step, side: SeenPatch) -> str:
+    """Name one of the patches that a step compares."""
+    return patch_name(step.node, side.prototype, "presence" if step.left is None else "pairwise")
+
+
+def quoted_note(note: str) -> str:
+    """Put the user's own words for a patch into quotation marks; empty where there are none."""
+    return f"“{plain(note)}”" if note else ""
+
+
+def strategy_text(strategy: Strategy, kind: NodeKind) -> str:
+    """Say how a path through the tree is chosen."""
+    return _GREEDY_TEXT[kind] if strategy == "greedy" else "The leaf that the photo is most likely to reach decides."
+
+
+def headline(tree: TreeExplanation) -> str:
+    """Say how often the single path is right: `82.1 % of test photos right`; empty if never evaluated."""
+    return f"{percent(tree.accuracy['greedy'], 1)} of {tree.judged_on} right" if "greedy" in tree.accuracy else ""
+
+
+def confidence_percent(confidence: float | None) -> str:
+    """Write a confidence in percent; empty where the tree abstains."""
+    return "" if confidence is None else percent(min(confidence, HIGHEST_CONFIDENCE))
+
+
+def confidence_text(confidence: float | None, n_calibration: int) -> str:
+    """Say after the percentage what a confidence means: only what was measured is promised."""
+    if confidence is None:
+        return ""
+    if not n_calibration:
+        return "sure by the tree’s own estimate, which was not checked on held-out photos"
+    if confidence > 0.99:
+        return "sure: right in more than 99 of 100 such cases"
+    return f"sure: right in about {max(round(100 * confidence), 1)} of 100 such cases"
+
+
+def decision_text(explanation: DecisionExplanation | VoteExplanation) -> str:
+    """Sum up a decision in one line: prediction, confidence and the path."""
+    if isinstance(explanation, VoteExplanation):
+        first, probs = explanation.decisions[0], explanation.class_probs
+        best = likeliest(probs)
+        trees = count(len(explanation.decisions), "tree")
+        return f"{first.image}: {first.class_names[best]} ({percent(probs[best])} by {trees})"
+    path = explanation.paths["greedy"].steps
+    names = ["" if step.left is not None else f"{quoted_note(step.note) or node_number(step.node)} " for step in path]
+    steps = "; ".join(name + step_text(step) for name, step in zip(names, path, strict=True)) or "no question asked"
+    predicted_class = explanation.class_names[explanation.answer]
+    if explanation.confidence is None:
+        reason = explanation.doubt.reason if explanation.doubt is not None else ""
+        return f"{explanation.image}: {UNKNOWN} (best guess {predicted_class}): {reason} {steps}"
+    return f"{explanation.image}: {predicted_class} ({percent(explanation.confidence)} sure): {steps}"
+
+
+def step_text(step: Step) -> str:
+    """Say how one node decided: `present`, or `nearer to 7L (0.40) than to 7R (1.10)`."""
+    if step.left is None:
+        return PRESENT if step.goes_right else ABSENT
+    left, right = (
+        f"{quoted_note(side.note) or step_patch(step, side)} ({distance})"
+        for side, distance in zip(step.sides, distances_text(step), strict=True)
+    )
+    near, far = (right, left) if step.p_right > 0.5 else (left, right)
+    neither = "" if any(side.in_radius for side in step.sides) else f"; {NEITHER_CLOSE}"
+    return f"nearer to {near} than to {far}{neither}"
+
+
+def step_line(step: Step) -> str:
+    """Say how one node decided, above the pictures of its patches."""
+    if step.left is not None:
+        return step_text(step)
+    return f"{quoted_note(step.note) or 'this patch'} is {step_text(step)}, similarity {step.p_right:.2f}"
+
+
+def distances_text(step: Step) -> tuple[str, ...]:
+    """Write the distances of a step's sides, left to right, with enough digits to tell which is smaller."""
+    for digits in (2, 3, 4):
+        distances = tuple(f"{side.distance:.{digits}f}" for side in step.sides)
+        if len(set(distances)) == len(distances):
+            break
+    return distances
+
+
+def number_word(number: int) -> str:
+    """Spell a small number out."""
+    return _NUMBERS[number] if number < len(_NUMBERS) else str(number)
+
+
+def runner_up_text(runner_up: RunnerUp | None, class_names: Sequence[str]) -> str:
+    """Say the counterfactual: what another class would have needed to win."""
+    if runner_up is None:
+        return "No change would have led this tree to another class."
+    needed = " and ".join(map(flip_text, runner_up.flips)) or "nothing would have to change"
+    return f"For {class_names[runner_up.label]} to win instead, {needed}."
+
+
+def flip_text(flip: Flip) -> str:
+    """Say what would have to change at one node, as half a sentence."""
+    where = f"at question {node_number(flip.node)}"
+    if flip.nearer is None:
+        return f"{where} the similarity would have to {_change_text(flip.p_right, flip.needed)}"
+    patch, than = (patch_name(flip.node, row, "pairwise") for row in (flip.nearer.prototype, flip.nearer.than))
+    by, digits = flip.nearer.by, 2 if flip.nearer.by >= 0.05 else 3
+    nearer = f"{by:.{digits}f} nearer" if by >= 0.0005 else "a little nearer"
+    return f"{where} patch {patch} would have to be {nearer}, compared with {than}"
+
+
+def _change_text(now: float, needed: float) -> str:
+    turn = "rise" if needed > now else "fall"
+    for digits in (2, 3, 4):
+        if f"{now:.{digits}f}" != f"{needed:.{digits}f}":
+            return f"{turn} from {now:.{digits}f} to {needed:.{digits}f}"
+    return f"{turn} a little from {now:.2f}"
+
+
+def occlusion_text(test: Hiding | None) -> str:
+    """Say how the occlusion test of a box went."""
+    if test is None:
+        return "This box was not tested by hiding it."
+    return (
+        f"Hiding this box lowers the similarity from {test.before:.2f} to {test.box_hidden:.2f}; "
+        f"hiding a random box of the same size: to {test.random_hidden:.2f}."
+    )
+
+
+def untested_text(tests: Sequence[Hiding | None]) -> str:
+    """Say once for a page which boxes had no occlusion test; empty where all had one."""
+    untested = sum(test is None for test in tests)
+    if not untested:
+        return ""
+    which = "The boxes" if untested == len(tests) else "Boxes without a figure"
+    return f"{which} were not tested by hiding them (prototree explain … --attribution tests every box by hiding it)."
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The path to one leaf: each node on it, and whether it is left to the right."""
+
+    leaf: int
+    predicted: int  # the leaf's most likely class
+    share: float  # its probability
+    steps: tuple[tuple[int, bool], ...]  # node, goes_right
+
+
+@dataclass(frozen=True)
+class TreeText:
+    """A tree in words: its rules, and what lies below each node. Ids are as in `Topology`: a node, or `~leaf`."""
+
+    explanation: TreeExplanation
+
+    @property
+    def is_pairwise(self) -> bool:
+        """Whether nodes compare two prototypes."""
+        return self.explanation.question == "pairwise"
+
+    def sides(self, node: int) -> tuple[PrototypeExplanation, ...]:
+        """Return a node's prototypes as they stand on a page: left to right."""
+        right = self.explanation.prototype_at(node, "right")
+        return (self.explanation.prototype_at(node, "left"), right) if self.is_pairwise else (right,)
+
+    def nearer(self, node: int, goes_right: bool) -> tuple[PrototypeExplanation, PrototypeExplanation]:
+        """Return the prototype of a pairwise node that must be nearer to go this way, and the other one."""
+        left, right = self.sides(node)
+        return (right, left) if goes_right else (left, right)
+
+    def patch(self, prototype: PrototypeExplanation) -> str:
+        """Name a prototype's patch: `7`, or `7L` and `7R` where a node has two."""
+        return patch_name(prototype.node, prototype.prototype, self.explanation.question)
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """One per leaf, in the order of the leaves."""
+        tree, rules = self.explanation, {}
+        paths: dict[int, tuple[tuple[int, bool], ...]] = {0 if tree.left else ~0: ()}
+        for id_, _ in reading_order(tree.left, tree.right):
+            steps = paths.pop(id_)
+            if id_ >= 0:
+                paths[tree.left[id_]] = (*steps, (id_, False))
+                paths[tree.right[id_]] = (*steps, (id_, True))
+            else:
+                probs = tree.leaf_probs[~id_].tolist()
+                best = likeliest(probs)
+                rules[~id_] = Rule(~id_, best, probs[best], steps)
+        return tuple(rules[leaf] for leaf in range(len(rules)))
+
+    @cached_property
+    def leaves_below(self) -> dict[int, tuple[int, ...]]:
+        """The leaves below each id, in reading order."""
+        tree = self.explanation
+        below: dict[int, tuple[int, ...]] = {}
+        for id_, _ in reversed(reading_order(tree.left, tree.right)):
+            below[id_] = (~id_,) if id_ < 0 else (*below[tree.left[id_]], *below[tree.right[id_]])
+        return below
+
+    @cached_property
+    def hues(self) -> dict[int, float]:
+        """A colour for each id, in degrees: neighbours in the tree have neighbouring ones. As in tree.js."""
+        rank = {leaf: number for number, leaf in enumerate(self.leaves_below[0 if self.explanation.left else ~0])}
+        middles = {id_: (rank[leaves[0]] + rank[leaves[-1]] + 1) / 2 for id_, leaves in self.leaves_below.items()}
+        return {id_: (25 + 330 * middle / len(rank)) % 360 for id_, middle in middles.items()}
+
+    def class_facts(self, label: int) -> ClassExplanation:
+        """Return what is known of a class; nothing where the explanation does not say."""
+        classes = self.explanation.classes
+        return classes[label] if label < len(classes) else ClassExplanation(())
+
+    def is_unsure(self, leaf: int) -> bool:
+        """Whether a leaf is nearly uniform over the classes: its maximum is at most 2/K."""
+        n_classes = len(self.explanation.class_names)
+        return n_classes > 2 and self.rules[leaf].share <= 2 / n_classes
+
+    def classes_below(self, id_: int) -> tuple[int, ...]:
+        """Return the classes that the leaves below predict, each once, in reading order; unsure leaves predict none."""
+        predicted = (self.rules[leaf].predicted for leaf in self.leaves_below[id_] if not self.is_unsure(leaf))
+        return tuple(dict.fromkeys(predicted))
+
+    def rule_text(self, rule: Rule) -> str:
+        """Write a rule's conditions: `has “long beak”, 7; lacks 3`, or `more like 7L than 7R`."""
+        if self.is_pairwise:
+            pairs = (self.nearer(*step) for step in rule.steps)
+            texts = (f"more like {self._name(near)} than {self._name(far)}" for near, far in pairs)
+            return ", ".join(texts) or "always"
+        parts = []
+        for verb, present in (("has", True), ("lacks", False)):
+            nodes = [node for node, goes_right in rule.steps if goes_right is present]
+            if nodes:
+                parts.append(f"{verb} {', '.join(self._name(self.explanation.prototypes[node]) for node in nodes)}")
+        return "; ".join(parts) or "always"
+
+    def _name(self, prototype: PrototypeExplanation) -> str:
+        return quoted_note(prototype.note) or self.patch(prototype)

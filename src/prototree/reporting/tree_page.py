@@ -1,0 +1,166 @@
+"""The whole tree as a self-contained HTML page. The same parts serve the browser app.
+
+The page is a template's body, its style sheets, and one script with the data beside it as JSON. The body has no inline
+styles or handlers, so the app may serve it under a strict content security policy.
+"""
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from markupsafe import Markup
+
+from prototree.explanation.records import ClassExplanation, Location, Match, PrototypeExplanation, TreeExplanation
+from prototree.reporting import asset, images, json_number, render, script_json, text
+from prototree.reporting.histogram import histogram_svg, histogram_text
+from prototree.reporting.images import PictureUrl, data_url, reduced
+from prototree.reporting.layout import LEAF_SIZE, NODE_SIZE, SPACING, max_options
+from prototree.reporting.text import TreeText
+
+MAX_LARGE = 300  # prototypes whose pictures are as large as they may be
+_MIN_SHARE = 0.002  # class probabilities of a leaf below this are left out
+_CAUSES = {
+    "hue": "colour (hue)",
+    "saturation": "strength of colour",
+    "contrast": "contrast",
+    "texture": "texture",
+    "shape": "shape",
+}
+
+
+def tree_page(explanation: TreeExplanation) -> str:
+    """Write the whole tree as one HTML file that needs no network."""
+    styles = [Markup(asset("base.css")), Markup(asset("tree.css"))]
+    script, data = Markup(asset("mosaic.js") + asset("tree.js")), Markup(script_json(tree_data(explanation, data_url)))
+    body = Markup(tree_body(explanation))
+    return render("tree.html", title=explanation.title, body=body, styles=styles, script=script, data=data)
+
+
+def tree_body(explanation: TreeExplanation) -> str:
+    """Fill the page's body, without data, style and script; `tree.js` completes it from `#tree-data`."""
+    prototypes = text.count(len(explanation.prototypes), "prototype")
+    return render(
+        "tree_body.html",
+        title=explanation.title,
+        size=f"{prototypes} · {text.count(len(explanation.class_names), 'class', 'classes')}",
+        accuracy=text.headline(explanation),
+        accuracy_means=text.strategy_text("greedy", explanation.question),
+        node_kind=explanation.question,
+        tests=explanation.tests,
+    )
+
+
+def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str, Any]:
+    """Return everything that `tree.js` shows, ready for JSON. `picture_url` says where each (reduced) picture is found.
+
+    Pictures are smaller in larger trees, so that a page of any size can be sent and opened.
+    """
+    tree, scale = TreeText(explanation), math.sqrt(MAX_LARGE / max(len(explanation.prototypes), 1))
+
+    ways = max_options(len(explanation.left))
+
+    def url(name: str, picture: Any) -> str:
+        if scale < 1:
+            picture = reduced(picture, max(1, round(scale * max(picture.shape[:2]))))
+        return picture_url(name, picture)
+
+    def probabilities(leaf: int) -> list[list[Any]]:
+        probs = enumerate(explanation.leaf_probs[leaf].tolist())
+        return [[label, json_number(prob, 4)] for label, prob in probs if prob >= _MIN_SHARE]
+
+    return {
+        "title": explanation.title,
+        "node_kind": explanation.question,
+        "classes": list(explanation.class_names),
+        "judged_on": explanation.judged_on,
+        "sizes": {"node": list(NODE_SIZE), "leaf": list(LEAF_SIZE), **asdict(SPACING), "ways": ways},
+        "heat_colours": [list(colour) for colour in images.HEAT_COLOURS],
+        "nodes": [_node_data(tree, node, url) for node in range(len(explanation.left))],
+        "class_facts": [_class_data(label, facts, url) for label, facts in enumerate(explanation.classes)],
+        "leaves": [
+            {
+                "id": rule.leaf,
+                "label": rule.predicted,
+                "share": json_number(rule.share, 4),
+                "unsure": tree.is_unsure(rule.leaf),
+                "shares": probabilities(rule.leaf),
+            }
+            for rule in tree.rules
+        ],
+    }
+
+
+def _node_data(tree: TreeText, node: int, url: PictureUrl) -> dict[str, Any]:
+    explanation, (*left, right) = tree.explanation, tree.sides(node)
+    spread, kind = right.spread, explanation.question
+    return {
+        "id": node,
+        "left": explanation.left[node],
+        "right": explanation.right[node],
+        "below": list(tree.classes_below(node)),
+        **_prototype_data(right, tree.patch(right), url),
+        "other": _prototype_data(left[0], tree.patch(left[0]), url) if left else None,
+        "spread": "" if spread is None else str(histogram_svg(spread, kind)),
+        "spread_text": "" if spread is None else histogram_text(spread, kind),
+    }
+
+
+def _class_data(label: int, facts: ClassExplanation, url: PictureUrl) -> dict[str, Any]:
+    return {
+        "photos": [
+            url(f"class-{label}-{i}", reduced(photo, images.CLASS_SIDE)) for i, photo in enumerate(facts.photos)
+        ],
+        "right": facts.right_words,
+        "taken_for": [list(pair) for pair in facts.taken_for],
+    }
+
+
+def _prototype_data(prototype: PrototypeExplanation, patch: str, url: PictureUrl) -> dict[str, Any]:
+    row, source, moved = prototype.prototype, prototype.source, prototype.projection_distance
+    around = None if source.around is None else url(f"around-{row}", reduced(source.around, images.AROUND_SIDE))
+    return {
+        "patch": patch,
+        "radius": json_number(prototype.radius, 4),
+        "note": prototype.note,
+        "projected": moved is not None,
+        "moved": None if moved is None else json_number(moved, 4),
+        "tests": list(prototype.tests),
+        "photo": url(f"photo-{row}", reduced(source.photo, images.PHOTO_SIDE)),
+        **_match_data(source, f"crop-{row}", url),
+        "around": around,  # None: the page cuts it out of the photo
+        "surroundings": [round(edge, 1) for edge in images.surroundings(source).edges],
+        "frame": [json_number(edge, 4) for edge in images.patch_frame(source)],
+        "where": [_location_data(where) for where in source.where],
+        "nearest": [
+            {
+                **_match_data(match, f"nearest-{row}-{i}", url),
+                "photo": url(f"nearest-photo-{row}-{i}", reduced(match.photo, images.SMALL_PHOTO_SIDE)),
+                "where": [{"box": [round(edge, 1) for edge in where.box.edges]} for where in match.where[:1]],
+            }
+            for i, match in enumerate(prototype.nearest)
+        ],
+        "class_pass_rate": [json_number(share, 4) for share in prototype.class_pass_rate],
+        "causes": [[_CAUSES[cause.name], json_number(cause.change, 4)] for cause in prototype.causes],
+    }
+
+
+def _match_data(match: Match, name: str, url: PictureUrl) -> dict[str, Any]:
+    return {
+        "image": match.image,
+        "label": match.label,
+        "similarity": json_number(match.similarity, 4),
+        "size": list(match.size),
+        "crop": url(name, reduced(match.crop, images.CROP_SIDE)),
+    }
+
+
+def _location_data(where: Location) -> dict[str, Any]:
+    name, meaning = text.METHODS[where.method]
+    return {
+        "method": where.method,
+        "name": name,
+        "meaning": meaning,
+        "box": [round(edge, 1) for edge in where.box.edges],
+        "heat": images.heat_values(where.heat),
+        "text": text.occlusion_text(where.hiding),
+    }

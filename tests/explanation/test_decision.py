@@ -1,0 +1,165 @@
+"""Decisions about one image, against what the tree itself decides."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import prototree
+from prototree.backbones.backbone import Backbone
+from prototree.core import checkpoint
+from prototree.core.confidence import Calibration
+from prototree.core.model import NearestPatches, ProtoTree
+from prototree.core.nodes import NodeFunction
+from prototree.core.topology import Topology
+from prototree.data import ImageData
+from prototree.data.images import read_image
+from prototree.data.transforms import eval_transform
+from prototree.errors import CheckpointError, ConfigError
+from prototree.explanation.assets import PrototypePictures, pictures_of
+from prototree.explanation.decision import explain_decision, explain_image, open_explainers
+from prototree.explanation.records import DecisionExplanation, VoteExplanation
+from prototree.run import Run
+from tiny_explain import projected
+
+Squares = tuple[Run, ImageData]
+N_NODES = 7
+
+
+@pytest.fixture
+def pairwise(tiny_backbone: Backbone, squares: Squares) -> ProtoTree:
+    """A projected tree of 7 nodes and 14 prototypes, of which one reaches nowhere."""
+    tree = projected(tiny_backbone, squares[1], node_function=NodeFunction("pairwise", 6.0))
+    tree.radius[N_NODES] = 1e-6
+    return tree
+
+
+def image_of(squares: Squares) -> Path:
+    return squares[1].test[0].path
+
+
+@pytest.mark.parametrize("kind", ["presence", "pairwise"])
+def test_a_decision_says_what_the_tree_decides(squares: Squares, pairwise: ProtoTree, kind: str) -> None:
+    run, data = squares
+    tree = pairwise if kind == "pairwise" else run.tree()
+    n_nodes, pictures = tree.topology.n_nodes, PrototypePictures(tree, data)
+    for sample in data.test[:3]:
+        explained = explain_image(tree, sample.path, pictures, label=sample.label, notes={0: "red", n_nodes: "blue"})
+        with torch.no_grad():
+            routed = tree(eval_transform(read_image(sample.path), tree.preprocessing)[None])
+        decisions = tree.decode(routed)
+        assert explained.soft == pytest.approx(tuple(decisions.soft[0].tolist()))
+        assert explained.question == kind
+        assert list(explained.paths) == ["greedy", "max_path"]
+        for strategy, path in explained.paths.items():
+            expected = decisions.path(strategy)
+            nodes = [node for node in expected.nodes[0].tolist() if node >= 0]
+            assert path.leaf == int(expected.leaf[0])
+            assert [step.node for step in path.steps] == nodes
+            assert [step.goes_right for step in path.steps] == expected.goes_right[0].tolist()[: len(nodes)]
+            assert [step.p_right for step in path.steps] == pytest.approx(expected.p_right[0].tolist()[: len(nodes)])
+            assert path.class_probs == pytest.approx(tuple(decisions.class_probs(strategy)[0].tolist()))
+            for step in path.steps:
+                assert [side.prototype for side in step.sides][-1] == step.node
+                assert len(step.sides) == (2 if kind == "pairwise" else 1)
+                for side in step.sides:
+                    assert side.distance == pytest.approx(float(routed.distance[0, side.prototype]))
+                    is_near = side.distance <= float(tree.radius[side.prototype])
+                    assert side.in_radius == (is_near if kind == "pairwise" else step.p_right > 0.5)
+                    assert np.array_equal(side.picture, pictures.crop(side.prototype))
+                    assert [where.method for where in side.match.where] == ["peak", "cell"]
+                    assert side.match.where[0].hiding is None
+        for step in explained.paths["greedy"].steps:
+            assert not step.against_odds
+            assert step.chosen.distance == min(side.distance for side in step.sides)
+        root = explained.paths["greedy"].steps[0]
+        assert root.note == "red"
+        assert root.left is None or (root.left.note == "blue" and not root.left.in_radius)
+    assert explained.size == (40, 40)
+    assert explained.image == sample.path.name
+
+
+def test_what_the_runner_up_needed_is_enough(pairwise: ProtoTree, squares: Squares) -> None:
+    data, tree = squares[1], pairwise
+    for sample in data.test:
+        explained = explain_image(tree, sample.path, PrototypePictures(tree, data))
+        routed = tree(eval_transform(read_image(sample.path), tree.preprocessing)[None])
+        runner_up, distance = explained.runner_up["greedy"], routed.distance.detach().clone()
+        for flip in runner_up.flips:
+            assert {flip.nearer.prototype, flip.nearer.than} == {flip.node, flip.node + N_NODES}
+            distance[0, flip.nearer.prototype] -= flip.nearer.by
+        changed = tree.decode(tree.forward_distances(NearestPatches(distance, routed.patch)))
+        assert int(changed.labels("greedy")[0]) == runner_up.label != explained.answer
+
+
+def test_attribution_and_occlusion_on_request(squares: Squares) -> None:
+    run, _ = squares
+    explanation = explain_image(run, image_of(squares), attribution=True, occlusion=True)
+    for step in explanation.paths["max_path"].steps:
+        assert [where.method for where in step.right.match.where] == ["peak", "cell", "attribution", "occlusion"]
+        for where in step.right.match.where:
+            assert where.hiding.before == pytest.approx(step.p_right, abs=1e-5)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_run_a_path_and_a_tree_are_explained_alike(squares: Squares, tmp_path: Path) -> None:
+    run, path = squares[0], image_of(squares)
+    checkpoint.save(run.tree(), tmp_path / "tree")
+    models = (run, run.folder, str(run.folder), run.tree(), tmp_path / "tree")
+    explained = [prototree.explain(model, path) for model in models]
+    assert len({(one.soft, one.confidence) for one in explained}) == 1
+    with pytest.raises(ConfigError, match="int"):
+        prototree.explain(3, path)
+    opened = Image.open(path)
+    for image in (opened, opened.convert("RGBA")):
+        in_memory = explain_image(run, image, name="mine")
+        assert (in_memory.soft, in_memory.image) == (explained[0].soft, "mine")
+
+
+def test_boxes_of_a_wide_image_are_in_its_own_pixels(squares: Squares) -> None:
+    run = squares[0]
+    explanation = explain_image(run.tree(), Image.open(image_of(squares)).resize((1200, 80)), pictures_of(run))
+    rows, columns = run.tree().features.backbone.map_size
+    box = explanation.paths["max_path"].steps[0].right.match.where[0].box
+    assert (box.width, box.height) == pytest.approx((1200 / columns, 80 / rows))
+    assert explanation.photo.shape == (32, 480, 3)
+
+
+def test_a_tree_that_is_one_leaf_has_nothing_to_explain(squares: Squares) -> None:
+    tree = squares[0].tree()
+    leaf = tree.with_topology(Topology.from_children([], [], ~0)[0], np.array([], dtype=int), np.array([0]))
+    explanation = explain_image(leaf, image_of(squares), attribution=True)
+    assert all(path.steps == () for path in explanation.paths.values())
+    assert explanation.runner_up == {"greedy": None}
+
+
+def test_several_trees_are_explained_with_their_mean(squares: Squares) -> None:
+    run, path = squares[0], image_of(squares)
+    explained = explain_decision(open_explainers([run.tree(), run.tree("pruned")]), path)
+    assert isinstance(explained, VoteExplanation)
+    assert explained.class_probs == pytest.approx(tuple(np.mean([one.soft for one in explained.decisions], axis=0)))
+    assert isinstance(prototree.explain([run, run.folder], path), VoteExplanation)
+    (alone,) = open_explainers([run.folder])
+    expected, fast = (explain_decision([one], path) for one in (alone, alone.for_many()))
+    assert isinstance(expected, DecisionExplanation)
+    assert fast.soft == pytest.approx(expected.soft, abs=1e-4)
+    with pytest.raises(CheckpointError):
+        open_explainers([run.folder / "nowhere"])
+
+
+def test_why_a_tree_abstains(pairwise: ProtoTree, squares: Squares) -> None:
+    path, tree = image_of(squares), pairwise
+    assert explain_image(tree, path).doubt is None
+    tree.distance_p95.fill_(1.0)
+    with torch.no_grad():
+        decisions = tree.predict(eval_transform(read_image(path), tree.preprocessing)[None])
+    tree.calibration = Calibration(min_confidence=0.5, max_ood_score=float(decisions.ood_score) - 1e-3)
+    doubt = explain_image(tree, path).doubt
+    assert doubt.node == int(decisions.greedy.nodes[0, decisions.distance_ratio[0].argmax()])
+    assert doubt.times_usual == pytest.approx(float(decisions.ood_score))
+    tree.calibration = Calibration(slope=0.0, offset=-1.0, min_confidence=0.5)
+    explained = explain_image(tree, path)
+    assert explained.doubt.node is None
+    assert explained.confidence is None

@@ -1,0 +1,212 @@
+"""The page of a tree in a real browser: no error, no request, and everything can be found, opened and read."""
+
+from typing import Any
+
+import pytest
+
+from browser_pages import NARROW, WIDE, Open, drawn, serious_findings
+from prototree.core.topology import Topology
+from prototree.explanation.records import TreeExplanation
+from prototree.reporting.layout import LEAF_SIZE, NODE_SIZE, arrange
+from prototree.reporting.tree_page import tree_page
+from sample_explanations import AWKWARD_NAMES, random_topology, tree
+
+SHOW = "(node) => document.dispatchEvent(new CustomEvent('prototree:show', { detail: { node } }))"
+LISTEN = "document.addEventListener('prototree:select', (event) => { window.heard = event.detail; })"
+
+
+@pytest.fixture(scope="module")
+def presence() -> TreeExplanation:
+    return tree(random_topology(14, seed=2), names=AWKWARD_NAMES)
+
+
+@pytest.fixture(scope="module")
+def pairwise() -> TreeExplanation:
+    return tree(random_topology(6, seed=2), names=AWKWARD_NAMES, question="pairwise")
+
+
+def card(page: Any, id_: int) -> Any:
+    return page.locator(f'.card[data-id="{id_}"]')
+
+
+def find(page: Any, name: str) -> None:
+    page.keyboard.press("/")
+    page.keyboard.insert_text(name)
+    page.keyboard.press("Enter")
+
+
+def press(page: Any, key: str, times: int = 1) -> None:
+    for _ in range(times):
+        page.keyboard.press(key)
+    drawn(page)
+
+
+def test_positions_and_sizes_on_the_page_are_those_of_the_figure(open_page: Open, presence: TreeExplanation) -> None:
+    page = open_page(tree_page(presence))
+    press(page, "0")
+    corners = page.evaluate("""Object.fromEntries([...document.querySelectorAll(".card")].map((card) => {
+        const matrix = new DOMMatrix(card.style.transform);
+        return [card.dataset.id, [matrix.e, matrix.f, card.offsetWidth, card.offsetHeight]];
+    }))""")
+    aspect = float(page.locator("#map").get_attribute("data-aspect"))
+    sizes = {id_: NODE_SIZE if id_ >= 0 else LEAF_SIZE for id_ in range(-15, 14)}
+    cards = arrange(presence.left, presence.right, sizes.__getitem__, aspect=aspect).cards
+    expected = {str(id_): pytest.approx([c.x, c.y, c.width, c.height], abs=0.01) for id_, c in cards.items()}
+    assert corners == expected
+
+
+def test_any_name_can_be_found_and_is_shown_as_text(open_page: Open, presence: TreeExplanation) -> None:
+    page = open_page(tree_page(presence))
+    for label, name in enumerate(AWKWARD_NAMES):
+        page.locator("#query").fill(name.strip("\x00\t").split("\x00")[0])
+        page.locator(f'#found [data-label="{label}"]').click()
+        assert page.locator("#panel-title").text_content() == name
+        assert page.locator(".rule").count() >= 1
+        assert page.locator("#panel script, #panel img[src=x]").count() == 0
+
+
+def test_search_shows_the_rules_that_lead_to_a_class(open_page: Open) -> None:
+    names = ("Wren", "Öwl", "Jay", "Ħanżira tal-baħar")
+    page = open_page(tree_page(tree(Topology.full(3), names=names)))
+    page.locator("#query").fill("hanzira")  # letters that only look like others
+    assert page.locator("#found [role=option]").all_text_contents() == [names[3]]
+    page.keyboard.press("Escape")
+    find(page, "owl")
+    assert page.locator("#panel-title").text_content() == "Öwl"
+    assert "9 of 10 right" in page.locator(".score").text_content()
+    assert page.locator(".confused .link").all_text_contents() == ["Jay", "Wren"]  # taken for, and wrongly called so
+    turns = page.locator(".rule .way li").evaluate_all("list => list.map((item) => item.className)")
+    assert turns == ["absent", "absent", "present"]
+
+
+def test_a_click_opens_everything_known_about_a_node(open_page: Open, presence: TreeExplanation) -> None:
+    page = open_page(tree_page(presence))
+    page.evaluate(LISTEN)
+    before = page.evaluate("document.getElementById('world').style.transform")
+    card(page, 1).click()
+    assert page.evaluate("document.getElementById('world').style.transform") == before  # the tree stays where it was
+    assert page.locator("#panel-title").text_content() == 'long "beak" <b>'
+    assert page.evaluate("window.heard") == {"node": 1}
+    assert card(page, 1).locator(".number").text_content() == "2"
+    assert page.locator("#panel-body").text_content().startswith("Question 2.")
+    assert page.locator(".grid li").count() == 3
+    assert "from 0.98 to 0.31" in page.locator(".where .words").text_content()
+    painted = page.locator(".look canvas")
+    assert painted.evaluate("c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((v) => v > 0)")
+    page.evaluate(SHOW, 2)
+    assert page.locator("#panel-body").text_content().startswith("Question 3.")
+
+
+def test_a_pairwise_node_shows_two_patches_by_number(open_page: Open, pairwise: TreeExplanation) -> None:
+    page = open_page(tree_page(pairwise))
+    page.evaluate(LISTEN)
+    data = page.evaluate("JSON.parse(document.getElementById('tree-data').textContent).nodes[0]")
+    shown = card(page, 0).locator(".around img").evaluate_all("list => list.map((image) => image.src)")
+    assert shown == [data["other"]["around"], data["around"]]
+    turn = card(page, pairwise.right[0]).locator(".turn img")
+    assert turn.get_attribute("src") == data["crop"]  # the line has its picture
+    card(page, 1).click()
+    assert page.evaluate("window.heard") == {"node": 1, "pair": True}
+    for part, number in ((".of-two", 2), (".look", 2), (".grid li", 6), (".spread", 1)):
+        assert page.locator(f"#panel {part}").count() == number
+    texts = page.locator("#panel .of-two").all_text_contents()
+    assert ["2L" in texts[0], "2R" in texts[1]] == [True, True]
+    assert page.locator(".edges .absent").count() == 0
+    find(page, pairwise.class_names[3])
+    assert page.locator(".rule .way .than").count() == page.locator(".rule .way li").count() > 0
+    page.locator("#show-key").click()
+    assert page.locator(".couplet h2 b").all_text_contents() == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_keys_walk_along_the_tree(open_page: Open) -> None:
+    page = open_page(tree_page(tree(Topology.full(3))))
+    for key, node in (("ArrowRight", 2), ("ArrowLeft", 5), ("ArrowUp", 2)):
+        page.keyboard.press(key)
+        assert page.evaluate("Number(document.activeElement.dataset.id)") == node
+    page.keyboard.press("Enter")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#panel-body").text_content().startswith("Question 7.")
+    page.keyboard.press("Escape")
+    assert page.locator("#panel").is_hidden()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+@pytest.mark.parametrize("kind", ["presence", "pairwise"])
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_nothing_keeps_anybody_out(open_page: Open, kind: Any, viewport: dict[str, int]) -> None:
+    """What axe-core calls serious or worse: names of controls, contrast, roles, order."""
+    page = open_page(tree_page(tree(Topology.full(3), names=AWKWARD_NAMES, question=kind)), viewport)
+    states = {
+        "list": lambda: page.locator("#show-key").click(),
+        "tree": lambda: page.locator("#show-map").click(),
+        "node": lambda: page.evaluate(SHOW, 1),
+        "class": lambda: find(page, "parrot"),
+        "found": lambda: page.locator("#query").fill("parrot"),
+        "not found": lambda: page.locator("#query").fill("no such class"),
+    }
+    for state, radius in states.items():
+        radius()
+        drawn(page)
+        assert serious_findings(page) == [], state
+        width = page.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
+        assert width <= viewport["width"], state
+
+
+def test_folding_hides_what_is_below(open_page: Open) -> None:
+    page = open_page(tree_page(tree(Topology.full(3))))
+    card(page, 1).locator(".fold").click()
+    assert page.locator(".card").count() == 9
+    assert card(page, 1).get_attribute("aria-expanded") == "false"
+    find(page, "Class 0")  # what is found is unfolded
+    assert card(page, ~0).is_visible()
+
+
+def test_zoom_and_drag(open_page: Open) -> None:
+    page = open_page(tree_page(tree(Topology.full(3))))
+    view = "(({ a, e, f }) => [a, e, f])(new DOMMatrix(document.getElementById('world').style.transform))"
+    zoom, x, y = page.evaluate(view)
+    press(page, "+")
+    assert page.evaluate(view)[0] > zoom
+    press(page, "0")
+    page.mouse.move(300, 700)
+    page.mouse.down()
+    page.mouse.move(360, 740, steps=4)
+    page.mouse.up()
+    drawn(page)
+    assert page.evaluate(view) == pytest.approx([zoom, x + 60, y + 40], abs=1)
+    assert page.locator("#panel").is_hidden()  # a drag is no click
+
+
+def test_very_many_cards_are_one_drawing_that_opens_like_cards(open_page: Open) -> None:
+    page = open_page(tree_page(tree(random_topology(190, seed=1), n_nearest=0)))
+    count = "(many) => document.querySelectorAll('.card').length === many"
+    page.keyboard.press("0")
+    page.locator("#mosaic").wait_for()
+    page.wait_for_function(count, arg=1)  # the one that keys go on from
+    page.keyboard.press("ArrowRight")  # somewhere else than at the root
+    box = page.locator(".card:focus:not([data-id='0'])").bounding_box()
+    page.keyboard.press("Home")
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.locator(".card.selected").wait_for()
+    page.wait_for_function(count, arg=2)  # with the way to it
+    press(page, "+", 5)
+    page.locator("#mosaic").wait_for(state="hidden")
+    assert page.locator(".card").count() < 120  # only what is near the view is in the document
+
+
+def test_dark_follows_the_system_and_print_is_white(open_page: Open, presence: TreeExplanation) -> None:
+    page = open_page(tree_page(presence), color_scheme="dark")
+    brightness = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((sum, x) => sum + Number(x), 0)"
+    assert page.evaluate(brightness) < 150
+    page.emulate_media(media="print")
+    assert page.evaluate(brightness) == 3 * 255
+    assert page.pdf().startswith(b"%PDF-")
+    assert page.locator(".couplet").count() == 14
+
+
+def test_a_tree_of_one_leaf_has_a_page(open_page: Open) -> None:
+    page = open_page(tree_page(tree(Topology.from_children([], [], root=~0)[0], names=("Wren",))))
+    card(page, ~0).click()
+    assert page.locator("#panel-title").text_content() == "Wren"
+    page.locator("#show-key").click()
+    assert "Wren" in page.locator("#key").text_content()
