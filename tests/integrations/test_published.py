@@ -41,7 +41,7 @@ def test_probabilities_are_those_of_the_published_tree(
         expected = theirs.double().probabilities(images)
     found = ours.predict(images).soft
     assert expected.std() > 0.01
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 
 def test_a_run_is_made_that_can_be_worked_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

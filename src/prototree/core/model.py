@@ -57,18 +57,21 @@ def nearest_patches(
 ) -> NearestPatches:
     """Eq. 1: the patch of each image that is nearest to each prototype, and its distance.
 
-    In double precision, because ‖z‖² − 2z·p + ‖p‖² cancels where z is near p: in single precision it reads 0.002 for
-    identical patches. Distances are right to 1e-6; one below that is 0, and so is its gradient. Without `exact` the
-    numbers keep their precision, which is twice as fast and enough to choose by.
+    Which patch is nearest is decided by ‖z‖² − 2z·p in double precision, without gradient; the distance of the winners
+    is measured by subtraction, which is exact and differentiable where ‖z‖² − 2z·p + ‖p‖² cancels. Without `exact` both
+    come from the product in the numbers' own precision, which is faster and enough to choose by.
     """
     patches = extract_patches(feature_map, (prototypes.shape[2], prototypes.shape[3]))
     rows, vectors = patches.flatten(0, 1), prototypes.flatten(1)
-    if exact:
-        rows, vectors = rows.double(), vectors.double()
-    # ‖p‖² does not change which patch is nearest and is added to the winners only.
-    partial = torch.addmm(rows.square().sum(1)[:, None], rows, vectors.T, alpha=-2)
-    lowest, index = partial.view(*patches.shape[:2], len(vectors)).min(dim=1)
-    return NearestPatches(_root(lowest + vectors.square().sum(1)).to(feature_map.dtype), index)
+    with torch.no_grad():
+        z, p = (rows.double(), vectors.double()) if exact else (rows, vectors)
+        partial = torch.addmm(z.square().sum(1)[:, None], z, p.T, alpha=-2)  # ‖p‖² does not change which is nearest
+        lowest, index = partial.view(*patches.shape[:2], len(vectors)).min(dim=1)
+    if not exact:
+        return NearestPatches(_root(lowest + p.square().sum(1)), index)
+    winners = index + patches.shape[1] * torch.arange(len(index), device=index.device)[:, None]
+    nearest = rows.index_select(0, winners.flatten()).view(*index.shape, rows.shape[1])
+    return NearestPatches(torch.linalg.vector_norm(nearest - vectors, dim=2), index)
 
 
 def pair_distances(
