@@ -10,28 +10,28 @@ import numpy as np
 from prototree.backbones.geometry import Box
 from prototree.core.topology import Strategy, Topology
 from prototree.explanation.records import (
-    SPREAD_LIMITS,
-    SPREAD_LINES,
-    SPREAD_RANGES,
-    Cause,
+    DECISION_BOUNDARIES,
+    HISTOGRAM_BINS,
+    HISTOGRAM_LIMITS,
     ClassExplanation,
+    Counterfactual,
     DecisionExplanation,
+    DecisionHistogram,
+    EnsembleExplanation,
     Flip,
-    Hiding,
     Location,
     Match,
     Method,
     Nearer,
     NodeKind,
+    OcclusionEffect,
+    PatchComparison,
     PathExplanation,
+    PerturbationEffect,
     Picture,
     PrototypeExplanation,
-    RunnerUp,
-    SeenPatch,
-    Spread,
     Step,
     TreeExplanation,
-    VoteExplanation,
 )
 from prototree.reporting.text import TreeText
 
@@ -73,7 +73,7 @@ def match(seed: int, n_classes: int, methods: tuple[Method, ...] = ("cell", "att
         side = 60.0 * (1 + 0.5 * i)
         heat = np.random.default_rng(seed + i).random((7, 7)) ** 3
         box = Box(left, top, left + side, top + side).clip(size)
-        found.append(Location(method, box, heat, Hiding(0.98, 0.31, 0.92) if i != 2 else None))
+        found.append(Location(method, box, heat, OcclusionEffect(0.98, 0.31, 0.92) if i != 2 else None))
     wide, high = (round(320 * side / max(size)) for side in size)
     return Match(
         image=f"images/class_{seed % n_classes}/photo_{seed}.jpg",
@@ -82,8 +82,8 @@ def match(seed: int, n_classes: int, methods: tuple[Method, ...] = ("cell", "att
         size=size,
         photo=picture(seed, wide, high),
         crop=picture(seed + 1, 96, 80),
-        where=tuple(found),
-        around=picture(seed + 2, 150, 130),
+        locations=tuple(found),
+        context=picture(seed + 2, 150, 130),
     )
 
 
@@ -94,7 +94,7 @@ def tree(
     n_nearest: int = 3,
     names: tuple[str, ...] = (),
     seed: int = 0,
-    question: NodeKind = "presence",
+    node_kind: NodeKind = "presence",
 ) -> TreeExplanation:
     """A tree of this shape; its last leaf is nearly uniform."""
     n_classes = n_classes or max(len(names), topology.n_leaves, 3)
@@ -110,11 +110,11 @@ def tree(
             projection_distance=0.001 * number,
             nearest=tuple(match(seed + 17 * number + 1 + i, n_classes, ("cell",)) for i in range(n_nearest)),
             class_pass_rate=tuple(rng.random() for _ in range(n_classes)),
-            causes=tuple(Cause(name, rng.uniform(-0.6, 0.1)) for name in CAUSES),
+            perturbation_effects=tuple(PerturbationEffect(name, rng.uniform(-0.6, 0.1)) for name in CAUSES),
             note='long "beak" <b>' if number == 1 else "",
-            spread=spread(seed + number % topology.n_nodes, question),
+            histogram=histogram(seed + number % topology.n_nodes, node_kind),
         )
-        for number in range(topology.n_nodes * (2 if question == "pairwise" else 1))
+        for number in range(topology.n_nodes * (2 if node_kind == "pairwise" else 1))
     )
     return TreeExplanation(
         title="A tree <of> birds & more",
@@ -124,7 +124,7 @@ def tree(
         prototypes=prototypes,
         leaf_probs=np.array([_leaf(leaf, topology.n_leaves, n_classes) for leaf in range(topology.n_leaves)]),
         accuracy={"soft": 0.75, "max_path": 0.74, "greedy": 0.34},
-        question=question,
+        node_kind=node_kind,
         sharpness=6.0,
         classes=tuple(known_class(k, n_classes) for k in range(n_classes)),
     )
@@ -136,26 +136,26 @@ def known_class(label: int, n_classes: int) -> ClassExplanation:
     return ClassExplanation(photos, 10, 0.9, (((label + 1) % n_classes, 1),))
 
 
-def spread(seed: int, question: NodeKind = "presence") -> Spread:
+def histogram(seed: int, node_kind: NodeKind = "presence") -> DecisionHistogram:
     """Photos of both sides about the line, most of them on their own."""
-    rng, (low, high), line = np.random.default_rng(seed), SPREAD_LIMITS[question], SPREAD_LINES[question]
-    towards = -1 if question == "presence" else 1
+    rng, (low, high), line = np.random.default_rng(seed), HISTOGRAM_LIMITS[node_kind], DECISION_BOUNDARIES[node_kind]
+    towards = -1 if node_kind == "presence" else 1
     sides = [rng.normal(line + way * 0.35, 0.2, count) for way, count in ((towards, 40), (-towards, 90))]
-    right, left = (np.histogram(side.clip(low, high - 1e-6), SPREAD_RANGES, (low, high))[0].tolist() for side in sides)
-    return Spread(low, high, line, tuple(right), tuple(left))
+    right, left = (np.histogram(side.clip(low, high - 1e-6), HISTOGRAM_BINS, (low, high))[0].tolist() for side in sides)
+    return DecisionHistogram(low, high, line, tuple(right), tuple(left))
 
 
 def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
     """One photo's ways to two leaves of a tree."""
     rules, n_classes = TreeText(explained).rules, len(explained.class_names)
     strategies: tuple[Strategy, ...] = ("greedy", "max_path")
-    is_choice = explained.question == "pairwise"
+    is_choice = explained.node_kind == "pairwise"
     photo = match(1000 + seed, n_classes)
 
-    def seen(number: int, near: bool) -> SeenPatch:
+    def seen(number: int, near: bool) -> PatchComparison:
         prototype, found = explained.prototypes[number], _in_photo(match(1000 + seed + number % 3, n_classes), photo)
         crop, distance = prototype.source.crop, 0.4 if near else 1.1 + 0.01 * number
-        return SeenPatch(number, distance, near, found, crop, prototype.note)
+        return PatchComparison(number, distance, near, found, crop, prototype.note)
 
     paths: dict[Strategy, PathExplanation] = {}
     for i, strategy in enumerate(strategies):
@@ -168,7 +168,7 @@ def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
                 right=seen(node, present),
                 left=seen(node + len(explained.left), not present) if is_choice else None,
                 at=(0.4 if present else -0.3) if is_choice else (0.6 if present else 1.4),
-                spread=explained.prototypes[node].spread,
+                histogram=explained.prototypes[node].histogram,
             )
             for node, present in rule.steps
         )
@@ -179,26 +179,28 @@ def decision(explained: TreeExplanation, seed: int = 0) -> DecisionExplanation:
         size=photo.size,
         class_names=explained.class_names,
         label=0,
-        soft=tuple(explained.leaf_probs[rules[seed % len(rules)].leaf].tolist()),
+        class_probs=tuple(explained.leaf_probs[rules[seed % len(rules)].leaf].tolist()),
         paths=paths,
-        runner_up={
-            "greedy": RunnerUp(1, (Flip(0, 0.42, 0.61, Nearer(0, len(explained.left), 0.31) if is_choice else None),)),
+        counterfactuals={
+            "greedy": Counterfactual(
+                1, (Flip(0, 0.42, 0.61, Nearer(0, len(explained.left), 0.31) if is_choice else None),)
+            ),
             "max_path": None,
         },
-        question=explained.question,
+        node_kind=explained.node_kind,
     )
 
 
 def _in_photo(found: Match, photo: Match) -> Match:
     """The same match, in another photo."""
-    where = tuple(replace(place, box=place.box.clip(photo.size)) for place in found.where)
-    return replace(found, size=photo.size, photo=photo.photo, where=where)
+    where = tuple(replace(place, box=place.box.clip(photo.size)) for place in found.locations)
+    return replace(found, size=photo.size, photo=photo.photo, locations=where)
 
 
-def vote(explained: TreeExplanation, n_trees: int = 3) -> VoteExplanation:
+def vote(explained: TreeExplanation, n_trees: int = 3) -> EnsembleExplanation:
     decisions = tuple(decision(explained, seed) for seed in range(n_trees))
-    mean = np.mean([one.soft for one in decisions], axis=0)
-    return VoteExplanation(decisions, tuple(mean.tolist()))
+    mean = np.mean([one.class_probs for one in decisions], axis=0)
+    return EnsembleExplanation(decisions, tuple(mean.tolist()))
 
 
 def spine(height: int, side: Literal["left", "right"] = "left") -> Topology:

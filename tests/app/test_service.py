@@ -77,7 +77,7 @@ def test_a_presence_node_has_no_left_side(run: Run, tmp_path: Path) -> None:
 def test_a_patch_is_framed_in_its_surroundings(service: Service) -> None:
     patch = service.node(1).right
     assert patch is not None
-    left, top, right, bottom = (float(edge) for edge in patch.around.split("/")[-4:])
+    left, top, right, bottom = (float(edge) for edge in patch.context.split("/")[-4:])
     assert right - left == pytest.approx(bottom - top, abs=2)  # a square of the image, whatever the network saw
     scale, start = (right - left, bottom - top) * 2, (left, top) * 2
     framed = [edge * size + offset for edge, size, offset in zip(patch.frame, scale, start, strict=True)]
@@ -89,8 +89,8 @@ def test_pages_show_both_patches(service: Service) -> None:
     assert node.right is not None
     assert node.left is not None
     for page in (pages.edit(service), pages.edit_node(service, 1)):
-        assert node.right.around in page
-        assert node.left.around in page
+        assert node.right.context in page
+        assert node.left.context in page
         assert ">present<" not in page
     errors = service.errors()
     assert errors.images, "a random network is not always right"
@@ -98,7 +98,7 @@ def test_pages_show_both_patches(service: Service) -> None:
     for error in errors.images:
         assert error.p_right is None or 0 <= error.p_right <= 1
         blamed = service.node(error.node - 1) if error.node is not None else None
-        assert blamed is None or (blamed.left is not None and blamed.left.around in review)
+        assert blamed is None or (blamed.left is not None and blamed.left.context in review)
 
 
 def test_edits_are_described_with_the_number_and_the_side() -> None:
@@ -117,13 +117,13 @@ def test_the_app_counts_as_the_report_does(tmp_path: Path) -> None:
     service, report = Service(session), explain_tree(run, nearest=0)
     app, data = service.tree()
     assert app.accuracy == report.accuracy
-    assert [c.right_words for c in app.classes] == [c.right_words for c in report.classes]
+    assert [c.correct_text for c in app.classes] == [c.correct_text for c in report.classes]
     right = sum(round((c.accuracy or 0) * c.n_test) for c in app.classes)
     assert right / sum(c.n_test for c in app.classes) == pytest.approx(report.accuracy["greedy"])
-    assert data["judged_on"] == explain_tree(run, nearest=0).judged_on
+    assert data["evaluated_on"] == explain_tree(run, nearest=0).evaluated_on
     session.apply(Remove(0, "left"))
     app, data = service.tree()
-    assert "every second test image" in data["judged_on"]
+    assert "every second test image" in data["evaluated_on"]
     assert sum(c.n_test for c in app.classes) == 6
     session.undo()
     assert service.tree()[0].accuracy == report.accuracy

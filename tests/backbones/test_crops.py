@@ -52,15 +52,15 @@ def test_only_ever_smaller_crops_are_allowed(crops: Crops) -> None:
 def test_a_patch_lies_where_its_crop_showed_it(place: int) -> None:
     grid = PatchGrid(4, 4, 80, extents=tuple(crop_box(fraction, 80) for fraction in (1.0, 0.5)))
     assert (grid.shape, grid.n_patches) == ((8, 4), 32)
-    row, column = grid.place(place)
+    row, column = grid.row_column(place)
     box = grid.box(row, column)
     image = torch.zeros(1, 3, 80, 80)
     left, top, right, bottom = (int(edge) for edge in box.edges)
     image[:, :, top:bottom, left:right] = 1
     seen = stacked(cells, image, (1.0, 0.5))[0, 0].flatten()
     assert seen[place] > 0.9
-    assert grid.holds(row, column)
-    assert grid.number(row, column) == place
+    assert grid.has_patch(row, column)
+    assert grid.index(row, column) == place
     same_crop = seen[:16] if place < 16 else seen[16:]
     assert (same_crop > 0.3).sum() == 1
 

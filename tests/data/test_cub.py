@@ -87,4 +87,4 @@ def test_real_birds(cub_50: ImageData) -> None:
     for sample in data.train + data.test:
         assert sample.size is not None
         assert sample.box is not None
-        assert Box.whole(sample.size).covers(sample.box)
+        assert Box.whole(sample.size).contains_box(sample.box)

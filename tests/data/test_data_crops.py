@@ -149,7 +149,7 @@ def test_real_birds_have_five_views_that_show_the_bird(cub_50: ImageData) -> Non
         assert len({view.name for view in views}) == 5
         for view in views[:4]:
             assert view.region is not None
-            assert view.region.covers(sample.box)
+            assert view.region.contains_box(sample.box)
         for view in views:
             inside = parts_in_view(sample, view, preprocessing)
             n_parts += len(sample.parts)
@@ -176,8 +176,8 @@ def test_random_views_keep_the_subject_inside_the_photo(box: Box | None) -> None
     assert subject is not None
     for view in views[1:]:
         assert view.region is not None
-        assert view.region.covers(subject)
-        assert Box(0.0, 0.0, 400.0, 300.0).covers(view.region)
+        assert view.region.contains_box(subject)
+        assert Box(0.0, 0.0, 400.0, 300.0).contains_box(view.region)
     assert {view.flip for view in views} == {True, False}
     close = [view.region.width for view in views[2::2]]
     assert max(close) <= subject.width * 1.8 + 1e-9

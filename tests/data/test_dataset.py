@@ -25,8 +25,8 @@ def test_boxes() -> None:
     assert Box(50.0, 5.0, 60.0, 9.0).clip((40, 30)) == Box(40.0, 5.0, 40.0, 9.0)
     assert box.contains(30.0, 5.0)
     assert not box.contains(30.1, 5.0)
-    assert box.covers(Box(11.0, 6.0, 30.0, 9.0))
-    assert not box.covers(Box(11.0, 6.0, 31.0, 9.0))
+    assert box.contains_box(Box(11.0, 6.0, 30.0, 9.0))
+    assert not box.contains_box(Box(11.0, 6.0, 31.0, 9.0))
     for edges in ((5.0, 0.0, 4.0, 1.0), (0.0, 2.0, 1.0, 1.0), (0.0, 0.0, float("nan"), 1.0)):
         with pytest.raises(DataError):
             Box(*edges)

@@ -13,7 +13,14 @@ from prototree.core.model import ProtoTree, PrototypeSource
 from prototree.data import Box, ImageData, Sample, open_data
 from prototree.data.images import LoadedImage
 from prototree.explanation.assets import AssetStore, PrototypePictures, cut_out, reduced
-from prototree.explanation.records import SPREAD_LIMITS, SPREAD_LINES, SPREAD_RANGES, NodeKind, Spread, Surroundings
+from prototree.explanation.records import (
+    DECISION_BOUNDARIES,
+    HISTOGRAM_BINS,
+    HISTOGRAM_LIMITS,
+    DecisionHistogram,
+    NodeKind,
+    PatchContext,
+)
 from prototree.io import read_json, write_json
 
 GREY = (160, 160, 160)
@@ -161,8 +168,10 @@ def test_a_picture_that_is_missing_is_not_stored_as_complete(tree: ProtoTree, da
     assert not (PrototypePictures(tree, back, tmp_path / "pictures").crop(0) == GREY).all()
 
 
-def histogram(kind: NodeKind = "presence") -> Spread:
-    return Spread(*SPREAD_LIMITS[kind], SPREAD_LINES[kind], (1,) * SPREAD_RANGES, (2,) * SPREAD_RANGES)
+def histogram(kind: NodeKind = "presence") -> DecisionHistogram:
+    return DecisionHistogram(
+        *HISTOGRAM_LIMITS[kind], DECISION_BOUNDARIES[kind], (1,) * HISTOGRAM_BINS, (2,) * HISTOGRAM_BINS
+    )
 
 
 def test_histograms_are_those_of_this_tree(
@@ -175,7 +184,7 @@ def test_histograms_are_those_of_this_tree(
     assert PrototypePictures(tree, None, tmp_path).complete, "what is stored already stays"
     path = tmp_path / "assets.json"
     content = read_json(path)
-    write_json(path, content | {"histograms": [[[-1] * SPREAD_RANGES] * 2]})
+    write_json(path, content | {"histograms": [[[-1] * HISTOGRAM_BINS] * 2]})
     assert not caplog.text
     assert AssetStore(tree, tmp_path).histograms() == {}
     assert "cannot be used" in caplog.text
@@ -188,7 +197,7 @@ def test_histograms_are_those_of_this_tree(
 def test_surroundings_are_three_times_as_wide_and_know_where_the_patch_is() -> None:
     photo = np.zeros((60, 120, 3), dtype=np.uint8)
     photo[20:30, 40:50] = 255  # a picture of a quarter of the photo's size
-    found = Surroundings.of(photo, (480, 240), Box(160.0, 80.0, 200.0, 120.0))
+    found = PatchContext.of(photo, (480, 240), Box(160.0, 80.0, 200.0, 120.0))
     assert found.picture.shape == (30, 30, 3)
     assert found.frame == pytest.approx((1 / 3, 1 / 3, 2 / 3, 2 / 3))
     left, top, right, bottom = (round(30 * edge) for edge in found.frame)
@@ -198,16 +207,16 @@ def test_surroundings_are_three_times_as_wide_and_know_where_the_patch_is() -> N
 
 def test_surroundings_of_an_oblong_patch_keep_the_proportions_of_the_photo() -> None:
     """The network may see a photo pressed together; people see it as it is."""
-    found = Surroundings.of(np.zeros((90, 120, 3), dtype=np.uint8), (120, 90), Box(50.0, 30.0, 60.0, 60.0))
+    found = PatchContext.of(np.zeros((90, 120, 3), dtype=np.uint8), (120, 90), Box(50.0, 30.0, 60.0, 60.0))
     assert found.picture.shape == (90, 90, 3)
     assert found.frame == pytest.approx((40 / 90, 1 / 3, 50 / 90, 2 / 3))
 
 
 def test_surroundings_in_a_flat_photo_hold_the_whole_patch() -> None:
-    assert Box(10.0, 5.0, 60.0, 15.0).surroundings(3.0, (200, 30)) == Box(10.0, 0.0, 60.0, 30.0)
+    assert Box(10.0, 5.0, 60.0, 15.0).context_square(3.0, (200, 30)) == Box(10.0, 0.0, 60.0, 30.0)
 
 
 def test_surroundings_at_a_corner_stay_in_the_photo() -> None:
-    found = Surroundings.of(np.zeros((60, 60, 3), dtype=np.uint8), (60, 60), Box(50.0, 0.0, 60.0, 10.0))
+    found = PatchContext.of(np.zeros((60, 60, 3), dtype=np.uint8), (60, 60), Box(50.0, 0.0, 60.0, 10.0))
     assert found.picture.shape == (30, 30, 3)
     assert found.frame == pytest.approx((2 / 3, 0, 1, 1 / 3))

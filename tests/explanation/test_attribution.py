@@ -53,7 +53,7 @@ def test_attribution_is_where_the_network_looks_and_not_where_the_cell_is(networ
     grid = attribute(network, probe(network), generator())[0].numpy()  # type: ignore[arg-type]
     assert grid.shape == (8, 8)
     box = smallest_box(grid, INPUT)
-    assert Box(24.0, 8.0, 32.0, 16.0).covers(box)
+    assert Box(24.0, 8.0, 32.0, 16.0).contains_box(box)
     assert grid[2:4, 6:8].sum() > 0.99 * grid.sum()
 
 
@@ -75,7 +75,7 @@ def test_occlusion_finds_the_place_for_several_prototypes_at_once() -> None:
         prototypes=torch.cat([probes.prototypes, other]),
     )
     fall = occlude(looks_at_its_cell, both, similarities(looks_at_its_cell, both).tolist())
-    assert Box(20.0, 4.0, 32.0, 20.0).covers(smallest_box(fall[0].numpy(), INPUT))
+    assert Box(20.0, 4.0, 32.0, 20.0).contains_box(smallest_box(fall[0].numpy(), INPUT))
     assert float(fall[1].abs().max()) < 1e-6
 
 
@@ -84,9 +84,9 @@ def test_hiding_the_right_box_costs_more_than_random_ones() -> None:
     boxes = [[Box(24.0, 8.0, 32.0, 16.0), Box(0.0, 0.0, 8.0, 8.0)]]
     right, wrong = hide_boxes(looks_at_its_cell, probes, boxes, [1.0], generator())[0]
     assert right.before == 1.0
-    assert right.box_hidden < 0.2
-    assert right.random_hidden > 0.5
-    assert wrong.box_hidden == pytest.approx(1.0)
+    assert right.box_occluded < 0.2
+    assert right.random_occluded > 0.5
+    assert wrong.box_occluded == pytest.approx(1.0)
 
 
 def test_nothing_to_hide() -> None:
@@ -107,6 +107,6 @@ def test_hidden_pixels_get_the_mean_colour_and_others_stay() -> None:
 def test_random_boxes_keep_their_size_and_stay_inside() -> None:
     for box in random_boxes(Box(1.0, 2.0, 6.0, 12.0), 32, 50, generator()):
         assert (box.width, box.height) == pytest.approx((5.0, 10.0))
-        assert Box(-1e-6, -1e-6, 32.0 + 1e-6, 32.0 + 1e-6).covers(box)
+        assert Box(-1e-6, -1e-6, 32.0 + 1e-6, 32.0 + 1e-6).contains_box(box)
     whole = Box(0.0, 0.0, 32.0, 32.0)
     assert random_boxes(whole, 32, 1, generator()) == [whole]

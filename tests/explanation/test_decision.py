@@ -20,7 +20,7 @@ from prototree.data.transforms import eval_transform
 from prototree.errors import CheckpointError, ConfigError
 from prototree.explanation.assets import PrototypePictures, pictures_of
 from prototree.explanation.decision import explain_decision, explain_image, open_explainers
-from prototree.explanation.records import DecisionExplanation, VoteExplanation
+from prototree.explanation.records import DecisionExplanation, EnsembleExplanation
 from prototree.run import Run
 from tiny_explain import projected
 
@@ -50,7 +50,7 @@ def test_a_decision_says_what_the_tree_decides(squares: Squares, pairwise: Proto
         with torch.no_grad():
             routed = tree(eval_transform(read_image(sample.path), tree.preprocessing)[None])
         decisions = tree.decode(routed)
-        assert explained.soft == pytest.approx(tuple(decisions.soft[0].tolist()))
+        assert explained.class_probs == pytest.approx(tuple(decisions.soft[0].tolist()))
         assert explained.question == kind
         assert list(explained.paths) == ["greedy", "max_path"]
         for strategy, path in explained.paths.items():
@@ -69,10 +69,10 @@ def test_a_decision_says_what_the_tree_decides(squares: Squares, pairwise: Proto
                     is_near = side.distance <= float(tree.radius[side.prototype])
                     assert side.in_radius == (is_near if kind == "pairwise" else step.p_right > 0.5)
                     assert np.array_equal(side.picture, pictures.crop(side.prototype))
-                    assert [where.method for where in side.match.where] == ["peak", "cell"]
-                    assert side.match.where[0].hiding is None
+                    assert [where.method for where in side.match.locations] == ["peak", "cell"]
+                    assert side.match.locations[0].occlusion is None
         for step in explained.paths["greedy"].steps:
-            assert not step.against_odds
+            assert not step.is_minority_path
             assert step.chosen.distance == min(side.distance for side in step.sides)
         root = explained.paths["greedy"].steps[0]
         assert root.note == "red"
@@ -86,21 +86,21 @@ def test_what_the_runner_up_needed_is_enough(pairwise: ProtoTree, squares: Squar
     for sample in data.test:
         explained = explain_image(tree, sample.path, PrototypePictures(tree, data))
         routed = tree(eval_transform(read_image(sample.path), tree.preprocessing)[None])
-        runner_up, distance = explained.runner_up["greedy"], routed.distance.detach().clone()
-        for flip in runner_up.flips:
+        counterfactuals, distance = explained.counterfactuals["greedy"], routed.distance.detach().clone()
+        for flip in counterfactuals.flips:
             assert {flip.nearer.prototype, flip.nearer.than} == {flip.node, flip.node + N_NODES}
             distance[0, flip.nearer.prototype] -= flip.nearer.by
         changed = tree.decode(tree.forward_distances(NearestPatches(distance, routed.patch)))
-        assert int(changed.labels("greedy")[0]) == runner_up.label != explained.answer
+        assert int(changed.labels("greedy")[0]) == counterfactuals.label != explained.answer
 
 
 def test_attribution_and_occlusion_on_request(squares: Squares) -> None:
     run, _ = squares
     explanation = explain_image(run, image_of(squares), attribution=True, occlusion=True)
     for step in explanation.paths["max_path"].steps:
-        assert [where.method for where in step.right.match.where] == ["peak", "cell", "attribution", "occlusion"]
-        for where in step.right.match.where:
-            assert where.hiding.before == pytest.approx(step.p_right, abs=1e-5)
+        assert [where.method for where in step.right.match.locations] == ["peak", "cell", "attribution", "occlusion"]
+        for where in step.right.match.locations:
+            assert where.occlusion.before == pytest.approx(step.p_right, abs=1e-5)
 
 
 @pytest.mark.usefixtures("as_users_run_it")
@@ -109,20 +109,20 @@ def test_a_run_a_path_and_a_tree_are_explained_alike(squares: Squares, tmp_path:
     checkpoint.save(run.tree(), tmp_path / "tree")
     models = (run, run.folder, str(run.folder), run.tree(), tmp_path / "tree")
     explained = [prototree.explain(model, path) for model in models]
-    assert len({(one.soft, one.confidence) for one in explained}) == 1
+    assert len({(one.class_probs, one.confidence) for one in explained}) == 1
     with pytest.raises(ConfigError, match="int"):
         prototree.explain(3, path)
     opened = Image.open(path)
     for image in (opened, opened.convert("RGBA")):
         in_memory = explain_image(run, image, name="mine")
-        assert (in_memory.soft, in_memory.image) == (explained[0].soft, "mine")
+        assert (in_memory.class_probs, in_memory.image) == (explained[0].class_probs, "mine")
 
 
 def test_boxes_of_a_wide_image_are_in_its_own_pixels(squares: Squares) -> None:
     run = squares[0]
     explanation = explain_image(run.tree(), Image.open(image_of(squares)).resize((1200, 80)), pictures_of(run))
     rows, columns = run.tree().features.backbone.map_size
-    box = explanation.paths["max_path"].steps[0].right.match.where[0].box
+    box = explanation.paths["max_path"].steps[0].right.match.locations[0].box
     assert (box.width, box.height) == pytest.approx((1200 / columns, 80 / rows))
     assert explanation.photo.shape == (32, 480, 3)
 
@@ -132,34 +132,34 @@ def test_a_tree_that_is_one_leaf_has_nothing_to_explain(squares: Squares) -> Non
     leaf = tree.with_topology(Topology.from_children([], [], ~0)[0], np.array([], dtype=int), np.array([0]))
     explanation = explain_image(leaf, image_of(squares), attribution=True)
     assert all(path.steps == () for path in explanation.paths.values())
-    assert explanation.runner_up == {"greedy": None}
+    assert explanation.counterfactuals == {"greedy": None}
 
 
 def test_several_trees_are_explained_with_their_mean(squares: Squares) -> None:
     run, path = squares[0], image_of(squares)
     explained = explain_decision(open_explainers([run.tree(), run.tree("pruned")]), path)
-    assert isinstance(explained, VoteExplanation)
-    assert explained.class_probs == pytest.approx(tuple(np.mean([one.soft for one in explained.decisions], axis=0)))
-    assert isinstance(prototree.explain([run, run.folder], path), VoteExplanation)
+    assert isinstance(explained, EnsembleExplanation)
+    assert explained.class_probs == pytest.approx(tuple(np.mean([one.class_probs for one in explained.decisions], axis=0)))
+    assert isinstance(prototree.explain([run, run.folder], path), EnsembleExplanation)
     (alone,) = open_explainers([run.folder])
     expected, fast = (explain_decision([one], path) for one in (alone, alone.for_many()))
     assert isinstance(expected, DecisionExplanation)
-    assert fast.soft == pytest.approx(expected.soft, abs=1e-4)
+    assert fast.class_probs == pytest.approx(expected.class_probs, abs=1e-4)
     with pytest.raises(CheckpointError):
         open_explainers([run.folder / "nowhere"])
 
 
 def test_why_a_tree_abstains(pairwise: ProtoTree, squares: Squares) -> None:
     path, tree = image_of(squares), pairwise
-    assert explain_image(tree, path).doubt is None
+    assert explain_image(tree, path).abstention is None
     tree.distance_p95.fill_(1.0)
     with torch.no_grad():
         decisions = tree.predict(eval_transform(read_image(path), tree.preprocessing)[None])
     tree.calibration = Calibration(min_confidence=0.5, max_ood_score=float(decisions.ood_score) - 1e-3)
-    doubt = explain_image(tree, path).doubt
-    assert doubt.node == int(decisions.greedy.nodes[0, decisions.distance_ratio[0].argmax()])
-    assert doubt.times_usual == pytest.approx(float(decisions.ood_score))
+    abstention = explain_image(tree, path).abstention
+    assert abstention.node == int(decisions.greedy.nodes[0, decisions.distance_ratio[0].argmax()])
+    assert abstention.distance_ratio == pytest.approx(float(decisions.ood_score))
     tree.calibration = Calibration(slope=0.0, offset=-1.0, min_confidence=0.5)
     explained = explain_image(tree, path)
-    assert explained.doubt.node is None
+    assert explained.abstention.node is None
     assert explained.confidence is None

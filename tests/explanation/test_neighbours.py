@@ -91,19 +91,19 @@ def tree_of(backbone: Backbone, node_function: NodeFunction) -> ProtoTree:
 def test_photos_are_counted_on_the_side_of_their_class(tiny_backbone: Backbone, node_function: NodeFunction) -> None:
     tree = tree_of(tiny_backbone, node_function)
     maps, labels = random_maps(3, N_PHOTOS, 8, 4, 4, dtype=torch.float32), torch.arange(N_PHOTOS) % N_CLASSES
-    spreads = find_matches(tree, batches(maps, labels), range(tree.n_prototypes), 2).spreads
+    histograms = find_matches(tree, batches(maps, labels), range(tree.n_prototypes), 2).histograms
     turns = tree.forward_features(maps).p_right > 0.5
     for node, (right, left) in enumerate([((2, 3), (0, 1)), ((1,), (0,)), ((3,), (2,))]):
-        spread = spreads[node]
-        below = round((spread.line - spread.low) / spread.width)
-        for counts, classes in ((spread.right, right), (spread.left, left)):
+        histogram = histograms[node]
+        below = round((histogram.line - histogram.low) / histogram.width)
+        for counts, classes in ((histogram.right, right), (histogram.left, left)):
             own = torch.isin(labels, torch.tensor(classes))
             under = sum(counts[:below])
             goes = int((turns[own, node]).sum())
             assert sum(counts) == int(own.sum())
             assert goes == (under if node_function.kind == "presence" else sum(counts) - under)
     if node_function.kind == "pairwise":
-        assert spreads[3:] == spreads[:3]  # both prototypes of a node say the same
+        assert histograms[3:] == histograms[:3]  # both prototypes of a node say the same
 
 
 @pytest.mark.parametrize("node_function", QUESTIONS, ids=lambda node_function: node_function.kind)
@@ -112,7 +112,7 @@ def test_what_training_counts_is_what_a_report_counts(tiny_backbone: Backbone, n
     maps, labels = random_maps(3, N_PHOTOS, 8, 4, 4, dtype=torch.float32), torch.arange(N_PHOTOS) % N_CLASSES
     counted = torch.arange(N_PHOTOS) % 2 == 0
     histograms = count_spreads(tree, batches(maps, labels), counted)
-    assert tuple(histograms) == find_matches(tree, batches(maps, labels), range(3), 2, counted).spreads
+    assert tuple(histograms) == find_matches(tree, batches(maps, labels), range(3), 2, counted).histograms
 
 
 def test_a_photo_that_is_there_twice_is_counted_once(tiny_backbone: Backbone) -> None:
@@ -120,8 +120,8 @@ def test_a_photo_that_is_there_twice_is_counted_once(tiny_backbone: Backbone) ->
     maps = random_maps(3, 4, 8, 4, 4, dtype=torch.float32)
     batch = [(maps, torch.tensor([0, 0, 1, 1]), torch.arange(4))]
     counted = torch.tensor([True, False, True, False])
-    spread = find_matches(tree, batch, [1], 2, counted).spreads[0]
-    assert (sum(spread.right), sum(spread.left)) == (1, 1)
+    histogram = find_matches(tree, batch, [1], 2, counted).histograms[0]
+    assert (sum(histogram.right), sum(histogram.left)) == (1, 1)
 
 
 def test_a_class_on_both_sides_is_counted_on_neither(tiny_backbone: Backbone) -> None:
@@ -146,6 +146,6 @@ def test_what_decides_agrees_with_the_turn(tiny_backbone: Backbone, node_functio
 
 def test_classes_with_their_row_of_the_confusion_matrix() -> None:
     first, second, third = explain_classes([(), (), ()], [(0, 0, 3), (0, 2, 1), (1, 0, 1), (1, 2, 2)])
-    assert (first.n_test, first.accuracy, first.taken_for) == (4, 0.75, ((2, 1),))
-    assert (second.accuracy, second.taken_for) == (0.0, ((2, 2), (0, 1)))
+    assert (first.n_test, first.accuracy, first.confused_with) == (4, 0.75, ((2, 1),))
+    assert (second.accuracy, second.confused_with) == (0.0, ((2, 2), (0, 1)))
     assert (third.n_test, third.accuracy) == (0, None)

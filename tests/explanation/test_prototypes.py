@@ -21,12 +21,12 @@ def test_hottest_place_of_a_match_lies_in_or_beside_its_box(squares: Squares) ->
     run, data = squares
     for prototype in explain_prototypes(run.tree(), data, [0, 1], occlusion=True):
         for match in (prototype.source, *prototype.nearest):
-            heat, box = match.where[0].heat, match.where[0].box
+            heat, box = match.locations[0].heat, match.locations[0].box
             assert heat.shape == match.photo.shape[:2]
             row, column = np.unravel_index(heat.argmax(), heat.shape)
             x, y = (column + 0.5) * match.size[0] / heat.shape[1], (row + 0.5) * match.size[1] / heat.shape[0]
             assert box.enlarge(1.0).contains(float(x), float(y))
-        assert [where.method for where in prototype.source.where] == ["peak", "cell", "attribution", "occlusion"]
+        assert [where.method for where in prototype.source.locations] == ["peak", "cell", "attribution", "occlusion"]
 
 
 def test_one_prototype_alone_is_the_same_as_among_all(squares: Squares) -> None:
@@ -36,7 +36,7 @@ def test_one_prototype_alone_is_the_same_as_among_all(squares: Squares) -> None:
     (alone,) = explain_prototypes(tree, data, [1])
     assert alone.class_pass_rate == together.class_pass_rate
     assert [match.image for match in alone.nearest] == [match.image for match in together.nearest]
-    assert alone.source.where[0].box.edges == pytest.approx(together.source.where[0].box.edges, abs=1e-3)
+    assert alone.source.locations[0].box.edges == pytest.approx(together.source.locations[0].box.edges, abs=1e-3)
     leaf = tree.with_topology(Topology.from_children([], [], ~0)[0], np.array([], dtype=int), np.array([0]))
     assert explain_prototypes(leaf, data, range(0)) == ()
 
@@ -50,7 +50,7 @@ def test_sources_are_found_again_in_crops_and_mirrored_views(
     tree = projected(tiny_backbone, data, lambda _: (view,), size)
     for prototype in explain_prototypes(tree, data, range(3), nearest=0):
         source = tree.sources[prototype.node]
-        box = next(where.box for where in prototype.source.where if where.method == "cell")
+        box = next(where.box for where in prototype.source.locations if where.method == "cell")
         assert box.edges == pytest.approx(source.patch_box)
         assert prototype.source.similarity == pytest.approx(1.0, abs=1e-3)
         assert prototype.nearest == ()

@@ -32,17 +32,23 @@ def test_the_whole_tree(squares: Squares) -> None:
         assert prototype.note == ("red" if prototype.node == 0 else "")
         assert prototype.source.image == source.image
         assert prototype.source.similarity == pytest.approx(1.0, abs=1e-3)  # it is a patch of this very image
-        peak, cell, attribution = prototype.source.where
+        peak, cell, attribution = prototype.source.locations
         assert (peak.method, cell.method, attribution.method) == ("peak", "cell", "attribution")
         assert peak.box.edges == pytest.approx(source.display_box, abs=0.05)
         assert cell.box.edges == pytest.approx(source.patch_box)
-        assert cell.hiding.before == pytest.approx(1.0, abs=1e-3)
+        assert cell.occlusion.before == pytest.approx(1.0, abs=1e-3)
         names = [match.image for match in prototype.nearest]
         assert len(names) == len(set(names) - {source.image}) == 3
         similarity = [match.similarity for match in prototype.nearest]
         assert similarity == sorted(similarity, reverse=True)
         assert len(prototype.class_pass_rate) == 3
-        assert {cause.name for cause in prototype.causes} == {"hue", "saturation", "contrast", "texture", "shape"}
+        assert {cause.name for cause in prototype.perturbation_effects} == {
+            "hue",
+            "saturation",
+            "contrast",
+            "texture",
+            "shape",
+        }
 
 
 def test_a_folder_explains_on_a_machine_without_the_data(squares: Squares, tmp_path: Path) -> None:
@@ -51,7 +57,7 @@ def test_a_folder_explains_on_a_machine_without_the_data(squares: Squares, tmp_p
     alone.update_metrics(source=str(tmp_path / "gone"))
     before = explain_tree(run, data=data, nearest=1)
     for stored, whole in zip(prototree.explain(alone).prototypes, before.prototypes, strict=True):
-        assert stored.source.where[0].box.edges == pytest.approx(whole.source.where[0].box.edges, abs=1e-3)
+        assert stored.source.locations[0].box.edges == pytest.approx(whole.source.locations[0].box.edges, abs=1e-3)
         assert np.array_equal(stored.source.crop, whole.source.crop)
         assert stored.nearest == ()
     save_assets(alone, data, before)
@@ -59,9 +65,9 @@ def test_a_folder_explains_on_a_machine_without_the_data(squares: Squares, tmp_p
     for stored, whole in zip(after.prototypes, before.prototypes, strict=True):
         assert [match.image for match in stored.nearest] == [match.image for match in whole.nearest]
         assert stored.class_pass_rate == pytest.approx(whole.class_pass_rate, abs=1e-4)
-        assert stored.spread == whole.spread
-        assert len(stored.source.where) == len(whole.source.where)
-        assert stored.source.where[0].heat.mean() == pytest.approx(whole.source.where[0].heat.mean(), abs=0.02)
+        assert stored.histogram == whole.histogram
+        assert len(stored.source.locations) == len(whole.source.locations)
+        assert stored.source.locations[0].heat.mean() == pytest.approx(whole.source.locations[0].heat.mean(), abs=0.02)
     assert [len(known.photos) for known in after.classes] == [len(known.photos) for known in before.classes]
     shutil.rmtree(alone.folder / ASSETS)
     assert (explain_tree(alone).prototypes[0].source.crop == 160).all()

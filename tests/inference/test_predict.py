@@ -156,7 +156,7 @@ def test_what_is_unusually_far_is_abstained_from_without_a_percentage(run: Run) 
     assert one.confidence is None
     assert "%" not in str(one)
     node = int(decisions.greedy.nodes[0, decisions.distance_ratio[0].argmax()])
-    assert f"node {node + 1} " in one.abstain_reason
+    assert f"question {node + 1} " in one.abstain_reason
 
 
 @pytest.mark.parametrize("min_confidence", [70.0, 1.5, -1.0])

@@ -73,18 +73,18 @@ def test_it_needs_neither_the_run_nor_its_data(run: Run, tmp_path: Path) -> None
         assert now.source.crop.tolist() == then.source.crop.tolist()
         assert now.note == then.note
         assert now.class_pass_rate == pytest.approx(then.class_pass_rate, abs=1e-4)
-        assert now.spread == then.spread
+        assert now.histogram == then.histogram
         assert [(m.image, m.label, m.size) for m in now.nearest] == [(m.image, m.label, m.size) for m in then.nearest]
-        assert [cause.name for cause in now.causes] == [cause.name for cause in then.causes]
+        assert [cause.name for cause in now.perturbation_effects] == [cause.name for cause in then.perturbation_effects]
         for kept, found in zip(now.source.where, then.source.where, strict=True):
-            assert (kept.method, kept.hiding) == (found.method, found.hiding)
+            assert (kept.method, kept.occlusion) == (found.method, found.occlusion)
             assert kept.box.edges == pytest.approx(found.box.edges, abs=0.01)
             assert kept.heat.mean() == pytest.approx(found.heat.mean(), abs=0.02)
     assert explanation.prototypes[0].note == "a mark"
     decision = prototree.explain(opened, photo)
     step = decision.paths["greedy"].steps[0]
     assert step.right.note == "a mark"
-    assert step.spread == before.prototypes[step.node].spread is not None
+    assert step.histogram == before.prototypes[step.node].histogram is not None
     assert opened.data_or_none() is None
     with pytest.raises(DataError, match="does not say which data"):
         opened.data()
@@ -190,7 +190,9 @@ def test_without_pictures_and_data_packing_says_what_to_do(run: Run, tmp_path: P
     ).complete
 
 
-@pytest.mark.parametrize("damage", [{"class_pass_rate": [1.0]}, {"nearest": [{}]}, {"where": "x"}, {"causes": 5}])
+@pytest.mark.parametrize(
+    "damage", [{"class_pass_rate": [1.0]}, {"nearest": [{}]}, {"where": "x"}, {"perturbation_effects": 5}]
+)
 def test_pages_that_make_no_sense_are_left_out(
     run: Run, packed: Path, tmp_path: Path, damage: dict[str, object]
 ) -> None:

@@ -19,7 +19,7 @@ def long_page(kind: str) -> str:
     shape = spine(7)
     if kind == "presence":  # right at the second, the fifth and the last
         shape = Topology.from_children([1, ~0, 3, 4, ~1, 6, ~2], [~3, 2, ~4, ~5, 5, ~6, ~7])[0]
-    explained = tree(shape, names=AWKWARD_NAMES, question="presence" if kind == "presence" else "pairwise")
+    explained = tree(shape, names=AWKWARD_NAMES, node_kind="presence" if kind == "presence" else "pairwise")
     decisions = [decision(explained, seed) for seed in range(shape.n_leaves)]
     if kind == "list":
         return index_page([index_entry(each, f"{n:04d}/decision.html") for n, each in enumerate(decisions)])

@@ -9,7 +9,7 @@ import pytest
 
 import sample_explanations
 from prototree.core.topology import Topology
-from prototree.explanation.records import UNKNOWN, Doubt, Method, NodeKind
+from prototree.explanation.records import UNKNOWN, Abstention, Method, NodeKind
 from prototree.reporting import asset
 from prototree.reporting.decision_page import decision_body, decision_json, decision_page, index_entry, index_page
 from sample_explanations import AWKWARD_NAMES, decision, tree, vote
@@ -24,28 +24,28 @@ def test_decision_json_has_the_paths_and_the_trees_of_a_vote() -> None:
     assert data["prediction"] == data["predicted_class"] == path["predicted_class"] == AWKWARD_NAMES[0]
     assert data["label"] == AWKWARD_NAMES[0]
     changes = [{"node": 1, "p_right": 0.42, "needed": 0.61}]
-    assert data["runner_up"] == {"greedy": {"class": AWKWARD_NAMES[1], "changes": changes}, "max_path": None}
+    assert data["counterfactuals"] == {"greedy": {"class": AWKWARD_NAMES[1], "changes": changes}, "max_path": None}
     step = path["steps"][0]
     assert (step["left"], step["right"]["patch"], step["right"]["prototype_row"]) == (None, "1", 0)
     test = {"before": 0.98, "box_occluded": 0.31, "random_occluded": 0.92}
-    assert step["right"]["where"][0]["occlusion_test"] == test
+    assert step["right"]["locations"][0]["occlusion_test"] == test
     voted = decision_json(vote(explained, 2))
     assert (len(voted["trees"]), voted["prediction"]) == (2, AWKWARD_NAMES[0])
 
 
 def test_decision_json_of_a_pairwise_tree_has_both_sides() -> None:
-    data = decision_json(decision(tree(Topology.full(2), question="pairwise")))
+    data = decision_json(decision(tree(Topology.full(2), node_kind="pairwise")))
     step = data["paths"]["greedy"]["steps"][0]
     assert (data["node_kind"], step["node"], step["goes_right"]) == ("pairwise", 1, False)
     assert [(step[side]["patch"], step[side]["prototype_row"]) for side in ("left", "right")] == [("1L", 3), ("1R", 0)]
     assert (step["left"]["distance"], step["left"]["in_radius"], step["right"]["in_radius"]) == (0.4, True, False)
-    (change,) = data["runner_up"]["greedy"]["changes"]
+    (change,) = data["counterfactuals"]["greedy"]["changes"]
     assert change == {"node": 1, "p_right": 0.42, "needed": 0.61, "nearer": "1R", "farther": "1L", "by": 0.31}
 
 
 @pytest.mark.parametrize("kind", ["presence", "pairwise"])
 def test_steps_are_called_by_the_number_of_their_node(kind: NodeKind) -> None:
-    decided = decision(tree(Topology.full(3), names=AWKWARD_NAMES, question=kind))
+    decided = decision(tree(Topology.full(3), names=AWKWARD_NAMES, node_kind=kind))
     page = decision_page(decided)
     numbers = ["1, 2, 4"] if kind == "presence" else ["1", "2", "4"]  # absences in a row are one line
     for number in numbers:
@@ -96,21 +96,21 @@ def test_a_tree_that_abstains_says_so_and_why() -> None:
     decided = decision(tree(Topology.full(2), names=AWKWARD_NAMES))
     assert UNKNOWN not in html.unescape(decision_page(decided))
     assert not decision_json(decided)["abstained"]
-    for doubt in (Doubt(node=2, times_usual=1.84), Doubt()):
-        far = replace(decided, doubt=doubt, confidence=None)
+    for abstention in (Abstention(node=2, distance_ratio=1.84), Abstention()):
+        far = replace(decided, abstention=abstention, confidence=None)
         page, data = html.unescape(decision_page(far)), decision_json(far)
         assert f'<h1 id="answer">{UNKNOWN}</h1>' in page
-        assert doubt.reason in page
+        assert abstention.reason in page
         assert f"<bdi>{AWKWARD_NAMES[0]}</bdi>" in page
         assert "such cases" not in page
         assert (data["prediction"], data["predicted_class"], data["confidence"]) == (None, AWKWARD_NAMES[0], None)
-        assert (data["abstained"], data["abstain_reason"]) == (True, doubt.reason)
+        assert (data["abstained"], data["abstain_reason"]) == (True, abstention.reason)
 
 
 def test_the_list_of_many_begins_with_the_doubtful_ones() -> None:
     explained = tree(Topology.full(2), names=AWKWARD_NAMES)
     decisions = [replace(decision(explained, i), confidence=0.9 - 0.2 * i, image=f"{i}.jpg") for i in range(3)]
-    decisions.append(replace(decisions[0], doubt=Doubt(), confidence=None, image="who.jpg"))
+    decisions.append(replace(decisions[0], abstention=Abstention(), confidence=None, image="who.jpg"))
     page = html.unescape(index_page([index_entry(each, "decision.html") for each in decisions]))
     order = [page.index(f"<bdi>{name}.jpg</bdi>") for name in ("who", "2", "1", "0")]
     assert order == sorted(order)

@@ -36,7 +36,7 @@ def n_images(figure: Figure) -> int:
 @pytest.mark.parametrize("kind", ["presence", "pairwise"])
 @pytest.mark.parametrize("topology", [Topology.full(3), spine(5), random_topology(15), LEAF])
 def test_a_tree_shows_every_prototype_leaf_and_number(topology: Topology, kind: NodeKind) -> None:
-    figure = tree_figure(tree(topology, names=AWKWARD_NAMES, question=kind))
+    figure = tree_figure(tree(topology, names=AWKWARD_NAMES, node_kind=kind))
     words = texts(figure)
     n_clear = max(topology.n_leaves - 1, 1)  # of several leaves, one says little
     on_lines = 2 * topology.n_nodes if kind == "pairwise" else 0
@@ -48,7 +48,7 @@ def test_a_tree_shows_every_prototype_leaf_and_number(topology: Topology, kind: 
 
 @pytest.mark.parametrize("kind", ["presence", "pairwise"])
 def test_everything_is_inside_the_figure(kind: NodeKind) -> None:
-    root = ElementTree.fromstring(tree_figure(tree(random_topology(20), question=kind)).svg)
+    root = ElementTree.fromstring(tree_figure(tree(random_topology(20), node_kind=kind)).svg)
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     for mark in (*root.iter(f"{SVG}image"), *root.iter(f"{SVG}rect")):
         x, y, wide, high = (float(mark.attrib.get(key, "0").rstrip("%")) for key in ("x", "y", "width", "height"))
@@ -105,7 +105,7 @@ def test_pictures_stand_where_they_should() -> None:
 @pytest.mark.parametrize("kind", ["presence", "pairwise"])
 @pytest.mark.parametrize("topology", [Topology.full(3), spine(12), LEAF])
 def test_the_figure_of_a_path_is_complete_and_not_blank(topology: Topology, kind: NodeKind) -> None:
-    decided = decision(tree(topology, names=AWKWARD_NAMES, question=kind))
+    decided = decision(tree(topology, names=AWKWARD_NAMES, node_kind=kind))
     figure, steps = decision_figure(decided, "max_path"), decided.paths["max_path"].steps
     words = texts(figure)
     assert {word.split(" · ")[0] for word in words if " · " in word} >= {str(step.node + 1) for step in steps}

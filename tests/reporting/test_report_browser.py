@@ -22,7 +22,7 @@ def presence() -> TreeExplanation:
 
 @pytest.fixture(scope="module")
 def pairwise() -> TreeExplanation:
-    return tree(random_topology(6, seed=2), names=AWKWARD_NAMES, question="pairwise")
+    return tree(random_topology(6, seed=2), names=AWKWARD_NAMES, node_kind="pairwise")
 
 
 def card(page: Any, id_: int) -> Any:
@@ -101,13 +101,13 @@ def test_a_pairwise_node_shows_two_patches_by_number(open_page: Open, pairwise: 
     page = open_page(tree_page(pairwise))
     page.evaluate(LISTEN)
     data = page.evaluate("JSON.parse(document.getElementById('tree-data').textContent).nodes[0]")
-    shown = card(page, 0).locator(".around img").evaluate_all("list => list.map((image) => image.src)")
-    assert shown == [data["other"]["around"], data["around"]]
+    shown = card(page, 0).locator(".context img").evaluate_all("list => list.map((image) => image.src)")
+    assert shown == [data["other"]["context"], data["context"]]
     turn = card(page, pairwise.right[0]).locator(".turn img")
     assert turn.get_attribute("src") == data["crop"]  # the line has its picture
     card(page, 1).click()
     assert page.evaluate("window.heard") == {"node": 1, "pair": True}
-    for part, number in ((".of-two", 2), (".look", 2), (".grid li", 6), (".spread", 1)):
+    for part, number in ((".of-two", 2), (".look", 2), (".grid li", 6), (".histogram", 1)):
         assert page.locator(f"#panel {part}").count() == number
     texts = page.locator("#panel .of-two").all_text_contents()
     assert ["2L" in texts[0], "2R" in texts[1]] == [True, True]
@@ -135,7 +135,7 @@ def test_keys_walk_along_the_tree(open_page: Open) -> None:
 @pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_nothing_keeps_anybody_out(open_page: Open, kind: Any, viewport: dict[str, int]) -> None:
     """What axe-core calls serious or worse: names of controls, contrast, roles, order."""
-    page = open_page(tree_page(tree(Topology.full(3), names=AWKWARD_NAMES, question=kind)), viewport)
+    page = open_page(tree_page(tree(Topology.full(3), names=AWKWARD_NAMES, node_kind=kind)), viewport)
     states = {
         "list": lambda: page.locator("#show-key").click(),
         "tree": lambda: page.locator("#show-map").click(),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from conftest import grow, tree_shapes
 from prototree.core.topology import Topology
-from prototree.explanation.records import Flip, Nearer, NodeKind, RunnerUp
+from prototree.explanation.records import Counterfactual, Flip, Nearer, NodeKind
 from prototree.reporting.rules import rules_json, rules_text
 from prototree.reporting.text import flip_text, plain, runner_up_text, step_text
 from sample_explanations import AWKWARD_NAMES, decision, random_topology, tree
@@ -39,13 +39,13 @@ RULES: dict[NodeKind, tuple[str, ...]] = {
 
 @pytest.mark.parametrize(("kind", "patches"), [("presence", "1 2 3"), ("pairwise", "1L 1R 2L 2R 3L 3R")])
 def test_rules_name_patches_by_the_number_of_their_node(kind: NodeKind, patches: str) -> None:
-    text = rules_text(tree(Topology.full(2), names=BIRDS, question=kind))
+    text = rules_text(tree(Topology.full(2), names=BIRDS, node_kind=kind))
     assert all(rule in text for rule in RULES[kind])
     assert " ".join(re.findall(r"^(\d+[LR]?)\b.*: images/", text, re.MULTILINE)) == patches
 
 
 def test_rules_as_json_have_names_as_they_are() -> None:
-    explained = tree(random_topology(12), names=AWKWARD_NAMES, question="pairwise")
+    explained = tree(random_topology(12), names=AWKWARD_NAMES, node_kind="pairwise")
     rules = json.loads(json.dumps(rules_json(explained), allow_nan=False))
     assert rules["classes"][: len(AWKWARD_NAMES)] == list(AWKWARD_NAMES)
     assert [rule["near_uniform"] for rule in rules["rules"]] == [False] * 12 + [True]
@@ -79,12 +79,12 @@ def test_a_change_names_the_node_and_never_goes_from_a_number_to_itself(flip: Fl
     assert expected in text
     numbers = re.search(r"from (\S+) to (\S+)", text)
     assert numbers is None or numbers[1] != numbers[2]
-    assert "Owl" in runner_up_text(RunnerUp(1, (flip,)), BIRDS)
+    assert "Owl" in runner_up_text(Counterfactual(1, (flip,)), BIRDS)
     assert runner_up_text(None, BIRDS)
 
 
 def test_a_step_in_words() -> None:
-    first, second = decision(tree(Topology.full(2), question="pairwise")).paths["max_path"].steps
+    first, second = decision(tree(Topology.full(2), node_kind="pairwise")).paths["max_path"].steps
     assert step_text(first) == "nearer to 1L (0.40) than to 1R (1.10)"
     assert step_text(second) == f"nearer to {NOTE} (0.40) than to 2L (1.14)"
     assert first.left is not None

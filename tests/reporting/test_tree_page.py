@@ -40,7 +40,7 @@ class Page(HTMLParser):
 def pages() -> dict[str, Page]:
     found: dict[str, Page] = {}
     for kind in get_args(NodeKind):
-        explained = tree(random_topology(9), names=AWKWARD_NAMES, question=kind)
+        explained = tree(random_topology(9), names=AWKWARD_NAMES, node_kind=kind)
         found[f"{kind} tree"] = Page(tree_page.tree_page(explained))
         found[f"{kind} decision"] = Page(decision_page(decision(explained)))
         found[f"{kind} vote"] = Page(decision_page(vote(explained)))
@@ -89,7 +89,7 @@ def test_data_has_the_pictures_where_the_caller_wants_them() -> None:
 
 
 def test_data_of_a_pairwise_tree_has_both_patches_of_a_node() -> None:
-    data = tree_data(tree(random_topology(3), n_nearest=1, question="pairwise"), lambda name, picture: name)
+    data = tree_data(tree(random_topology(3), n_nearest=1, node_kind="pairwise"), lambda name, picture: name)
     assert data["node_kind"] == "pairwise"
     patches = [(node["other"]["patch"], node["patch"]) for node in data["nodes"]]
     assert patches == [("1L", "1R"), ("2L", "2R"), ("3L", "3R")]

@@ -117,7 +117,7 @@ def test_matches_are_the_nearest_patches_and_what_would_be_displayed() -> None:
     matches, nearest = CleanMatches.of(z, prototypes, boxes, radius, grid), nearest_patches(z, prototypes)
     torch.testing.assert_close(matches.distance, nearest.distance)
     dists = distance_map(z, prototypes)
-    squares = [peak_box(grid, *map(float, grid.place(patch))) for patch in range(grid.n_patches)]
+    squares = [peak_box(grid, *map(float, grid.row_column(patch))) for patch in range(grid.n_patches)]
     for image, box in enumerate(boxes.tolist()):
         far = [patch for patch, square in enumerate(squares) if not overlap(square, Box(*box).enlarge(1.0))]
         assert 0 < len(far) < grid.n_patches

@@ -14,7 +14,7 @@ from prototree.editing.state import TreeState
 from prototree.editing.workbench import Cell
 from prototree.errors import DataError
 from prototree.explanation.assets import cut_out, open_photo, reduced
-from prototree.explanation.records import AROUND, Picture
+from prototree.explanation.records import CONTEXT_SCALE, Picture
 
 PICTURE_SIDE = 1024  # pixels of the longer side of a whole image
 _THUMB_SIDE, _REGION_SIDE = 160, 192
@@ -110,7 +110,7 @@ class Gallery:
     def patch(self, state: TreeState, row: int, cell: Cell, similarity: float) -> PatchResponse:
         image, box = self.image("training", self._index[cell.image]), self._workbench.display_box(state, row, cell)
         size = (image.width, image.height)
-        around = Box(*box).surroundings(AROUND, size)
+        around = Box(*box).context_square(CONTEXT_SCALE, size)
         return PatchResponse(
             image=image,
             view=cell.view,
@@ -118,8 +118,8 @@ class Gallery:
             box=list(cell.box),
             display_box=list(box),
             crop=self.region_url(cell, box),
-            around=self.region_url(cell, around.edges),
-            frame=[round(edge, 4) for edge in Box(*box).clip(size).shares_of(around)],
+            context=self.region_url(cell, around.edges),
+            frame=[round(edge, 4) for edge in Box(*box).clip(size).relative_to(around)],
             similarity=similarity,
         )
 

@@ -138,7 +138,7 @@ class PatchResponse(BaseModel):
     box: list[float]  # of the network's patch, in pixels of the image
     display_box: list[float]
     crop: str  # a picture of the display box
-    around: str  # one with its surroundings
+    context: str  # one with its surroundings
     frame: list[float]
     similarity: float
     projection_distance: float | None = None  # of a prototype: how far it moved to become this patch

@@ -29,7 +29,7 @@ from prototree.editing.state import TreeState, leaves_below
 from prototree.errors import EditError
 from prototree.explanation.assets import PrototypePictures, pictures_of, spreads_of
 from prototree.explanation.decision import explain_image
-from prototree.explanation.records import Picture, Spread, TreeExplanation
+from prototree.explanation.records import DecisionHistogram, Picture, TreeExplanation
 from prototree.explanation.tree import explain_tree
 from prototree.io import read_json
 from prototree.reporting.decision_page import decision_body, decision_json
@@ -194,7 +194,7 @@ class Service:
             name=name,
             label=label,
             notes=notes,
-            spreads=histograms,
+            histograms=histograms,
             network=self._network(tree.features),
         )
         key, pictures = secrets.token_urlsafe(9), dict[str, bytes]()
@@ -211,7 +211,7 @@ class Service:
         return self._keep(Result(schemas.DecisionResponse(**content), body, pictures, size))
 
     @cached_property
-    def _stored(self) -> tuple[dict[int, str], dict[int, Spread]]:
+    def _stored(self) -> tuple[dict[int, str], dict[int, DecisionHistogram]]:
         """Notes and histograms of a run without a session."""
         return ({}, {}) if self._session else (self._run.notes, spreads_of(self._run, self._tree))
 

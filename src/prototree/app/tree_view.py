@@ -23,14 +23,14 @@ from prototree.explanation.assets import node_fields
 from prototree.explanation.localization import InputFrame
 from prototree.explanation.neighbours import SpreadCounts, explain_classes
 from prototree.explanation.records import (
-    AROUND,
+    CONTEXT_SCALE,
     TEST_PHOTOS,
     ClassExplanation,
+    DecisionHistogram,
     Location,
     Match,
     Picture,
     PrototypeExplanation,
-    Spread,
     TreeExplanation,
 )
 from prototree.explanation.tree import run_figures
@@ -55,9 +55,9 @@ class TreeView:
         """Return the explanation of a state and the data of its page, in which pictures are addresses."""
         tree, urls = state.tree, dict[str, str]()
         histograms, n_nodes = self.histograms(state), tree.topology.n_nodes
-        accuracy, confusion, judged_on = self._results(state)
+        accuracy, confusion, evaluated_on = self._results(state)
         prototypes = tuple(
-            replace(self._prototype(state, row, rates, urls), spread=histograms[row % n_nodes])
+            replace(self._prototype(state, row, rates, urls), histogram=histograms[row % n_nodes])
             for row, rates in enumerate(self._pass_rates(state))
         )
         explanation = TreeExplanation(
@@ -68,20 +68,20 @@ class TreeView:
             prototypes=prototypes,
             leaf_probs=class_log_probs(tree.leaf_logits.detach()).exp().cpu().numpy(),
             accuracy=accuracy,
-            question=tree.node_function.kind,
+            node_kind=tree.node_function.kind,
             sharpness=tree.node_function.sharpness,
             classes=self._classes(confusion, urls),
-            judged_on=judged_on,
+            evaluated_on=evaluated_on,
         )
         return explanation, tree_data(explanation, lambda name, picture: urls.get(name) or data_url(name, picture))
 
-    def _histograms(self, state: TreeState) -> list[Spread]:
+    def _histograms(self, state: TreeState) -> list[DecisionHistogram]:
         """Count how the training images lie at each node."""
         distance, n_nodes = state.training.distance[self._is_full], state.tree.topology.n_nodes
         counts = SpreadCounts(state.tree, range(n_nodes))
         left = distance[:, n_nodes:] if state.tree.node_function.kind == "pairwise" else None
         counts.add(distance[:, :n_nodes], left, self._workbench.training.labels[self._is_full])
-        return counts.spreads()
+        return counts.histograms()
 
     def _results(self, state: TreeState) -> tuple[dict[str, float], list[tuple[int, int, int]], str]:
         """Return accuracies, confusion and images: the report's for the tree as opened, else on validation images."""
@@ -133,7 +133,7 @@ class TreeView:
         size, box = image_size(entry.sample), Box(*workbench.display_box(state, row, cell))
         urls[f"photo-{row}"] = gallery.image_url(cell)
         urls[f"crop-{row}"] = gallery.region_url(cell, box.edges)
-        urls[f"around-{row}"] = gallery.region_url(cell, box.surroundings(AROUND, size).edges)
+        urls[f"context-{row}"] = gallery.region_url(cell, box.context_square(CONTEXT_SCALE, size).edges)
         matches = []
         for rank, near in enumerate(nearest):
             near_box = workbench.display_box(state, row, near.cell)
@@ -154,6 +154,6 @@ class TreeView:
             projection_distance=source.distance if source else None,
             nearest=tuple(matches),
             class_pass_rate=pass_rates,
-            causes=(),
+            perturbation_effects=(),
             note=state.notes.get(row, ""),
         )

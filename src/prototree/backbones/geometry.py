@@ -56,8 +56,8 @@ class Box:
         across, down = share * self.width, share * self.height
         return Box(self.left - across, self.top - down, self.right + across, self.bottom + down)
 
-    def surroundings(self, times: float, size: Size) -> "Box":
-        """A square so many times as wide as the longer side, around this box, moved into a photo of this size.
+    def context_square(self, times: float, size: Size) -> "Box":
+        """Return a square, `times` as wide as the longer side, around this box and moved into a photo of this size.
 
         A photo that is too small for the square gives a smaller one, which still holds the box.
         """
@@ -70,8 +70,8 @@ class Box:
         (left, right), (top, bottom) = edges
         return Box(left, top, right, bottom)
 
-    def shares_of(self, other: "Box") -> tuple[float, float, float, float]:
-        """Its edges as shares of another box's width and height."""
+    def relative_to(self, other: "Box") -> tuple[float, float, float, float]:
+        """Return the edges as fractions of another box's width and height."""
         across, down = max(other.width, 1e-9), max(other.height, 1e-9)
         return (
             (self.left - other.left) / across,
@@ -94,7 +94,7 @@ class Box:
         """Whether the point lies inside or on the edge."""
         return self.left <= x <= self.right and self.top <= y <= self.bottom
 
-    def covers(self, other: "Box") -> bool:
+    def contains_box(self, other: "Box") -> bool:
         """Whether all of the other box lies inside this one."""
         return self.contains(other.left, other.top) and self.contains(other.right, other.bottom)
 
@@ -137,23 +137,23 @@ class PatchGrid:
     def n_patches(self) -> int:
         return self.shape[0] * self.shape[1]
 
-    def place(self, patch: int) -> tuple[int, int]:
+    def row_column(self, patch: int) -> tuple[int, int]:
         """Row and column of a patch."""
         return divmod(patch, self.shape[1])
 
-    def number(self, row: int, column: int) -> int:
+    def index(self, row: int, column: int) -> int:
         """The number of the patch in a row and column."""
         return row * self.shape[1] + column
 
-    def holds(self, row: int, column: int) -> bool:
+    def has_patch(self, row: int, column: int) -> bool:
         """Whether there is such a patch."""
         return 0 <= row < self.shape[0] and 0 <= column < self.shape[1]
 
     def box(self, row: int | float, column: int | float) -> Box:
         """The cells of a patch, in pixels of the input; a place between patches has a box of the same size."""
-        place = int(row // self.rows_per_crop) if self.extents else 0
-        extent = self.extents[place] if self.extents else Box.whole((self.side, self.side))
-        row, down, across = row - place * self.rows_per_crop, extent.height / self.rows, extent.width / self.columns
+        crop = int(row // self.rows_per_crop) if self.extents else 0
+        extent = self.extents[crop] if self.extents else Box.whole((self.side, self.side))
+        row, down, across = row - crop * self.rows_per_crop, extent.height / self.rows, extent.width / self.columns
         return Box(
             extent.left + column * across,
             extent.top + row * down,

@@ -331,7 +331,7 @@ def _check_tensors(outline: ProtoTree, tensors: Mapping[str, Tensor]) -> None:
             )
     rows, columns = outline.grid.shape
     for number, source in enumerate(outline.sources):
-        if source is not None and not outline.grid.holds(*source.patch):
+        if source is not None and not outline.grid.has_patch(*source.patch):
             raise CheckpointError(
                 f"prototypes.sources.{number}.patch: expected one of {rows} × {columns}, got {source.patch}"
             )

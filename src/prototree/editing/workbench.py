@@ -169,7 +169,7 @@ class Workbench:
         candidates = []
         for view in views.values():
             entry, similarity = self.training.entries[view], state.tree.similarity(distance[view][None], [row])
-            cell = self._cell(entry, *self.tree.grid.place(int(patch[view])))
+            cell = self._cell(entry, *self.tree.grid.row_column(int(patch[view])))
             candidates.append(Candidate(cell, entry.sample.label, float(similarity[0])))
         return tuple(candidates)
 
@@ -191,7 +191,7 @@ class Workbench:
     @torch.no_grad()
     def _display_box(self, tree: ProtoTree, row: int, vector: Float[Tensor, "D H1 W1"], cell: Cell) -> Region:
         """Localize the match around the nearest patch, in pixels of the image, as reports do."""
-        entry, nearest = self.entry(cell.image, cell.view), torch.tensor([tree.grid.number(*cell.patch)])
+        entry, nearest = self.entry(cell.image, cell.view), torch.tensor([tree.grid.index(*cell.patch)])
         dists = distance_map(self.map_of(cell), vector[None])[0] / (float(tree.radius[row]))
         y, x = peak_places(dists, nearest, tree.grid.rows_per_crop)
         box = peak_box(tree.grid, float(y), float(x))
@@ -199,7 +199,7 @@ class Workbench:
 
     def _cell(self, entry: Entry, row: int, column: int) -> Cell:
         grid = self.tree.grid
-        if not grid.holds(row, column):
+        if not grid.has_patch(row, column):
             raise EditError(f"expected a patch in a map of {grid.rows}×{grid.columns}, got row {row}, column {column}")
         box = to_image(grid.box(row, column), entry.view, image_size(entry.sample), self.tree.preprocessing)
         return Cell(self.name(entry.sample), entry.view.name, (row, column), box.edges)
@@ -210,7 +210,7 @@ class Workbench:
         masks: dict[int, Bool[Tensor, " C"]] = {}
         for view, entry in enumerate(self.training.entries):
             if self.name(entry.sample) in excluded:
-                patches = (self._cell(entry, *cells.place(patch)) for patch in range(cells.n_patches))
+                patches = (self._cell(entry, *cells.row_column(patch)) for patch in range(cells.n_patches))
                 masks[view] = torch.tensor([self.is_excluded(state, patch) for patch in patches])
         nearest = self.training.nearest(state.tree.prototypes.detach()[row : row + 1], masks)
         return nearest.distance[:, 0].masked_fill(~self._is_source, torch.inf), nearest.patch[:, 0]
@@ -231,7 +231,7 @@ class Workbench:
         old, entry = state.tree.prototypes.detach()[row], self.training.entries[view]
         patches = extract_patches(self._exact_map(view), (old.shape[1], old.shape[2]))[0]
         # Patches are flattened as prototypes are: channels, then height, then width.
-        vector = patches[grid.number(*cell.patch)].view_as(old)
+        vector = patches[grid.index(*cell.patch)].view_as(old)
         source = PrototypeSource(
             image=cell.image,
             crop=cell.view,
@@ -245,7 +245,7 @@ class Workbench:
         )
         training, validation = (maps.nearest(vector[None]) for maps in (self.training, self.validation))
         if self.training.is_rounded:
-            training.distance[view], training.patch[view] = 0.0, grid.number(*cell.patch)
+            training.distance[view], training.patch[view] = 0.0, grid.index(*cell.patch)
         return replace_prototype(state, row, vector, source, training, validation)
 
     @torch.no_grad()
@@ -271,7 +271,7 @@ class Workbench:
             if not torch.isfinite(distance[view]):
                 number = state.tree.node_of(row)[0] + 1
                 raise EditError(f"no patch would be left for question {number}; undo some exclusions first")
-            patch = self.tree.grid.place(int(patches[view]))
+            patch = self.tree.grid.row_column(int(patches[view]))
             state = self._replace(state, row, self._cell(self.training.entries[view], *patch))
         return state
 

@@ -116,7 +116,7 @@ def _test_group(
     before = _states(tree, network, images, prototypes)
     boxes: dict[Method, list[Box]] = {
         "peak": [peak_box(grid, *pair.peak) for pair in pairs],
-        "cell": [grid.box(*grid.place(pair.patch)) for pair in pairs],
+        "cell": [grid.box(*grid.row_column(pair.patch)) for pair in pairs],
     }
     if attribution is not None:
         patch = torch.tensor([pair.patch for pair in pairs], device=images.device)

@@ -271,7 +271,7 @@ def _with_parts(tree: ProtoTree, matches: SplitMatches, split: Split, one: Proto
         for method in METHODS:
             inside = []
             for i in images:
-                at = matches.peak[i, row].tolist() if method == "peak" else grid.place(int(matches.patch[i, row]))
+                at = matches.peak[i, row].tolist() if method == "peak" else grid.row_column(int(matches.patch[i, row]))
                 inside.append(parts_inside(matches.parts[i], grid.box(*at).square(fraction * grid.side)))
             if (best := purest(inside)) is not None:
                 after.setdefault(method, {})[split] = best
@@ -304,7 +304,7 @@ def purest(images: Iterable[Mapping[str, bool]]) -> PartFraction | None:
 def _purity_baseline(tree: ProtoTree, matches: SplitMatches) -> PurityBaseline:
     """Measure boxes around random patches on the object (a mean over draws) and around its middle."""
     rng, side, grid = random.Random(stable_seed("parts by chance")), BOX_FRACTION * tree.grid.side, tree.grid
-    cells = [grid.box(*grid.place(patch)) for patch in range(grid.n_patches)]
+    cells = [grid.box(*grid.row_column(patch)) for patch in range(grid.n_patches)]
     objects = [_object_box(tree, sample) for sample in matches.samples]
     on_object = [[cell for cell in cells if box.contains(*cell.middle)] or cells for box in objects]
 

@@ -145,8 +145,8 @@ def accuracy_table(title: str, pairs: Iterable[tuple[str, str, int]], most: int 
     for label, counts in classes.items():
         total, right = sum(counts.values()), counts.pop(label, 0)
         others = sorted(counts.items(), key=lambda item: -item[1])[:most]
-        taken_for = ", ".join(f"{name} ({count})" for name, count in others) or "–"
-        rows.append((right / total, (label, percent(right / total, 1), str(total), taken_for)))
+        confused_with = ", ".join(f"{name} ({count})" for name, count in others) or "–"
+        rows.append((right / total, (label, percent(right / total, 1), str(total), confused_with)))
     rows.sort(key=lambda row: row[0])
     return Table(title, ("class", "accuracy", "photos", "taken for"), tuple(row for _, row in rows))
 
@@ -234,7 +234,7 @@ def prototype_text(quality: Mapping[str, Any]) -> list[str]:
     if rates := quality.get("occlusion", {}).get("peak"):
         flips, chance = (round(rates[name] * rates["n_images"], 1) for name in ("flip_rate", "random_flip_rate"))
         sentences.append(
-            f"Hiding it sends {flips:g} of {rates['n_images']} test photos the other way, "
+            f"OcclusionEffect it sends {flips:g} of {rates['n_images']} test photos the other way, "
             f"hiding random patches of the same size {chance:g}."
         )
     return sentences

@@ -24,20 +24,20 @@ from prototree.data.dataset import ImageData
 from prototree.data.images import LoadedImage, load_image, read_image, webp
 from prototree.errors import CheckpointError, DataError
 from prototree.explanation.records import (
-    SPREAD_LIMITS,
-    SPREAD_LINES,
-    SPREAD_RANGES,
-    Cause,
-    Heat,
-    Hiding,
+    DECISION_BOUNDARIES,
+    HISTOGRAM_BINS,
+    HISTOGRAM_LIMITS,
+    DecisionHistogram,
+    Heatmap,
     Location,
     Match,
     Method,
+    OcclusionEffect,
+    PatchContext,
+    PerturbationEffect,
     Picture,
     PrototypeExplanation,
     Side,
-    Spread,
-    Surroundings,
     TreeExplanation,
 )
 from prototree.io import DIGESTS, read_json, read_listed, write_listed
@@ -49,7 +49,7 @@ ASSET_LIST, VERSION = "assets.json", 1
 PHOTO_SIDE = 256  # pixels of the longer side of a whole image's picture
 THUMB_SIDE = 128  # of one among many
 CROP_SIDE = 128
-AROUND_SIDE = 192  # of the surroundings of a patch
+CONTEXT_SIDE = 192  # of the surroundings of a patch
 _DETAIL = 1024  # an image's shorter side keeps at least this many pixels before a box is cut out of it
 _GREY = 160
 _SOURCE_QUALITY, _PAGE_QUALITY = 90, 75
@@ -168,7 +168,7 @@ class AssetStore:
             sizes.append(shown.size if shown.found else None)
         self._save(files, {"sizes": sizes})
 
-    def save_histograms(self, histograms: Sequence[Spread]) -> None:
+    def save_histograms(self, histograms: Sequence[DecisionHistogram]) -> None:
         """Store how training images lie at each node."""
         self._save({}, {"histograms": [[list(one.right), list(one.left)] for one in histograms]})
 
@@ -177,7 +177,9 @@ class AssetStore:
         pictures = dict(_page_pictures(explanation))
         encoded = thread_map(partial(webp, quality=_PAGE_QUALITY), pictures.values())
         nodes = explanation.prototypes[: len(explanation.left)]  # the right prototypes have the numbers of the nodes
-        histograms = [[list(one.spread.right), list(one.spread.left)] for one in nodes if one.spread is not None]
+        histograms = [
+            [list(one.histogram.right), list(one.histogram.left)] for one in nodes if one.histogram is not None
+        ]
         pages = {
             "prototypes": [_encode_prototype(one) for one in explanation.prototypes],
             "class_images": [len(known.photos) for known in explanation.classes],
@@ -196,7 +198,7 @@ class AssetStore:
             log.warning("the stored picture of prototype %d cannot be used: %s", row, error)
             return None
 
-    def histograms(self) -> dict[int, Spread]:
+    def histograms(self) -> dict[int, DecisionHistogram]:
         """By node, how training images lie there; nothing where that was never counted."""
         try:
             stored = enumerate(self._content.get("histograms", ()))
@@ -220,11 +222,11 @@ class AssetStore:
     def prototype(self, row: int, shown: SourcePictures, note: str) -> PrototypeExplanation:
         """Explain a prototype from what is stored: at least its pictures and its box, without heat and neighbours."""
         tree, source, page = self._tree, self._tree.sources[row], self._page(row)
-        where: tuple[Location, ...] = page.get("where", ())
-        if not where:
+        locations: tuple[Location, ...] = page.get("locations", ())
+        if not locations:
             box = Box(*(source.display_box or source.patch_box)) if source is not None else Box.whole(shown.size)
             heat = np.zeros(shown.photo.shape[:2], dtype=np.float32)
-            where = (Location("peak" if source is not None and source.display_box else "cell", box, heat, None),)
+            locations = (Location("peak" if source is not None and source.display_box else "cell", box, heat, None),)
         match = Match(
             image=source.image if source is not None else "",
             label=source.label if source is not None else None,
@@ -232,8 +234,8 @@ class AssetStore:
             size=shown.size,
             photo=shown.photo,
             crop=shown.crop,
-            where=where,
-            around=page.get("around"),
+            locations=locations,
+            context=page.get("context"),
         )
         return PrototypeExplanation(
             **node_fields(tree, row),
@@ -241,9 +243,9 @@ class AssetStore:
             projection_distance=source.distance if source is not None else None,
             nearest=page.get("nearest", ()),
             class_pass_rate=page.get("class_pass_rate", ()),
-            causes=page.get("causes", ()),
+            perturbation_effects=page.get("perturbation_effects", ()),
             note=note,
-            spread=page.get("spread"),
+            histogram=page.get("histogram"),
         )
 
     def _page(self, row: int) -> dict[str, Any]:
@@ -256,12 +258,14 @@ class AssetStore:
             if len(shares) not in (0, n_classes) or len(stored["nearest"]) > _MOST_NEIGHBOURS:
                 raise ValueError("it is of a tree with other classes")
             return {
-                "where": tuple(map(_decode_location, stored["where"])),
-                "around": self._picture(_name(row, "around")) if stored["around"] else None,
+                "locations": tuple(map(_decode_location, stored["locations"])),
+                "context": self._picture(_name(row, "context")) if stored["context"] else None,
                 "nearest": tuple(self._neighbour(row, rank, one) for rank, one in enumerate(stored["nearest"])),
                 "class_pass_rate": shares,
-                "causes": tuple(Cause(name, float(change)) for name, change in stored["causes"]),
-                "spread": _histogram(self._tree, self._content["histograms"][node]),
+                "perturbation_effects": tuple(
+                    PerturbationEffect(name, float(change)) for name, change in stored["perturbation_effects"]
+                ),
+                "histogram": _histogram(self._tree, self._content["histograms"][node]),
             }
         except _UNUSABLE as error:
             log.warning("what is stored of prototype %d cannot be used: %s", row, error)
@@ -271,7 +275,7 @@ class AssetStore:
         label, (width, height) = int(stored["label"]), stored["size"]
         if not 0 <= label < self._tree.n_classes:
             raise ValueError("it names a class that the tree does not have")
-        heat: Heat = np.zeros((1, 1), dtype=np.float32)
+        heat: Heatmap = np.zeros((1, 1), dtype=np.float32)
         where = (Location("cell", Box(*map(float, stored["box"])), heat, None),)
         photo, crop = self._picture(_name(row, rank, "photo")), self._picture(_name(row, rank))
         size, similarity = (int(width), int(height)), float(stored["similarity"])
@@ -303,12 +307,12 @@ class PrototypePictures:
         """The image that the prototype was found in."""
         return self.of(prototype).photo
 
-    def around(self, prototype: int) -> Surroundings | None:
+    def context(self, prototype: int) -> PatchContext | None:
         """The patch with its surroundings; None if there is no picture of it."""
         source, shown = self._sources[prototype], self.of(prototype)
         if source is None or not shown.found:
             return None
-        return Surroundings.of(shown.photo, shown.size, Box(*(source.display_box or source.patch_box)))
+        return PatchContext.of(shown.photo, shown.size, Box(*(source.display_box or source.patch_box)))
 
     @property
     def complete(self) -> bool:
@@ -343,15 +347,15 @@ def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None 
     return PrototypePictures(tree, run.data_or_none(), run.folder / ASSETS)
 
 
-def spreads_of(run: Run, tree: ProtoTree) -> dict[int, Spread]:
+def spreads_of(run: Run, tree: ProtoTree) -> dict[int, DecisionHistogram]:
     """By node, how the training images lie there, as the run's training or last report counted them; else nothing."""
     return AssetStore(tree, run.folder / ASSETS).histograms()
 
 
 def _page_pictures(explanation: TreeExplanation) -> Iterator[tuple[str, Picture]]:
     for one in explanation.prototypes:
-        if one.source.around is not None:
-            yield _name(one.prototype, "around"), one.source.around
+        if one.source.context is not None:
+            yield _name(one.prototype, "context"), one.source.context
         for rank, match in enumerate(one.nearest):
             yield _name(one.prototype, rank), match.crop
             small = Image.fromarray(match.photo)
@@ -364,17 +368,18 @@ def _page_pictures(explanation: TreeExplanation) -> Iterator[tuple[str, Picture]
 
 def _encode_prototype(one: PrototypeExplanation) -> dict[str, Any]:
     return {
-        "around": one.source.around is not None,
+        "context": one.source.context is not None,
         "class_pass_rate": [round(share, 4) for share in one.class_pass_rate],
-        "causes": [[cause.name, round(cause.change, 4)] for cause in one.causes],
-        "where": [
+        "perturbation_effects": [[cause.name, round(cause.change, 4)] for cause in one.perturbation_effects],
+        "locations": [
             {
                 "method": where.method,
                 "box": [round(edge, 2) for edge in where.box.edges],
                 "heat": _encode_heat(where.heat),
-                "hiding": where.hiding and [where.hiding.before, where.hiding.box_hidden, where.hiding.random_hidden],
+                "occlusion": where.occlusion
+                and [where.occlusion.before, where.occlusion.box_occluded, where.occlusion.random_occluded],
             }
-            for where in one.source.where
+            for where in one.source.locations
         ],
         "nearest": [
             {
@@ -382,7 +387,7 @@ def _encode_prototype(one: PrototypeExplanation) -> dict[str, Any]:
                 "label": match.label if match.label is not None else -1,
                 "similarity": round(match.similarity, 4),
                 "size": list(match.size),
-                "box": [round(edge, 2) for edge in match.where[0].box.edges],
+                "box": [round(edge, 2) for edge in match.locations[0].box.edges],
             }
             for match in one.nearest
         ],
@@ -392,23 +397,25 @@ def _encode_prototype(one: PrototypeExplanation) -> dict[str, Any]:
 def _decode_location(stored: Mapping[str, Any]) -> Location:
     if stored["method"] not in get_args(Method):
         raise ValueError(f"expected a method of localisation, got {stored['method']!r}")
-    hiding = Hiding(*map(float, stored["hiding"])) if stored["hiding"] is not None else None
+    hiding = OcclusionEffect(*map(float, stored["occlusion"])) if stored["occlusion"] is not None else None
     heat = np.frombuffer(bytes.fromhex(stored["heat"]), dtype=np.uint8).reshape(_HEAT_SIDE, _HEAT_SIDE)
     return Location(stored["method"], Box(*map(float, stored["box"])), heat.astype(np.float32) / 255, hiding)
 
 
-def _encode_heat(heat: Heat) -> str:
-    """Heat on a coarse grid, a byte a cell."""
+def _encode_heat(heat: Heatmap) -> str:
+    """Heatmap on a coarse grid, a byte a cell."""
     picture = Image.fromarray(np.nan_to_num(np.asarray(heat, dtype=np.float32)).clip(0, 1))
     coarse = np.asarray(picture.resize((_HEAT_SIDE, _HEAT_SIDE), Image.Resampling.BOX))
     return (coarse * 255).round().astype(np.uint8).tobytes().hex()
 
 
-def _histogram(tree: ProtoTree, counts: Any) -> Spread:
+def _histogram(tree: ProtoTree, counts: Any) -> DecisionHistogram:
     right, left = (tuple(map(int, side)) for side in counts)
-    if not len(right) == len(left) == SPREAD_RANGES or min(*right, *left) < 0:
+    if not len(right) == len(left) == HISTOGRAM_BINS or min(*right, *left) < 0:
         raise ValueError("its images are counted in other ranges")
-    return Spread(*SPREAD_LIMITS[tree.node_function.kind], SPREAD_LINES[tree.node_function.kind], right, left)
+    return DecisionHistogram(
+        *HISTOGRAM_LIMITS[tree.node_function.kind], DECISION_BOUNDARIES[tree.node_function.kind], right, left
+    )
 
 
 def _name(row: int, *parts: int | str) -> str:

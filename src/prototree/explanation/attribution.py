@@ -29,7 +29,7 @@ from prototree.backbones.crops import FULL_ONLY, center_crop
 from prototree.backbones.geometry import Box
 from prototree.core.model import ProtoTree, extract_patches
 from prototree.core.nodes import NodeFunction
-from prototree.explanation.records import Hiding
+from prototree.explanation.records import OcclusionEffect
 
 Features = Callable[[Tensor], Tensor]
 """Images B×3×h×w to feature maps B×D×H×W."""
@@ -149,7 +149,7 @@ def hide_boxes(
     boxes: Sequence[Sequence[Box]],
     before: Sequence[float],
     generator: torch.Generator,
-) -> list[list[Hiding]]:
+) -> list[list[OcclusionEffect]]:
     """For each probe the test of each of its boxes, all of which go through the network together."""
     side, rows_of, hide = probes.images.shape[-1], list[int](), list[Box]()
     for i, own in enumerate(boxes):
@@ -162,7 +162,7 @@ def hide_boxes(
     rows = iter(found.view(-1, 1 + RANDOM_BOXES).tolist())
     tests = []
     for own, start in zip(boxes, before, strict=True):
-        tests.append([Hiding(start, row[0], sum(row[1:]) / RANDOM_BOXES) for row in (next(rows) for _ in own)])
+        tests.append([OcclusionEffect(start, row[0], sum(row[1:]) / RANDOM_BOXES) for row in (next(rows) for _ in own)])
     return tests
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from prototree.core.topology import Topology
-from prototree.explanation.records import Flip, Nearer, RunnerUp
+from prototree.explanation.records import Counterfactual, Flip, Nearer
 
 MARGIN = 1e-4  # how far past the balance a changed similarity goes, in log-odds: enough to be no tie in float32
 
@@ -24,7 +24,7 @@ def find_counterfactual(
     class_probs: Float[ndarray, " K"],
     predicted: int,
     pairwise_sharpness: float | None = None,
-) -> RunnerUp | None:
+) -> Counterfactual | None:
     """Find the runner-up class, by the probabilities over all paths, and what would have made it the answer.
 
     Only classes that some leaf stands for can be the runner-up; None where there is no other. At pairwise nodes,
@@ -34,7 +34,7 @@ def find_counterfactual(
     if not others:
         return None
     label = max(others, key=lambda k: class_probs[k])
-    return RunnerUp(
+    return Counterfactual(
         label, smallest_change(log_odds, topology, np.flatnonzero(leaf_labels == label), pairwise_sharpness)
     )
 

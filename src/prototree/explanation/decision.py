@@ -27,14 +27,14 @@ from prototree.explanation.counterfactual import find_counterfactual
 from prototree.explanation.localization import ImageContext, InputFrame, find_in_grid, find_match, occlude_findings
 from prototree.explanation.neighbours import decisive
 from prototree.explanation.records import (
+    Counterfactual,
     DecisionExplanation,
+    DecisionHistogram,
+    EnsembleExplanation,
     Match,
+    PatchComparison,
     PathExplanation,
-    RunnerUp,
-    SeenPatch,
-    Spread,
     Step,
-    VoteExplanation,
 )
 from prototree.inference.predict import abstentions
 from prototree.run import Run, run_or_tree_at
@@ -55,7 +55,7 @@ class Explainer:
     tree: ProtoTree
     pictures: PrototypePictures
     notes: Mapping[int, str] = field(default_factory=dict)
-    spreads: Mapping[int, Spread] = field(default_factory=dict)
+    histograms: Mapping[int, DecisionHistogram] = field(default_factory=dict)
     network: Network | None = None  # the tree's own as it runs fastest; None: as it is
 
     @classmethod
@@ -97,12 +97,12 @@ class Explainer:
             size=context.photo.size,
             class_names=tree.class_names,
             label=label,
-            soft=tuple(predicted.soft[0].tolist()),
+            class_probs=tuple(predicted.soft[0].tolist()),
             confidence=float(predicted.confidence[0]) if not predicted.abstained[0] else None,
-            doubt=abstentions(tree, predicted)[0],
+            abstention=abstentions(tree, predicted)[0],
             paths={strategy: self._path(strategy, routed, predicted, matches) for strategy in _PATHS},
-            runner_up={"greedy": self._counterfactual(routed, predicted)},
-            question=tree.node_function.kind,
+            counterfactuals={"greedy": self._counterfactual(routed, predicted)},
+            node_kind=tree.node_function.kind,
             n_calibration=tree.calibration.n_images,
             ensemble_probs=tuple(tree_vote(tree, routed).soft[0].tolist()),
         )
@@ -155,12 +155,12 @@ class Explainer:
         left = distance[:, n_nodes:] if is_pairwise else None
         at = decisive(tree, range(n_nodes), distance[:, :n_nodes], left)[0].tolist()
 
-        def seen(prototype: int, p_right: float) -> SeenPatch:
+        def seen(prototype: int, p_right: float) -> PatchComparison:
             dist = float(distance[0, prototype])
             in_radius = dist <= float(tree.radius[prototype]) if is_pairwise else p_right > 0.5
             match, note = matches[prototype], self.notes.get(prototype, "")
-            crop, around = self.pictures.crop(prototype), self.pictures.around(prototype)
-            return SeenPatch(prototype, dist, in_radius, match, crop, note, around)
+            crop, around = self.pictures.crop(prototype), self.pictures.context(prototype)
+            return PatchComparison(prototype, dist, in_radius, match, crop, note, around)
 
         columns = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.p_right[0].tolist(), strict=True)
         steps = tuple(
@@ -171,14 +171,14 @@ class Explainer:
                 right=seen(node, p_right),
                 left=seen(node + n_nodes, p_right) if is_pairwise else None,
                 at=at[node],
-                spread=self.spreads.get(node),
+                histogram=self.histograms.get(node),
             )
             for node, goes_right, p_right in columns
             if node >= 0
         )
         return PathExplanation(strategy, steps, int(path.leaf[0]), tuple(predicted.class_probs(strategy)[0].tolist()))
 
-    def _counterfactual(self, routed: TreeOutput, predicted: TreePrediction) -> RunnerUp | None:
+    def _counterfactual(self, routed: TreeOutput, predicted: TreePrediction) -> Counterfactual | None:
         tree = self.tree
         left, right = tree.node_function.log_p_left_right(routed.distance.double(), tree.radius.double())
         return find_counterfactual(
@@ -201,7 +201,7 @@ def explain_image(
     attribution: bool = False,
     occlusion: bool = False,
     notes: Mapping[int, str] | None = None,
-    spreads: Mapping[int, Spread] | None = None,
+    histograms: Mapping[int, DecisionHistogram] | None = None,
     network: Network | None = None,
 ) -> DecisionExplanation:
     """Explain how a tree decides about one image, and what the runner-up would have needed.
@@ -213,7 +213,7 @@ def explain_image(
 
     Examples:
         >>> decision = explain_image("runs/photos", "bird.jpg")
-        >>> len(decision.paths["greedy"].steps) >= 1, len(decision.soft)
+        >>> len(decision.paths["greedy"].steps) >= 1, len(decision.class_probs)
         (True, 3)
     """
     if pictures is not None and isinstance(model, ProtoTree):
@@ -224,7 +224,7 @@ def explain_image(
     explainer = replace(
         explainer,
         notes=explainer.notes if notes is None else notes,
-        spreads=explainer.spreads if spreads is None else spreads,
+        histograms=explainer.histograms if histograms is None else histograms,
         network=network,
     )
     return explainer.explain(image, name=name, label=label, attribution=attribution, occlusion=occlusion)
@@ -244,13 +244,13 @@ def explain_decision(
     label: int | None = None,
     attribution: bool = False,
     occlusion: bool = False,
-) -> DecisionExplanation | VoteExplanation:
+) -> DecisionExplanation | EnsembleExplanation:
     """Explain the decision of one tree, or of several with the mean of what they say in an ensemble."""
     each = [one.explain(image, label=label, attribution=attribution, occlusion=occlusion) for one in explainers]
     if len(each) == 1:
         return each[0]
     mean = np.mean([decision.ensemble_probs for decision in each], axis=0)
-    return VoteExplanation(tuple(each), tuple(mean.tolist()))
+    return EnsembleExplanation(tuple(each), tuple(mean.tolist()))
 
 
 def class_of_folder(path: Path, class_names: Sequence[str]) -> int | None:

@@ -22,9 +22,9 @@ from prototree.core.localization import peak_box, peak_places
 from prototree.core.model import ProtoTree
 from prototree.data.crops import View, to_image
 from prototree.data.images import LoadedImage
-from prototree.explanation.assets import AROUND_SIDE, cut_out
+from prototree.explanation.assets import CONTEXT_SIDE, cut_out
 from prototree.explanation.attribution import Features, Probes, hide_boxes
-from prototree.explanation.records import AROUND, Heat, Hiding, Location, Match, Method, Picture
+from prototree.explanation.records import CONTEXT_SCALE, Heatmap, Location, Match, Method, OcclusionEffect, Picture
 
 Grid = Float[ndarray, "_ _"]
 """Values over the network's input; its cells tile it."""
@@ -40,7 +40,7 @@ class Finding:
     method: Method
     box: Box
     grid: Grid
-    hiding: Hiding | None = None
+    occlusion: OcclusionEffect | None = None
 
 
 def find_match(tree: ProtoTree, patch: int, similarity_map: Grid) -> list[Finding]:
@@ -49,7 +49,7 @@ def find_match(tree: ProtoTree, patch: int, similarity_map: Grid) -> list[Findin
     row, column = peak_places(dists[None], torch.tensor([patch]), tree.grid.rows_per_crop)
     return [
         Finding("peak", peak_box(tree.grid, float(row), float(column)), similarity_map),
-        Finding("cell", tree.grid.box(*tree.grid.place(patch)), similarity_map),
+        Finding("cell", tree.grid.box(*tree.grid.row_column(patch)), similarity_map),
     ]
 
 
@@ -78,7 +78,7 @@ def occlude_findings(
     boxes = [[finding.box for finding in own] for own in findings]
     tests = hide_boxes(features, probes, boxes, before, generator)
     return [
-        [replace(finding, hiding=hiding) for finding, hiding in zip(own, results, strict=True)]
+        [replace(finding, occlusion=hiding) for finding, hiding in zip(own, results, strict=True)]
         for own, results in zip(findings, tests, strict=True)
     ]
 
@@ -120,7 +120,7 @@ class InputFrame:
 
     def heat(
         self, grid: Grid, shape: tuple[int, int], patch: tuple[int, int] = (1, 1), extents: Sequence[Box] = ()
-    ) -> Heat:
+    ) -> Heatmap:
         """Stretch a grid over the whole image, from 0 to 1 on `shape` rows and columns, by bicubic interpolation.
 
         For a similarity map of prototypes of several cells, `patch` is their height and width in cells: each value
@@ -171,14 +171,14 @@ class ImageContext:
     def match(self, tree: ProtoTree, similarity: float, findings: Sequence[Finding]) -> Match:
         """Bring findings back to the image's own pixels; the first one is cut out of it."""
         shape, grid = (self.picture.shape[0], self.picture.shape[1]), tree.grid
-        where, heats = [], dict[int, Heat]()
+        where, heats = [], dict[int, Heatmap]()
         for finding in findings:
             if id(finding.grid) not in heats:  # peak and cell have the same
                 is_map = finding.method in ("peak", "cell")
                 patch, extents = ((grid.height, grid.width), grid.extents) if is_map else ((1, 1), ())
                 heats[id(finding.grid)] = self.frame.heat(finding.grid, shape, patch, extents)
             box, heat = self.frame.box(finding.box), heats[id(finding.grid)]
-            where.append(Location(finding.method, box, heat, finding.hiding))
+            where.append(Location(finding.method, box, heat, finding.occlusion))
         return Match(
             image=self.image,
             label=self.label,
@@ -186,6 +186,6 @@ class ImageContext:
             size=self.photo.size,
             photo=self.picture,
             crop=cut_out(self.photo, where[0].box),
-            where=tuple(where),
-            around=cut_out(self.photo, where[0].box.surroundings(AROUND, self.photo.size), AROUND_SIDE),
+            locations=tuple(where),
+            context=cut_out(self.photo, where[0].box.context_square(CONTEXT_SCALE, self.photo.size), CONTEXT_SIDE),
         )

@@ -22,12 +22,12 @@ from prototree.errors import DataError
 from prototree.explanation.assets import reduced
 from prototree.explanation.attribution import patch_distances
 from prototree.explanation.records import (
-    SPREAD_LIMITS,
-    SPREAD_LINES,
-    SPREAD_RANGES,
+    DECISION_BOUNDARIES,
+    HISTOGRAM_BINS,
+    HISTOGRAM_LIMITS,
     ClassExplanation,
+    DecisionHistogram,
     Picture,
-    Spread,
 )
 from prototree.features.cache import MapBatch
 
@@ -48,7 +48,7 @@ class Matches:
     patch: Int[Tensor, "n k"]
     maps: Float[Tensor, "n k rows columns"]  # of similarity
     share: Float[Tensor, "n K"]
-    spreads: tuple[Spread, ...] = ()  # n: of each prototype's node
+    histograms: tuple[DecisionHistogram, ...] = ()  # n: of each prototype's node
 
 
 @torch.no_grad()
@@ -92,7 +92,7 @@ def find_matches(
         best.share.index_add_(1, labels, comes.float().T)
         n_seen += torch.bincount(labels, minlength=tree.n_classes)
         best = _merge(tree, best, feature_map, distance.T, near.patch[:, own].T, indices)
-    return replace(best, share=best.share / n_seen.clamp_min(1), spreads=tuple(histograms.spreads()))
+    return replace(best, share=best.share / n_seen.clamp_min(1), histograms=tuple(histograms.histograms()))
 
 
 def _merge(
@@ -165,26 +165,28 @@ class SpreadCounts:
         device = tree.prototypes.device
         self._tree, self._nodes = tree, list(nodes)
         self._sides = [torch.as_tensor(side[self._nodes], device=device) for side in class_sides(tree)]
-        self._counts = torch.zeros((2, len(self._nodes), SPREAD_RANGES), dtype=torch.long, device=device)
+        self._counts = torch.zeros((2, len(self._nodes), HISTOGRAM_BINS), dtype=torch.long, device=device)
 
     def add(self, right: Float[Tensor, "B n"], left: Float[Tensor, "B n"] | None, labels: Int[Tensor, " B"]) -> None:
         """Count images of these classes, with their distances to each node's prototypes."""
-        low, high = SPREAD_LIMITS[self._tree.node_function.kind]
+        low, high = HISTOGRAM_LIMITS[self._tree.node_function.kind]
         at = decisive(self._tree, self._nodes, right, left)
         # What lies beyond is counted in the outermost ranges.
-        bins = ((at - low) / (high - low) * SPREAD_RANGES).floor().clamp(0, SPREAD_RANGES - 1).long().T
+        bins = ((at - low) / (high - low) * HISTOGRAM_BINS).floor().clamp(0, HISTOGRAM_BINS - 1).long().T
         for counts, side in zip(self._counts, self._sides, strict=True):
             counts.scatter_add_(1, bins, side[:, labels].long())
 
-    def spreads(self) -> list[Spread]:
+    def histograms(self) -> list[DecisionHistogram]:
         """One histogram per node."""
         kind, (right, left) = self._tree.node_function.kind, self._counts.tolist()
-        limits = (*SPREAD_LIMITS[kind], SPREAD_LINES[kind])
-        return [Spread(*limits, tuple(own), tuple(other)) for own, other in zip(right, left, strict=True)]
+        limits = (*HISTOGRAM_LIMITS[kind], DECISION_BOUNDARIES[kind])
+        return [DecisionHistogram(*limits, tuple(own), tuple(other)) for own, other in zip(right, left, strict=True)]
 
 
 @torch.no_grad()
-def count_spreads(tree: ProtoTree, maps: Iterable[MapBatch], counted: Bool[Tensor, " images"]) -> list[Spread]:
+def count_spreads(
+    tree: ProtoTree, maps: Iterable[MapBatch], counted: Bool[Tensor, " images"]
+) -> list[DecisionHistogram]:
     """Count a histogram for each node from one pass over feature maps; `counted` marks indices of the data."""
     n_nodes = tree.topology.n_nodes
     histograms = SpreadCounts(tree, range(n_nodes))
@@ -193,11 +195,11 @@ def count_spreads(tree: ProtoTree, maps: Iterable[MapBatch], counted: Bool[Tenso
         distance = nearest_patches(feature_map[rows], tree.prototypes.detach()).distance
         left = distance[:, n_nodes:] if tree.node_function.kind == "pairwise" else None
         histograms.add(distance[:, :n_nodes], left, labels[rows])
-    return histograms.spreads()
+    return histograms.histograms()
 
 
 def class_pictures(data: ImageData) -> list[tuple[Picture, ...]]:
-    """Pick some training images of each class, spread evenly over it. One that cannot be read is left out."""
+    """Pick some training images of each class, histogram evenly over it. One that cannot be read is left out."""
     of_class: list[list[int]] = [[] for _ in data.class_names]
     for index, sample in enumerate(data.train):
         of_class[sample.label].append(index)

@@ -17,7 +17,7 @@ from torch.nn.functional import grid_sample, pad
 
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.explanation.attribution import Features, Probes, similarities
-from prototree.explanation.records import Cause
+from prototree.explanation.records import PerturbationEffect
 
 Images = Float[Tensor, "B 3 h w"]
 Alteration = Literal["hue", "saturation", "contrast", "texture", "shape"]
@@ -76,9 +76,9 @@ ALTERATIONS: dict[Alteration, Callable[[Images], Images]] = {
 }
 
 
-def causes(
+def perturbation_effects(
     features: Features, probes: Probes, before: Sequence[float], preprocessing: Preprocessing
-) -> list[tuple[Cause, ...]]:
+) -> list[tuple[PerturbationEffect, ...]]:
     """How each probe's similarity changes with each alteration of its image."""
     mean, std = (probes.images.new_tensor(v).view(1, 3, 1, 1) for v in (preprocessing.mean, preprocessing.std))
     pixels = (probes.images * std + mean).clamp(0, 1)
@@ -86,7 +86,7 @@ def causes(
     rows = [row for _ in ALTERATIONS for row in range(len(probes))]
     found = similarities(features, probes.with_images(altered, rows)).view(len(ALTERATIONS), -1).T.tolist()
     return [
-        tuple(Cause(name, after - start) for name, after in zip(ALTERATIONS, row, strict=True))
+        tuple(PerturbationEffect(name, after - start) for name, after in zip(ALTERATIONS, row, strict=True))
         for row, start in zip(found, before, strict=True)
     ]
 

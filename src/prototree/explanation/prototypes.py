@@ -24,8 +24,8 @@ from prototree.explanation.assets import PHOTO_SIDE, THUMB_SIDE, node_fields, op
 from prototree.explanation.attribution import Probes, attribute, occlude, patch_distances
 from prototree.explanation.localization import ImageContext, InputFrame, find_in_grid, find_match, occlude_findings
 from prototree.explanation.neighbours import Matches, find_matches, first_views
-from prototree.explanation.perturbations import causes
-from prototree.explanation.records import Cause, Match, PrototypeExplanation
+from prototree.explanation.perturbations import perturbation_effects
+from prototree.explanation.records import Match, PerturbationEffect, PrototypeExplanation
 from prototree.features.cache import MapBatch, eval_batches
 from prototree.features.extract import Tick
 
@@ -75,9 +75,9 @@ def explain_prototypes(
                     projection_distance=moved,
                     nearest=neighbours[i],
                     class_pass_rate=tuple(matches.share[i].tolist()),
-                    causes=sensitivities,
+                    perturbation_effects=sensitivities,
                     note=(notes or {}).get(chosen[i], ""),
-                    spread=matches.spreads[i],
+                    histogram=matches.histograms[i],
                 )
             )
         progress.add(_TICKS * len(group))
@@ -133,12 +133,12 @@ class _Examiner:
         matches, source = self._matches, self._tree.sources[self._matches.prototypes[i]]
         if source is not None and (entry := self._by_name.get(source.image)) is not None:
             view = View(source.crop, Box(*source.crop_region) if source.crop_region else None, source.flip)
-            return entry.sample, view, self._tree.grid.number(*source.patch), source.distance
+            return entry.sample, view, self._tree.grid.index(*source.patch), source.distance
         if (index := int(matches.index[i, 0])) < 0:
             raise DataError("expected at least one readable training image to explain with, got none")
         return self._entries[index].sample, self._entries[index].view, int(matches.patch[i, 0]), None
 
-    def examine(self, group: Iterable[int]) -> list[tuple[Match, tuple[Cause, ...], float | None]]:
+    def examine(self, group: Iterable[int]) -> list[tuple[Match, tuple[PerturbationEffect, ...], float | None]]:
         """Examine some of the prototypes: each in its own image, what its match depends on, and how far it moved."""
         tree, network, device = self._tree, self._network, self._tree.prototypes.device
         sources = [self._source(i) for i in group]
@@ -162,7 +162,7 @@ class _Examiner:
                 own.append(find_in_grid("occlusion", fall[0], tree.preprocessing))
             findings.append(own)
         findings = occlude_findings(network, probes, findings, before, generator)
-        sensitivities = causes(network, probes, before, tree.preprocessing)
+        sensitivities = perturbation_effects(network, probes, before, tree.preprocessing)
         return [
             (self._context(sample, view, PHOTO_SIDE).match(tree, before[i], findings[i]), sensitivities[i], moved)
             for i, (sample, view, _, moved) in enumerate(sources)

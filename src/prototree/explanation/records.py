@@ -15,14 +15,14 @@ from prototree.backbones.geometry import Box, Size
 from prototree.core.topology import Strategy
 
 Picture = UInt8[ndarray, "_ _ 3"]  # of any height and width; two in one dataclass need not agree
-Heat = Float[ndarray, "_ _"]
+Heatmap = Float[ndarray, "_ _"]
 """From 0 to 1, to be stretched over the whole photo; 0 where the network did not look."""
 
 Method = Literal["peak", "cell", "attribution", "occlusion"]
 NodeKind = Literal["presence", "pairwise"]
 """Whether a node asks for one patch, or which of two is nearer; as in `tree.questions`, which needs torch."""
 Side = Literal["right", "left"]
-AROUND = 3.0
+CONTEXT_SCALE = 3.0
 """How many times as wide as a patch the picture is that shows it where it is."""
 UNKNOWN = "I don't know"
 TEST_PHOTOS = "test photos"
@@ -30,12 +30,12 @@ TEST_PHOTOS = "test photos"
 
 
 @dataclass(frozen=True)
-class Hiding:
+class OcclusionEffect:
     """The test of a box: what the similarity falls to when the box is hidden, and when others of its size are."""
 
     before: float
-    box_hidden: float
-    random_hidden: float  # mean over random boxes of the same size
+    box_occluded: float
+    random_occluded: float  # mean over random boxes of the same size
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Location:
 
     method: Method
     box: Box  # in pixels of the original, upright photo
-    heat: Heat
-    hiding: Hiding | None
+    heat: Heatmap
+    occlusion: OcclusionEffect | None
 
 
 @dataclass(frozen=True)
@@ -58,26 +58,26 @@ class Match:
     size: tuple[int, int]  # width and height of the original, upright photo, in which boxes are given
     photo: Picture  # the whole photo, reduced
     crop: Picture  # what lies in the first box
-    where: tuple[Location, ...]  # what is shown first
-    around: Picture | None = None  # the first box and around it, `AROUND` times as wide; None: cut from `photo`
+    locations: tuple[Location, ...]  # what is shown first
+    context: Picture | None = None  # the first box and around it, `CONTEXT_SCALE` times as wide; None: cut from `photo`
 
 
 @dataclass(frozen=True)
-class Cause:
+class PerturbationEffect:
     """Why a prototype matches: how the similarity changes when one property of its photo is altered."""
 
     name: Literal["hue", "saturation", "contrast", "texture", "shape"]
     change: float  # similarity after minus before; far below 0: the property matters
 
 
-SPREAD_RANGES = 64
-SPREAD_LIMITS: dict[NodeKind, tuple[float, float]] = {"presence": (0.0, 3.2), "pairwise": (-1.0, 1.0)}
-SPREAD_LINES: dict[NodeKind, float] = {"presence": 1.0, "pairwise": 0.0}
+HISTOGRAM_BINS = 64
+HISTOGRAM_LIMITS: dict[NodeKind, tuple[float, float]] = {"presence": (0.0, 3.2), "pairwise": (-1.0, 1.0)}
+DECISION_BOUNDARIES: dict[NodeKind, float] = {"presence": 1.0, "pairwise": 0.0}
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How the training photos of both sides are spread around the boundary of a node.
+class DecisionHistogram:
+    """How the training photos of both sides are histogram around the boundary of a node.
 
     Counted in ranges of equal width from `low` to `high`; the outermost hold what lies beyond. Presence: the distance
     of each photo's nearest patch in units of the radius, right below the line. Choice: how much nearer the right
@@ -112,10 +112,10 @@ class PrototypeExplanation:
     # K: how much of each class's training photos the node alone would send to this prototype's side, so a pairwise
     # node's two prototypes share out every class.
     class_pass_rate: tuple[float, ...]
-    causes: tuple[Cause, ...]
+    perturbation_effects: tuple[PerturbationEffect, ...]
     note: str = ""  # the user's own words, such as "long beak"
-    tests: tuple[str, ...] = ()  # whether it means what it shows, a sentence each; empty if never measured
-    spread: Spread | None = (
+    test_results: tuple[str, ...] = ()  # whether it means what it shows, a sentence each; empty if never measured
+    histogram: DecisionHistogram | None = (
         None  # of the node, so both prototypes of a pairwise node have the same; None if never counted
     )
 
@@ -127,10 +127,10 @@ class ClassExplanation:
     photos: tuple[Picture, ...]
     n_test: int = 0  # test photos; 0 if never evaluated
     accuracy: float | None = None  # the share of them that the greedy path names rightly
-    taken_for: tuple[tuple[int, int], ...] = ()  # another class and how many were taken for it, most first
+    confused_with: tuple[tuple[int, int], ...] = ()  # another class and how many were taken for it, most first
 
     @property
-    def right_words(self) -> str:
+    def correct_text(self) -> str:
         """How many of its test photos are named rightly; empty if never evaluated."""
         return "" if self.accuracy is None else f"{round(self.accuracy * self.n_test)} of {self.n_test} right"
 
@@ -152,11 +152,11 @@ class TreeExplanation:
     prototypes: tuple[PrototypeExplanation, ...]  # P
     leaf_probs: Float[ndarray, "L K"]
     accuracy: dict[str, float]  # by strategy on the test photos; empty if never evaluated
-    question: NodeKind = "presence"
+    node_kind: NodeKind = "presence"
     sharpness: float = 1.0
-    tests: str = ""  # whether patches mean what they show, in one line; empty if never measured
+    test_results: str = ""  # whether patches mean what they show, in one line; empty if never measured
     classes: tuple[ClassExplanation, ...] = ()  # K, or none where nothing is known of them
-    judged_on: str = TEST_PHOTOS  # what the accuracies were measured on
+    evaluated_on: str = TEST_PHOTOS  # what the accuracies were measured on
 
     def prototype_at(self, node: int, side: Side) -> PrototypeExplanation:
         """A node's prototype; presence has only right ones."""
@@ -164,25 +164,25 @@ class TreeExplanation:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class PatchContext:
     """A patch with its surroundings, and its edges in that picture, as shares of the picture."""
 
     picture: Picture
     frame: tuple[float, float, float, float]
 
     @classmethod
-    def of(cls, photo: Picture, size: Size, box: Box) -> "Surroundings":
+    def of(cls, photo: Picture, size: Size, box: Box) -> "PatchContext":
         """The surroundings of a box in a photo of this size, cut out of a small picture of the photo."""
         (height, width, _), (across, down) = photo.shape, size
-        whole, own = box.surroundings(AROUND, size), box.clip(size)
+        whole, own = box.context_square(CONTEXT_SCALE, size), box.clip(size)
         top, left = int(whole.top / down * height), int(whole.left / across * width)
         rows = slice(top, max(top + 1, round(whole.bottom / down * height)))
         columns = slice(left, max(left + 1, round(whole.right / across * width)))
-        return cls(photo[rows, columns], own.shares_of(whole))
+        return cls(photo[rows, columns], own.relative_to(whole))
 
 
 @dataclass(frozen=True)
-class SeenPatch:
+class PatchComparison:
     """A prototype, and what an image has that is nearest to it."""
 
     prototype: int
@@ -192,7 +192,7 @@ class SeenPatch:
     match: Match  # the image's own best patch
     picture: Picture  # the prototype's crop
     note: str = ""
-    around: "Surroundings | None" = None  # of the prototype; None: there is no picture of them
+    context: "PatchContext | None" = None  # of the prototype; None: there is no picture of them
 
 
 @dataclass(frozen=True)
@@ -202,10 +202,10 @@ class Step:
     node: int
     goes_right: bool
     p_right: float
-    right: SeenPatch
-    left: SeenPatch | None = None  # only of a pairwise node
-    at: float | None = None  # what decided, in the units of a `Spread`
-    spread: Spread | None = None  # of the training photos at this node; None if never counted
+    right: PatchComparison
+    left: PatchComparison | None = None  # only of a pairwise node
+    at: float | None = None  # what decided, in the units of a `DecisionHistogram`
+    histogram: DecisionHistogram | None = None  # of the training photos at this node; None if never counted
 
     @property
     def note(self) -> str:
@@ -213,17 +213,17 @@ class Step:
         return self.right.note
 
     @property
-    def sides(self) -> tuple[SeenPatch, ...]:
+    def sides(self) -> tuple[PatchComparison, ...]:
         """What was compared, as it stands on a page: left to right."""
         return (self.right,) if self.left is None else (self.left, self.right)
 
     @property
-    def chosen(self) -> SeenPatch:
+    def chosen(self) -> PatchComparison:
         """The side taken; where only one prototype was asked for, that one."""
         return self.right if self.left is None or self.goes_right else self.left
 
     @property
-    def against_odds(self) -> bool:
+    def is_minority_path(self) -> bool:
         """Whether the path goes where the node alone would not; never on a greedy path."""
         return self.goes_right != (self.p_right > 0.5)
 
@@ -264,7 +264,7 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class RunnerUp:
+class Counterfactual:
     """The smallest change of similarities with which another class would have won."""
 
     label: int
@@ -272,11 +272,11 @@ class RunnerUp:
 
 
 @dataclass(frozen=True)
-class Doubt:
+class Abstention:
     """Why a tree says "I don't know"."""
 
     node: int | None = None  # whose patch is farther than it may be; None: the answer is not sure enough
-    times_usual: float = 0.0  # how far, where 1 is usual
+    distance_ratio: float = 0.0  # how far, where 1 is usual
 
     @property
     def reason(self) -> str:
@@ -284,8 +284,8 @@ class Doubt:
         if self.node is None:
             return "No class is far enough ahead of the others for an answer."
         return (
-            f"At node {self.node + 1} the nearest patch of this photo is {self.times_usual:.1f} times as far away as "
-            "usual for photos that turn this way. The photo may show none of the classes that this tree knows."
+            f"At question {self.node + 1} the photo's nearest patch is {self.distance_ratio:.1f} times as far away "
+            "as usual for photos that turn this way. The photo may show none of the classes that this tree knows."
         )
 
 
@@ -295,7 +295,7 @@ class DecisionExplanation:
 
     Examples:
         >>> decision = prototree.explain("runs/photos", "bird.jpg")
-        >>> len(decision.soft), sorted(decision.paths)  # a probability per class; one path per strategy
+        >>> len(decision.class_probs), sorted(decision.paths)  # a probability per class; one path per strategy
         (3, ['greedy', 'max_path'])
     """
 
@@ -304,19 +304,19 @@ class DecisionExplanation:
     size: tuple[int, int]
     class_names: tuple[str, ...]
     label: int | None  # the true class where it is known
-    soft: tuple[float, ...]  # K
+    class_probs: tuple[float, ...]  # K
     paths: dict[Strategy, PathExplanation]  # "greedy", which is the explanation, and "max_path"
-    runner_up: dict[Strategy, RunnerUp | None]  # None where no change of similarities can do it
-    question: NodeKind = "presence"
+    counterfactuals: dict[Strategy, Counterfactual | None]  # None where no change of similarities can do it
+    node_kind: NodeKind = "presence"
     # That the greedy answer is right: of the answers called 70 % sure, 70 of 100 are. None where there is no answer.
     confidence: float | None = 1.0
-    doubt: Doubt | None = None  # why the tree does not know; None: it knows
+    abstention: Abstention | None = None  # why the tree does not know; None: it knows
     n_calibration: int = 0  # that the confidence was fitted on; 0: never measured
     ensemble_probs: tuple[float, ...] = ()  # K, what the tree says where several vote
 
     @property
     def answer(self) -> int:
-        """The class that the greedy path ends in; the best guess where there is a doubt."""
+        """The class that the greedy path ends in; the best guess where there is a abstention."""
         return self.paths["greedy"].answer
 
     @property
@@ -327,7 +327,7 @@ class DecisionExplanation:
 
 
 @dataclass(frozen=True)
-class VoteExplanation:
+class EnsembleExplanation:
     """One image and several trees."""
 
     decisions: tuple[DecisionExplanation, ...]

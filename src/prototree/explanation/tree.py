@@ -72,12 +72,12 @@ def explain_tree(
         class_names=tree.class_names,
         left=tuple(tree.topology.left.tolist()),
         right=tuple(tree.topology.right.tolist()),
-        prototypes=tuple(replace(one, tests=metrics.said.get(one.prototype, ())) for one in prototypes),
+        prototypes=tuple(replace(one, test_results=metrics.said.get(one.prototype, ())) for one in prototypes),
         leaf_probs=class_log_probs(tree.leaf_logits.detach()).exp().cpu().numpy(),
         accuracy=metrics.accuracy,
-        question=tree.node_function.kind,
+        node_kind=tree.node_function.kind,
         sharpness=tree.node_function.sharpness,
-        tests=metrics.tests,
+        test_results=metrics.test_results,
         classes=explain_classes(pictures, metrics.confusion),
     )
 
@@ -87,7 +87,7 @@ class RunMetrics:
     """What metrics.json says of a tree, as pages show it."""
 
     accuracy: dict[str, float]
-    tests: str
+    test_results: str
     said: dict[int, tuple[str, ...]]  # by prototype
     confusion: list[tuple[int, int, int]]  # of the last stage that was evaluated
 

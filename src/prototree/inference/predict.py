@@ -31,7 +31,7 @@ from prototree.data.images import from_pillow, load_image
 from prototree.data.transforms import eval_transform
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.tables import percent
-from prototree.explanation.records import UNKNOWN, Doubt
+from prototree.explanation.records import UNKNOWN, Abstention
 from prototree.inference.io import ListedImage, is_frame, list_frame, list_images, names_one_image
 from prototree.run import Run, run_or_tree_at
 
@@ -205,14 +205,14 @@ def open_models(model: Models) -> tuple[list[ProtoTree], list[Mapping[int, str]]
     return [tree.eval() for tree in trees], [one.notes if isinstance(one, Run) else {} for one in opened]
 
 
-def abstentions(tree: ProtoTree, predicted: TreePrediction) -> list[Doubt | None]:
+def abstentions(tree: ProtoTree, predicted: TreePrediction) -> list[Abstention | None]:
     """Find out why a tree abstains from each image; None where it answers."""
-    reasons: list[Doubt | None] = []
+    reasons: list[Abstention | None] = []
     for image, abstained in enumerate(predicted.abstained.tolist()):
         ood_score, node = float(predicted.ood_score[image]), None
         if ood_score > tree.calibration.max_ood_score:
             node = int(predicted.greedy.nodes[image, predicted.distance_ratio[image].argmax()])
-        reasons.append(Doubt(node, ood_score) if abstained else None)
+        reasons.append(Abstention(node, ood_score) if abstained else None)
     return reasons
 
 
@@ -279,10 +279,13 @@ class _Predictor:
         soft, labels = average(votes, "soft"), average(votes, self.strategy).argmax(dim=1)
         probability = soft.gather(1, labels[:, None])[:, 0]
         confidence = each[0].confidence if len(each) == 1 else probability  # an ensemble is not calibrated
-        doubts = [abstentions(tree, predicted) for tree, predicted in zip(self.trees, each, strict=True)]
+        abstained_because = [abstentions(tree, predicted) for tree, predicted in zip(self.trees, each, strict=True)]
         likeliest = soft.topk(min(self.top, len(names)), dim=1)
         for i, label in enumerate(labels.tolist()):
-            why, sure = [doubt.reason for own in doubts if (doubt := own[i]) is not None], float(confidence[i])
+            why, sure = (
+                [doubt.reason for own in abstained_because if (doubt := own[i]) is not None],
+                float(confidence[i]),
+            )
             below = f"Less than the {percent(self.min_confidence)} confidence that was asked for."
             reason = why[0] if len(why) == len(each) else below if sure < self.min_confidence else ""
             first = next((t for t, own in enumerate(each) if int(own.labels(self.strategy)[i]) == label), 0)

@@ -108,7 +108,7 @@ def metadata(tree: ProtoTree, notes: dict[int, str] | None = None) -> dict[str, 
     values = {
         "prototree": __version__,
         "classes": list(tree.class_names),
-        "question": tree.node_function.kind,
+        "node_kind": tree.node_function.kind,
         "rules": _rules(tree),
         "prototypes": [
             {

@@ -115,11 +115,11 @@ def fold_table(metrics: Sequence[Mapping[str, Any]]) -> Table:
         )
         for number, fold in enumerate(metrics)
     ]
-    spread = (
+    histogram = (
         f"{_cell(statistics.fmean(column), index)} ± {_cell(statistics.stdev(column), index, unit=False)}"
         for index, column in enumerate(columns)
     )
-    rows.append(("mean ± standard deviation", str(sum(fold["n_images"] for fold in metrics)), *spread))
+    rows.append(("mean ± standard deviation", str(sum(fold["n_images"] for fold in metrics)), *histogram))
     header = ("fold", "test images", "soft", "max-path", "greedy", "prototypes", "path length")
     return Table(f"{len(metrics)} folds", header, tuple(rows))
 

@@ -16,20 +16,20 @@ from prototree.evaluation.tables import percent
 from prototree.explanation.records import (
     UNKNOWN,
     DecisionExplanation,
+    EnsembleExplanation,
     Flip,
     Location,
     Match,
+    PatchComparison,
     PathExplanation,
     Picture,
-    SeenPatch,
     Step,
-    VoteExplanation,
 )
 from prototree.reporting import asset, images, json_number, render, text
 from prototree.reporting.histogram import histogram_svg, histogram_text
 from prototree.reporting.images import PictureUrl, reduced
 
-Decision = DecisionExplanation | VoteExplanation
+Decision = DecisionExplanation | EnsembleExplanation
 
 _MAX_BARS = 6
 _PHOTO_SIDE, _THUMB_SIDE = 480, 96
@@ -53,9 +53,9 @@ def decision_body(
     `2-piece-3`); `node_url` is where a node, given by its index, can be edited.
     """
     decisions, probs, predicted = _summary(explanation)
-    first, several = decisions[0], isinstance(explanation, VoteExplanation)
+    first, several = decisions[0], isinstance(explanation, EnsembleExplanation)
     steps = [step for decision in decisions for path in decision.distinct_paths for step in path.steps]
-    locations = [where for step in steps for side in step.sides for where in side.match.where]
+    locations = [where for step in steps for side in step.sides for where in side.match.locations]
     methods = dict.fromkeys(where.method for where in locations)
     share, share_text = percent(max(probs)), "of the trees’ mean vote"
     if not several:
@@ -70,13 +70,13 @@ def decision_body(
         share=share,
         share_text=share_text,
         unknown=UNKNOWN,
-        doubt=None if several or first.doubt is None else first.doubt.reason,
+        abstain_reason=None if several or first.abstention is None else first.abstention.reason,
         truth=None if first.label is None else first.class_names[first.label],
         right=first.label == predicted,
         bars=_bars(probs, first.class_names),
         several=several,
         methods=[(method, *text.METHODS[method]) for method in methods],
-        untested=text.untested_text([where.hiding for where in locations]),
+        untested=text.untested_text([where.occlusion for where in locations]),
         trees=[
             _TreePart(decision, picture_url, f"{number}-" if several else "").values()
             for number, decision in enumerate(decisions, 1)
@@ -87,9 +87,9 @@ def decision_body(
 
 def _summary(explanation: Decision) -> tuple[tuple[DecisionExplanation, ...], tuple[float, ...], int]:
     """Return the decisions of the trees, the class probabilities, and the predicted class: greedy, or of the mean."""
-    if isinstance(explanation, VoteExplanation):
+    if isinstance(explanation, EnsembleExplanation):
         return explanation.decisions, explanation.class_probs, text.likeliest(explanation.class_probs)
-    return (explanation,), explanation.soft, explanation.answer
+    return (explanation,), explanation.class_probs, explanation.answer
 
 
 def _styles() -> list[Markup]:
@@ -117,10 +117,10 @@ class _TreePart:
         return {
             "winner": names[decision.answer],
             "share": text.confidence_percent(decision.confidence) or UNKNOWN,
-            "is_pairwise": decision.question == "pairwise",
+            "is_pairwise": decision.node_kind == "pairwise",
             "paths": list(map(self._path, paths)),
-            "bars": _bars(decision.soft, names),
-            "soft": names[text.likeliest(decision.soft)],
+            "bars": _bars(decision.class_probs, names),
+            "soft": names[text.likeliest(decision.class_probs)],
             # The other path is shown where it leads to another class; where it does not, that is all there is to say.
             "other_way": bool(elsewhere) and len(paths) == 1,
         }
@@ -130,11 +130,11 @@ class _TreePart:
         return {
             "strategy": path.strategy,
             "name": text.STRATEGY_NAMES[path.strategy],
-            "meaning": text.strategy_text(path.strategy, self.decision.question),
+            "meaning": text.strategy_text(path.strategy, self.decision.node_kind),
             "length": f"{text.number_word(n_steps)} {'question' if n_steps == 1 else 'questions'}",
             "runs": list(self._runs(path.steps)),
             "end": names[path.answer],
-            "runner_up": text.runner_up_text(self.decision.runner_up.get(path.strategy), names),
+            "counterfactuals": text.runner_up_text(self.decision.counterfactuals.get(path.strategy), names),
         }
 
     def _runs(self, steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
@@ -151,7 +151,7 @@ class _TreePart:
             yield {"absent": True, "numbers": ", ".join(numbers), "text": line, "steps": run}
 
     def _step(self, step: Step) -> dict[str, Any]:
-        kind, pairwise = self.decision.question, step.left is not None
+        kind, pairwise = self.decision.node_kind, step.left is not None
         distances = zip(step.sides, text.distances_text(step), strict=True)
         sides = [self._side(step, side, distance) for side, distance in distances]
         taken = int(step.goes_right) if pairwise else 0
@@ -162,23 +162,23 @@ class _TreePart:
             "p_right": f"{step.p_right:.2f}",
             "width": f"{100 * min(max(step.p_right, 0.0), 1.0):.1f}",
             "text": text.step_line(step),
-            "against": step.against_odds,
+            "against": step.is_minority_path,
             "is_pairwise": pairwise,
             "nearer": int(step.p_right > 0.5),  # which of the two sides
             "taken": sides[taken],
             "other": sides[1 - taken] if pairwise else None,
             "sides": sides,
-            "spread": step.spread and histogram_svg(step.spread, kind, at=step.at),
-            "spread_text": histogram_text(step.spread, kind) if step.spread else "",
+            "histogram": step.histogram and histogram_svg(step.histogram, kind, at=step.at),
+            "histogram_caption": histogram_text(step.histogram, kind) if step.histogram else "",
         }
 
-    def _side(self, step: Step, side: SeenPatch, distance: str) -> dict[str, Any]:
+    def _side(self, step: Step, side: PatchComparison, distance: str) -> dict[str, Any]:
         match, row, patch = side.match, side.prototype, text.step_patch(step, side)
-        if side.around is None:  # a patch alone, which is hard to recognise
+        if side.context is None:  # a patch alone, which is hard to recognise
             url = self.picture_url(f"{self.prefix}prototype-{row}", reduced(side.picture, images.CROP_SIDE))
             picture: dict[str, Any] = {"url": url, "frame": None}
         else:
-            picture = self._framed(f"around-{row}", side.around.picture, side.around.frame)
+            picture = self._framed(f"context-{row}", side.context.picture, side.context.frame)
         return {
             "patch": patch,
             "note": side.note,
@@ -188,19 +188,19 @@ class _TreePart:
             "picture": picture,
             "piece": self._framed(f"piece-{row}", images.crop_around(match), images.patch_frame(match)),
             "size": match.size,
-            "where": [_location(match, where) for where in match.where],
+            "locations": [_location(match, where) for where in match.locations],
         }
 
     def _framed(self, name: str, picture: Picture, edges: tuple[float, float, float, float]) -> dict[str, Any]:
         """Return a picture, and where in it a frame stands, from its edges as fractions."""
-        picture = reduced(picture, images.AROUND_SIDE)
+        picture = reduced(picture, images.CONTEXT_SIDE)
         (height, width, _), (left, top, right, bottom) = picture.shape, edges
         frame = Box(left * width, top * height, right * width, bottom * height)
         return {"url": self.picture_url(f"{self.prefix}{name}", picture), "frame": frame, "size": (width, height)}
 
 
 def _location(match: Match, where: Location) -> dict[str, Any]:
-    test = text.occlusion_text(where.hiding) if where.hiding is not None else ""
+    test = text.occlusion_text(where.occlusion) if where.occlusion is not None else ""
     box, heat = where.box.clip(match.size), images.heat_url(where.heat)
     return {"method": where.method, "box": box, "heat": heat, "text": test}
 
@@ -254,29 +254,29 @@ def decision_json(explanation: Decision) -> dict[str, Any]:
     Keys are the ones of the data formats, whatever the records call their fields. Nodes are counted from 1.
     """
     (first, *_), probs, predicted = _summary(explanation)
-    names, doubt = first.class_names, first.doubt if explanation is first else None
+    names, abstention = first.class_names, first.abstention if explanation is first else None
     predicted_class = names[predicted]
     prediction = {
-        "prediction": predicted_class if doubt is None else None,
+        "prediction": predicted_class if abstention is None else None,
         "predicted_class": predicted_class,
         "class_probs": list(map(json_number, probs)),
     }
-    if isinstance(explanation, VoteExplanation):
+    if isinstance(explanation, EnsembleExplanation):
         return {**prediction, "trees": [decision_json(decision) for decision in explanation.decisions]}
     return {
         "image": explanation.image,
         "size": list(explanation.size),
         "label": None if explanation.label is None else names[explanation.label],
-        "node_kind": explanation.question,
+        "node_kind": explanation.node_kind,
         "classes": list(names),
         **prediction,
         "confidence": None if explanation.confidence is None else json_number(explanation.confidence),
-        "abstained": doubt is not None,
-        "abstain_reason": None if doubt is None else doubt.reason,
+        "abstained": abstention is not None,
+        "abstain_reason": None if abstention is None else abstention.reason,
         "paths": {strategy: _path_json(path, names) for strategy, path in explanation.paths.items()},
-        "runner_up": {
+        "counterfactuals": {
             strategy: result and {"class": names[result.label], "changes": list(map(_change_json, result.flips))}
-            for strategy, result in explanation.runner_up.items()
+            for strategy, result in explanation.counterfactuals.items()
         },
     }
 
@@ -298,14 +298,14 @@ def _path_json(path: PathExplanation, names: Sequence[str]) -> dict[str, Any]:
     return {"leaf": path.leaf, "predicted_class": names[path.answer], "class_probs": probs, "steps": steps}
 
 
-def _side_json(step: Step, side: SeenPatch) -> dict[str, Any]:
+def _side_json(step: Step, side: PatchComparison) -> dict[str, Any]:
     return {
         "patch": text.step_patch(step, side),
         "prototype_row": side.prototype,
         "distance": json_number(side.distance),
         "similarity": json_number(step.p_right if step.left is None else side.match.similarity),
         "in_radius": side.in_radius,
-        "where": list(map(_location_json, side.match.where)),
+        "locations": list(map(_location_json, side.match.locations)),
     }
 
 
@@ -315,9 +315,9 @@ def _location_json(where: Location) -> dict[str, Any]:
         "box": list(map(json_number, where.box.edges)),
         "occlusion_test": None,
     }
-    if (test := where.hiding) is not None:
+    if (test := where.occlusion) is not None:
         names = ("before", "box_occluded", "random_occluded")
-        values = map(json_number, (test.before, test.box_hidden, test.random_hidden))
+        values = map(json_number, (test.before, test.box_occluded, test.random_occluded))
         location["occlusion_test"] = dict(zip(names, values, strict=True))
     return location
 

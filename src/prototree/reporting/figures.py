@@ -16,7 +16,15 @@ from xml.sax.saxutils import escape
 from prototree.core.topology import Strategy
 from prototree.errors import ShapeError
 from prototree.evaluation.tables import percent
-from prototree.explanation.records import UNKNOWN, DecisionExplanation, Match, Picture, SeenPatch, Step, TreeExplanation
+from prototree.explanation.records import (
+    UNKNOWN,
+    DecisionExplanation,
+    Match,
+    PatchComparison,
+    Picture,
+    Step,
+    TreeExplanation,
+)
 from prototree.reporting import images, text
 from prototree.reporting.images import reduced
 from prototree.reporting.layout import LEAF_SIZE, NODE_SIZE, SPACING, Card, Size, arrange, reading_order
@@ -192,7 +200,7 @@ def _leaf_lines(tree: TreeText, leaf: int) -> tuple[list[str], str]:
     unsure, predicted = tree.is_unsure(leaf), tree.rules[leaf].predicted
     name = text.NO_CLASS if unsure else tree.explanation.class_names[predicted]
     lines = wrapped(name, _BOLD * _NAME, LEAF_SIZE[0] - 8)
-    return lines, "" if unsure else tree.class_facts(predicted).right_words
+    return lines, "" if unsure else tree.class_facts(predicted).correct_text
 
 
 def _leaf_height(tree: TreeText, leaf: int) -> float:
@@ -272,7 +280,7 @@ def _pairwise_card(step: Step, rect: Rect) -> str:
     return card
 
 
-def _side(side: SeenPatch, name: str, distance: str, rect: Rect, *, nearer: bool) -> str:
+def _side(side: PatchComparison, name: str, distance: str, rect: Rect, *, nearer: bool) -> str:
     match, half = side.match, (rect.width - 14) / 2
     colour, text = (PRESENT_INK, f"nearer: {distance}") if nearer else (ABSENT_INK, distance)
     photo = Rect(rect.x + 5, rect.y + half + 26, rect.width - 10, rect.height - half - 50)
@@ -333,7 +341,7 @@ def _arrow(before: Rect, after: Rect, solid: bool) -> str:
 def _patch(match: Match, rect: Rect) -> str:
     """Draw a patch with its surroundings, and a frame around the patch itself."""
     picture, (left, top, right, bottom) = (
-        reduced(images.crop_around(match), images.AROUND_SIDE),
+        reduced(images.crop_around(match), images.CONTEXT_SIDE),
         images.patch_frame(match),
     )
     fitted = _fitted(picture, rect)
@@ -346,11 +354,15 @@ def _photo_with_box(match: Match, rect: Rect, *, heat: bool = False) -> str:
     """Draw the photo of a match with the first of its boxes, which are in pixels of the original."""
     photo = reduced(match.photo, images.PHOTO_SIDE)
     fitted = _fitted(photo, rect)
-    if not match.where:
+    if not match.locations:
         return _image(fitted, photo)
-    box, across, down = match.where[0].box.clip(match.size), fitted.width / match.size[0], fitted.height / match.size[1]
+    box, across, down = (
+        match.locations[0].box.clip(match.size),
+        fitted.width / match.size[0],
+        fitted.height / match.size[1],
+    )
     frame = Rect(fitted.x + box.left * across, fitted.y + box.top * down, box.width * across, box.height * down)
-    return _image(fitted, images.heat_overlay(photo, match.where[0].heat) if heat else photo) + _frame(frame)
+    return _image(fitted, images.heat_overlay(photo, match.locations[0].heat) if heat else photo) + _frame(frame)
 
 
 def _picture(picture: Picture, rect: Rect, longest: int) -> str:

@@ -1,6 +1,6 @@
 """Histogram of the training photos around the boundary of a node, as a small SVG: what gives a distance a meaning.
 
->>> histogram_svg(step.spread, "pairwise", at=step.at)
+>>> histogram_svg(step.histogram, "pairwise", at=step.at)
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from markupsafe import Markup
 
 from prototree.evaluation.tables import percent
-from prototree.explanation.records import NodeKind, Spread
+from prototree.explanation.records import DecisionHistogram, NodeKind
 
 WIDTH, HEIGHT = 360.0, 146.0
 _LEFT, _RIGHT = 6.0, WIDTH - 6.0
@@ -20,23 +20,23 @@ _STEPS = (0.1, 0.2, 0.5, 1.0)  # between two numbers at the axis
 _MAX_NUMBERS = 7
 
 
-def histogram_svg(spread: Spread, kind: NodeKind, at: float | None = None) -> Markup:
+def histogram_svg(histogram: DecisionHistogram, kind: NodeKind, at: float | None = None) -> Markup:
     """Draw the histogram for a page; `base.css` has its colours. `at` marks one photo, as `Step.at` has it.
 
     Photos of the classes on the right stand above the axis, those of the left below; each side's area is the same,
     however many photos it has. Only fixed words and numbers come into it.
     """
-    low, high = _shown_range(spread, at)
+    low, high = _shown_range(histogram, at)
 
     def across(value: float) -> float:
         return _LEFT + (_RIGHT - _LEFT) * (min(max(value, low), high) - low) / (high - low)
 
-    fractions = [[n / max(sum(counts), 1) for n in counts] for counts in (spread.right, spread.left)]
+    fractions = [[n / max(sum(counts), 1) for n in counts] for counts in (histogram.right, histogram.left)]
     tallest = max(map(max, fractions)) or 1.0
-    line = across(spread.line)
+    line = across(histogram.line)
     parts = [
-        _bars(spread, fractions[0], across, (_TOP - _AXIS) / tallest, "right"),
-        _bars(spread, fractions[1], across, (_BOTTOM - _AXIS) / tallest, "left"),
+        _bars(histogram, fractions[0], across, (_TOP - _AXIS) / tallest, "right"),
+        _bars(histogram, fractions[1], across, (_BOTTOM - _AXIS) / tallest, "left"),
         f'<path class="axis" d="M{_LEFT:g} {_AXIS:g}H{_RIGHT:g}"/>',
         *_numbers(low, high, across),
         f'<path class="line" d="M{line:.1f} {_TOP - 4:g}V{_BOTTOM:g}"/>',
@@ -44,20 +44,21 @@ def histogram_svg(spread: Spread, kind: NodeKind, at: float | None = None) -> Ma
     ]
     if at is not None:
         parts.append(_mark(across(at)))
-    text = Markup.escape(f"{histogram_text(spread, kind)} {_position_text(kind, at)}".strip())
+    text = Markup.escape(f"{histogram_text(histogram, kind)} {_position_text(kind, at)}".strip())
     return Markup(
-        f'<svg class="spread" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{text}">{"".join(parts)}</svg>'
+        f'<svg class="histogram" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{text}">'
+        f"{''.join(parts)}</svg>"
     )
 
 
-def histogram_text(spread: Spread, kind: NodeKind) -> str:
+def histogram_text(histogram: DecisionHistogram, kind: NodeKind) -> str:
     """Say how many photos of each side are on their side of the boundary; nothing where none were counted."""
-    below = round((spread.line - spread.low) / spread.width)  # bins under the boundary
+    below = round((histogram.line - histogram.low) / histogram.width)  # bins under the boundary
     presence = kind == "presence"
     texts = []
     for counts, is_below, name in (
-        (spread.right, presence, "present" if presence else "right"),
-        (spread.left, not presence, "absent" if presence else "left"),
+        (histogram.right, presence, "present" if presence else "right"),
+        (histogram.left, not presence, "absent" if presence else "left"),
     ):
         if total := sum(counts):
             correct = sum(counts[:below]) if is_below else sum(counts[below:])
@@ -73,26 +74,28 @@ def _position_text(kind: NodeKind, at: float | None) -> str:
     return f"This photo: {abs(at):.2f} towards the {'right' if at > 0 else 'left'}, where 1 is the patch itself."
 
 
-def _shown_range(spread: Spread, at: float | None) -> tuple[float, float]:
+def _shown_range(histogram: DecisionHistogram, at: float | None) -> tuple[float, float]:
     """Return the range of all bins that hold more than a few photos, the mark and a margin about the boundary."""
-    both = [sum(pair) for pair in zip(spread.right, spread.left, strict=True)]
+    both = [sum(pair) for pair in zip(histogram.right, histogram.left, strict=True)]
     few, total = _FEW * sum(both), sum(both)
     used = [i for i, n in enumerate(both) if n and sum(both[: i + 1]) > few and total - sum(both[:i]) > few]
-    edges = [spread.line - _MARGIN, spread.line + _MARGIN]
-    edges += [spread.low + (i + end) * spread.width for i in used for end in (0, 1)]
+    edges = [histogram.line - _MARGIN, histogram.line + _MARGIN]
+    edges += [histogram.low + (i + end) * histogram.width for i in used for end in (0, 1)]
     if at is not None:
         edges.append(at)
-    return max(min(edges), spread.low), min(max(edges), spread.high)
+    return max(min(edges), histogram.low), min(max(edges), histogram.high)
 
 
-def _bars(spread: Spread, fractions: list[float], across: Callable[[float], float], scale: float, side: str) -> str:
+def _bars(
+    histogram: DecisionHistogram, fractions: list[float], across: Callable[[float], float], scale: float, side: str
+) -> str:
     drawn = ""
     for i, fraction in enumerate(fractions):
         if not fraction:
             continue
-        start, end = across(spread.low + i * spread.width), across(spread.low + (i + 1) * spread.width)
+        start, end = across(histogram.low + i * histogram.width), across(histogram.low + (i + 1) * histogram.width)
         if end <= start:  # beyond what is shown: at its edge
-            width = across(spread.low + spread.width) - across(spread.low) or 2.0
+            width = across(histogram.low + histogram.width) - across(histogram.low) or 2.0
             start, end = (start, start + width) if start <= _LEFT else (end - width, end)
         height = math.copysign(max(1.5, abs(scale) * fraction), scale)
         drawn += f"M{start + 0.4:.1f} {_AXIS:g}v{height:.1f}h{end - start - 0.8:.1f}V{_AXIS:g}z"

@@ -11,14 +11,14 @@ from PIL import Image
 
 from prototree.backbones.geometry import Box
 from prototree.data.images import webp
-from prototree.explanation.records import AROUND, Heat, Match, Picture, Surroundings
+from prototree.explanation.records import CONTEXT_SCALE, Heatmap, Match, PatchContext, Picture
 
 PictureUrl = Callable[[str, Picture], str]
 """From a picture's name, unique on its page, and the picture to where the page finds it."""
 
 PHOTO_SIDE = 288  # the longest side, in pixels, of what a page carries
 CROP_SIDE = 96
-AROUND_SIDE = 176  # of a patch with its surroundings
+CONTEXT_SIDE = 176  # of a patch with its surroundings
 CLASS_SIDE = 176  # of an example of a class
 SMALL_PHOTO_SIDE = 128  # of photos that stand beside others
 HEAT_SIDE = 28  # of a heat map that a page stretches itself
@@ -47,25 +47,27 @@ def reduced(picture: Picture, longest: int) -> Picture:
     return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.LANCZOS))
 
 
-def surroundings(match: Match) -> Box:
-    """Return the box around the patch, `AROUND` times as wide, in pixels of the original photo."""
-    return match.where[0].box.surroundings(AROUND, match.size) if match.where else Box.whole(match.size)
+def context_box(match: Match) -> Box:
+    """Return the box around the patch, `CONTEXT_SCALE` times as wide, in pixels of the original photo."""
+    return (
+        match.locations[0].box.context_square(CONTEXT_SCALE, match.size) if match.locations else Box.whole(match.size)
+    )
 
 
 def crop_around(match: Match) -> Picture:
     """Return the patch with its surroundings: cut out of the photo itself, or else out of its small picture."""
-    if match.around is not None:
-        return match.around
-    if not match.where or not match.photo.size:
+    if match.context is not None:
+        return match.context
+    if not match.locations or not match.photo.size:
         return match.crop
-    return Surroundings.of(match.photo, match.size, match.where[0].box).picture
+    return PatchContext.of(match.photo, match.size, match.locations[0].box).picture
 
 
 def patch_frame(match: Match) -> tuple[float, float, float, float]:
     """Return where the patch lies in `crop_around`: left, top, right and bottom as fractions of width and height."""
-    if not match.where or (match.around is None and not match.photo.size):
+    if not match.locations or (match.context is None and not match.photo.size):
         return 0.0, 0.0, 1.0, 1.0
-    return match.where[0].box.clip(match.size).shares_of(surroundings(match))
+    return match.locations[0].box.clip(match.size).relative_to(context_box(match))
 
 
 def data_url(name: str, picture: Picture) -> str:
@@ -80,7 +82,7 @@ def jpeg_url(picture: Picture) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def heat_overlay(photo: Picture, heat: Heat) -> Picture:
+def heat_overlay(photo: Picture, heat: Heatmap) -> Picture:
     """Blend a heat map over a photo."""
     height, width, _ = photo.shape
     colours = _heat_colours(heat, (width, height))
@@ -89,27 +91,27 @@ def heat_overlay(photo: Picture, heat: Heat) -> Picture:
     return mixed
 
 
-def heat_url(heat: Heat) -> str:
+def heat_url(heat: Heatmap) -> str:
     """Embed a heat map alone, to be stretched over a photo: a small picture with transparency."""
     colours = _heat_colours(heat, (48, 48)) * (1, 1, 1, 255)
     return _webp_url(colours.round().astype(np.uint8))
 
 
-def heat_values(heat: Heat) -> dict[str, int | str]:
+def heat_values(heat: Heatmap) -> dict[str, int | str]:
     """Encode a heat map as a few bytes, row by row, for a page that colours and stretches it itself."""
     rows, columns = (min(side, HEAT_SIDE) for side in heat.shape)
     small = (_stretched(heat, (columns, rows)) * 255).round().astype(np.uint8)
     return {"rows": rows, "columns": columns, "values": base64.b64encode(small.tobytes()).decode()}
 
 
-def _stretched(heat: Heat, size: tuple[int, int]) -> Float[ndarray, "rows columns"]:
+def _stretched(heat: Heatmap, size: tuple[int, int]) -> Float[ndarray, "rows columns"]:
     """Resize a heat map smoothly to this width and height, from 0 to 1."""
     smooth = Image.fromarray(np.nan_to_num(heat).astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
     clipped: ndarray = np.clip(np.asarray(smooth), 0.0, 1.0)
     return clipped
 
 
-def _heat_colours(heat: Heat, size: tuple[int, int]) -> Float[ndarray, "rows columns 4"]:
+def _heat_colours(heat: Heatmap, size: tuple[int, int]) -> Float[ndarray, "rows columns 4"]:
     """Colour a heat map: red, green, blue (to 255), and how much of the photo it covers."""
     hot, steps = _stretched(heat, size), np.linspace(0.0, 1.0, len(HEAT_COLOURS))
     return np.stack([np.interp(hot, steps, channel) for channel in zip(*HEAT_COLOURS, strict=True)], axis=-1)

@@ -29,7 +29,7 @@ def rules_json(explanation: TreeExplanation) -> dict[str, Any]:
     text, names = TreeText(explanation), explanation.class_names
     return {
         "title": explanation.title,
-        "node_kind": explanation.question,
+        "node_kind": explanation.node_kind,
         "classes": list(names),
         "prototypes": [
             {
@@ -75,4 +75,4 @@ def _patch_line(patch: str, prototype: PrototypeExplanation, names: list[str]) -
 
 
 def _box(match: Match) -> list[float]:
-    return [round(edge, 2) for edge in match.where[0].box.edges] if match.where else []
+    return [round(edge, 2) for edge in match.locations[0].box.edges] if match.locations else []

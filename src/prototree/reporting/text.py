@@ -10,17 +10,17 @@ from prototree.evaluation.tables import percent
 from prototree.explanation.records import (
     UNKNOWN,
     ClassExplanation,
+    Counterfactual,
     DecisionExplanation,
+    EnsembleExplanation,
     Flip,
-    Hiding,
     Method,
     NodeKind,
+    OcclusionEffect,
+    PatchComparison,
     PrototypeExplanation,
-    RunnerUp,
-    SeenPatch,
     Step,
     TreeExplanation,
-    VoteExplanation,
 )
 from prototree.reporting.layout import reading_order
 
@@ -71,7 +71,7 @@ def patch_name(node: int, row: int, kind: NodeKind) -> str:
     return f"{node_number(node)}{side}"
 
 
-def step_patch(step: Step, side: SeenPatch) -> str:
+def step_patch(step: Step, side: PatchComparison) -> str:
     """Name one of the patches that a step compares."""
     return patch_name(step.node, side.prototype, "presence" if step.left is None else "pairwise")
 
@@ -88,7 +88,7 @@ def strategy_text(strategy: Strategy, kind: NodeKind) -> str:
 
 def headline(tree: TreeExplanation) -> str:
     """Say how often the single path is right: `82.1 % of test photos right`; empty if never evaluated."""
-    return f"{percent(tree.accuracy['greedy'], 1)} of {tree.judged_on} right" if "greedy" in tree.accuracy else ""
+    return f"{percent(tree.accuracy['greedy'], 1)} of {tree.evaluated_on} right" if "greedy" in tree.accuracy else ""
 
 
 def confidence_percent(confidence: float | None) -> str:
@@ -107,9 +107,9 @@ def confidence_text(confidence: float | None, n_calibration: int) -> str:
     return f"sure: right in about {max(round(100 * confidence), 1)} of 100 such cases"
 
 
-def decision_text(explanation: DecisionExplanation | VoteExplanation) -> str:
+def decision_text(explanation: DecisionExplanation | EnsembleExplanation) -> str:
     """Sum up a decision in one line: prediction, confidence and the path."""
-    if isinstance(explanation, VoteExplanation):
+    if isinstance(explanation, EnsembleExplanation):
         first, probs = explanation.decisions[0], explanation.class_probs
         best = likeliest(probs)
         trees = count(len(explanation.decisions), "tree")
@@ -119,7 +119,7 @@ def decision_text(explanation: DecisionExplanation | VoteExplanation) -> str:
     steps = "; ".join(name + step_text(step) for name, step in zip(names, path, strict=True)) or "no question asked"
     predicted_class = explanation.class_names[explanation.answer]
     if explanation.confidence is None:
-        reason = explanation.doubt.reason if explanation.doubt is not None else ""
+        reason = explanation.abstention.reason if explanation.abstention is not None else ""
         return f"{explanation.image}: {UNKNOWN} (best guess {predicted_class}): {reason} {steps}"
     return f"{explanation.image}: {predicted_class} ({percent(explanation.confidence)} sure): {steps}"
 
@@ -158,12 +158,12 @@ def number_word(number: int) -> str:
     return _NUMBERS[number] if number < len(_NUMBERS) else str(number)
 
 
-def runner_up_text(runner_up: RunnerUp | None, class_names: Sequence[str]) -> str:
+def runner_up_text(counterfactuals: Counterfactual | None, class_names: Sequence[str]) -> str:
     """Say the counterfactual: what another class would have needed to win."""
-    if runner_up is None:
+    if counterfactuals is None:
         return "No change would have led this tree to another class."
-    needed = " and ".join(map(flip_text, runner_up.flips)) or "nothing would have to change"
-    return f"For {class_names[runner_up.label]} to win instead, {needed}."
+    needed = " and ".join(map(flip_text, counterfactuals.flips)) or "nothing would have to change"
+    return f"For {class_names[counterfactuals.label]} to win instead, {needed}."
 
 
 def flip_text(flip: Flip) -> str:
@@ -185,17 +185,17 @@ def _change_text(now: float, needed: float) -> str:
     return f"{turn} a little from {now:.2f}"
 
 
-def occlusion_text(test: Hiding | None) -> str:
+def occlusion_text(test: OcclusionEffect | None) -> str:
     """Say how the occlusion test of a box went."""
     if test is None:
         return "This box was not tested by hiding it."
     return (
-        f"Hiding this box lowers the similarity from {test.before:.2f} to {test.box_hidden:.2f}; "
-        f"hiding a random box of the same size: to {test.random_hidden:.2f}."
+        f"OcclusionEffect this box lowers the similarity from {test.before:.2f} to {test.box_occluded:.2f}; "
+        f"hiding a random box of the same size: to {test.random_occluded:.2f}."
     )
 
 
-def untested_text(tests: Sequence[Hiding | None]) -> str:
+def untested_text(tests: Sequence[OcclusionEffect | None]) -> str:
     """Say once for a page which boxes had no occlusion test; empty where all had one."""
     untested = sum(test is None for test in tests)
     if not untested:
@@ -223,7 +223,7 @@ class TreeText:
     @property
     def is_pairwise(self) -> bool:
         """Whether nodes compare two prototypes."""
-        return self.explanation.question == "pairwise"
+        return self.explanation.node_kind == "pairwise"
 
     def sides(self, node: int) -> tuple[PrototypeExplanation, ...]:
         """Return a node's prototypes as they stand on a page: left to right."""
@@ -237,7 +237,7 @@ class TreeText:
 
     def patch(self, prototype: PrototypeExplanation) -> str:
         """Name a prototype's patch: `7`, or `7L` and `7R` where a node has two."""
-        return patch_name(prototype.node, prototype.prototype, self.explanation.question)
+        return patch_name(prototype.node, prototype.prototype, self.explanation.node_kind)
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:

@@ -44,9 +44,9 @@ def tree_body(explanation: TreeExplanation) -> str:
         title=explanation.title,
         size=f"{prototypes} · {text.count(len(explanation.class_names), 'class', 'classes')}",
         accuracy=text.headline(explanation),
-        accuracy_means=text.strategy_text("greedy", explanation.question),
-        node_kind=explanation.question,
-        tests=explanation.tests,
+        accuracy_means=text.strategy_text("greedy", explanation.node_kind),
+        node_kind=explanation.node_kind,
+        test_results=explanation.test_results,
     )
 
 
@@ -70,9 +70,9 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
 
     return {
         "title": explanation.title,
-        "node_kind": explanation.question,
+        "node_kind": explanation.node_kind,
         "classes": list(explanation.class_names),
-        "judged_on": explanation.judged_on,
+        "evaluated_on": explanation.evaluated_on,
         "sizes": {"node": list(NODE_SIZE), "leaf": list(LEAF_SIZE), **asdict(SPACING), "ways": ways},
         "heat_colours": [list(colour) for colour in images.HEAT_COLOURS],
         "nodes": [_node_data(tree, node, url) for node in range(len(explanation.left))],
@@ -92,7 +92,7 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
 
 def _node_data(tree: TreeText, node: int, url: PictureUrl) -> dict[str, Any]:
     explanation, (*left, right) = tree.explanation, tree.sides(node)
-    spread, kind = right.spread, explanation.question
+    histogram, kind = right.histogram, explanation.node_kind
     return {
         "id": node,
         "left": explanation.left[node],
@@ -100,8 +100,8 @@ def _node_data(tree: TreeText, node: int, url: PictureUrl) -> dict[str, Any]:
         "below": list(tree.classes_below(node)),
         **_prototype_data(right, tree.patch(right), url),
         "other": _prototype_data(left[0], tree.patch(left[0]), url) if left else None,
-        "spread": "" if spread is None else str(histogram_svg(spread, kind)),
-        "spread_text": "" if spread is None else histogram_text(spread, kind),
+        "histogram": "" if histogram is None else str(histogram_svg(histogram, kind)),
+        "histogram_caption": "" if histogram is None else histogram_text(histogram, kind),
     }
 
 
@@ -110,37 +110,39 @@ def _class_data(label: int, facts: ClassExplanation, url: PictureUrl) -> dict[st
         "photos": [
             url(f"class-{label}-{i}", reduced(photo, images.CLASS_SIDE)) for i, photo in enumerate(facts.photos)
         ],
-        "right": facts.right_words,
-        "taken_for": [list(pair) for pair in facts.taken_for],
+        "right": facts.correct_text,
+        "confused_with": [list(pair) for pair in facts.confused_with],
     }
 
 
 def _prototype_data(prototype: PrototypeExplanation, patch: str, url: PictureUrl) -> dict[str, Any]:
     row, source, moved = prototype.prototype, prototype.source, prototype.projection_distance
-    around = None if source.around is None else url(f"around-{row}", reduced(source.around, images.AROUND_SIDE))
+    around = None if source.context is None else url(f"context-{row}", reduced(source.context, images.CONTEXT_SIDE))
     return {
         "patch": patch,
         "radius": json_number(prototype.radius, 4),
         "note": prototype.note,
         "projected": moved is not None,
         "moved": None if moved is None else json_number(moved, 4),
-        "tests": list(prototype.tests),
+        "test_results": list(prototype.test_results),
         "photo": url(f"photo-{row}", reduced(source.photo, images.PHOTO_SIDE)),
         **_match_data(source, f"crop-{row}", url),
-        "around": around,  # None: the page cuts it out of the photo
-        "surroundings": [round(edge, 1) for edge in images.surroundings(source).edges],
+        "context": around,  # None: the page cuts it out of the photo
+        "context_box": [round(edge, 1) for edge in images.context_box(source).edges],
         "frame": [json_number(edge, 4) for edge in images.patch_frame(source)],
-        "where": [_location_data(where) for where in source.where],
+        "locations": [_location_data(where) for where in source.locations],
         "nearest": [
             {
                 **_match_data(match, f"nearest-{row}-{i}", url),
                 "photo": url(f"nearest-photo-{row}-{i}", reduced(match.photo, images.SMALL_PHOTO_SIDE)),
-                "where": [{"box": [round(edge, 1) for edge in where.box.edges]} for where in match.where[:1]],
+                "locations": [{"box": [round(edge, 1) for edge in where.box.edges]} for where in match.locations[:1]],
             }
             for i, match in enumerate(prototype.nearest)
         ],
         "class_pass_rate": [json_number(share, 4) for share in prototype.class_pass_rate],
-        "causes": [[_CAUSES[cause.name], json_number(cause.change, 4)] for cause in prototype.causes],
+        "perturbation_effects": [
+            [_CAUSES[cause.name], json_number(cause.change, 4)] for cause in prototype.perturbation_effects
+        ],
     }
 
 
@@ -162,5 +164,5 @@ def _location_data(where: Location) -> dict[str, Any]:
         "meaning": meaning,
         "box": [round(edge, 1) for edge in where.box.edges],
         "heat": images.heat_values(where.heat),
-        "text": text.occlusion_text(where.hiding),
+        "text": text.occlusion_text(where.occlusion),
     }

@@ -61,7 +61,7 @@ def attach_sources(projection: Projection, entries: Sequence[Entry], root: Path)
 
 def _source(tree: ProtoTree, nearest: Nearest, row: int, entries: Sequence[Entry], root: Path) -> PrototypeSource:
     entry = entries[int(nearest.index[row])]
-    patch = tree.grid.place(int(nearest.patch[row]))
+    patch = tree.grid.row_column(int(nearest.patch[row]))
     region = entry.view.region
     return PrototypeSource(
         image=image_name(root, entry.sample.path),

@@ -147,7 +147,7 @@
     const holder = document.createElement("span"), [left, top, right, bottom] = patch.frame;
     holder.className = "patch";
     holder.innerHTML = '<img alt="" loading="lazy"><svg class="box" viewBox="0 0 1 1" preserveAspectRatio="none" aria-hidden="true"><rect class="under"/><rect class="over"/></svg>';
-    holder.firstChild.src = patch.around;
+    holder.firstChild.src = patch.context;
     for (const rect of holder.querySelectorAll("rect")) for (const [key, value] of Object.entries({ x: left, y: top, width: right - left, height: bottom - top })) rect.setAttribute(key, value);
     return holder;
   }

@@ -267,7 +267,7 @@
 
   function photoWithBox(node, withLabel) {
     const frame = make("span", { class: "photo" }, make("img", { src: node.photo, alt: withLabel ? `Training photo of ${name(node.label)}` : "", draggable: "false", decoding: "async" }));
-    frame.append(boxOver(node, node.where[0]));
+    frame.append(boxOver(node, node.locations[0]));
     return frame;
   }
 
@@ -281,16 +281,16 @@
     return svg;
   }
 
-  const classOf = (label) => (label === null ? null : data.class_facts[label]) || { photos: [], right: "", taken_for: [] };
-  const rightTitle = (facts) => (facts.right && `${facts.right}, ${data.judged_on}`);
+  const classOf = (label) => (label === null ? null : data.class_facts[label]) || { photos: [], right: "", confused_with: [] };
+  const rightTitle = (facts) => (facts.right && `${facts.right}, ${data.evaluated_on}`);
 
   // A patch with its surroundings, and a frame around the patch itself.
   function around(side, alt = "", lazy = false) {
     const [left, top, right, bottom] = side.frame;
     const svg = draw("svg", { class: "box", viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
     for (const part of ["under", "over"]) svg.append(draw("rect", { class: part, x: 100 * left, y: 100 * top, width: 100 * (right - left), height: 100 * (bottom - top) }));
-    if (side.around) return make("span", { class: "around" }, make("img", { src: side.around, alt, draggable: "false", decoding: "async", loading: lazy ? "lazy" : null }), svg);
-    const [x, y, end, foot] = side.surroundings, [width, height] = side.size;
+    if (side.context) return make("span", { class: "around" }, make("img", { src: side.context, alt, draggable: "false", decoding: "async", loading: lazy ? "lazy" : null }), svg);
+    const [x, y, end, foot] = side.context_box, [width, height] = side.size;
     const piece = draw("svg", { class: "piece-of", viewBox: `${x} ${y} ${Math.max(1, end - x)} ${Math.max(1, foot - y)}`, preserveAspectRatio: "none", ...(alt ? { role: "img", "aria-label": alt } : { "aria-hidden": "true" }) });
     piece.append(draw("image", { href: side.photo, width, height, preserveAspectRatio: "none" }));
     return make("span", { class: "around" }, piece, svg);
@@ -410,7 +410,7 @@
 
   // Where very many cards are seen at once, one drawing stands for all that are not on the way to what was chosen.
   const MANY = 360;
-  const mosaic = window.prototreeMosaic($("mosaic"), (id) => (isLeaf(id) ? (leafOf(id).unsure ? [] : classOf(leafOf(id).label).photos.slice(0, 1)) : sidesOf(id).map((side) => side.around || side.crop)),
+  const mosaic = window.prototreeMosaic($("mosaic"), (id) => (isLeaf(id) ? (leafOf(id).unsure ? [] : classOf(leafOf(id).label).photos.slice(0, 1)) : sidesOf(id).map((side) => side.context || side.crop)),
     () => mosaicShown && !map.classList.contains("moving"));
   let mosaicShown = false, repaint = 0;
   function showMosaic(many) {
@@ -724,7 +724,7 @@
     const heat = make("input", { type: "checkbox" });
     heat.checked = choice.heat;
     const update = () => {
-      const where = node.where.find((one) => one.method === choice.method) || node.where[0];
+      const where = node.locations.find((one) => one.method === choice.method) || node.locations[0];
       if (!where) return;
       frame.querySelector(".box")?.remove();
       frame.append(boxOver(node, where));
@@ -734,10 +734,10 @@
       meaning.textContent = where.meaning;
       for (const button of buttons.children) button.setAttribute("aria-pressed", button.dataset.method === where.method);
     };
-    for (const where of node.where) buttons.append(make("button", { type: "button", "data-method": where.method, text: where.name, click: () => { choice.method = where.method; update(); } }));
+    for (const where of node.locations) buttons.append(make("button", { type: "button", "data-method": where.method, text: where.name, click: () => { choice.method = where.method; update(); } }));
     heat.addEventListener("change", () => { choice.heat = heat.checked; update(); });
     update();
-    const switches = make("div", { class: "switches" }, node.where.length > 1 ? buttons : null, make("label", {}, heat, " heat map"));
+    const switches = make("div", { class: "switches" }, node.locations.length > 1 ? buttons : null, make("label", {}, heat, " heat map"));
     return make("section", { class: "where" }, make("div", { class: "pair" }, make("figure", { class: "piece" }, around(node, "The prototype, framed, with its surroundings"), make("figcaption", { text: "the prototype, framed" })), frame), switches, meaning, words);
   }
 
@@ -782,17 +782,17 @@
   }
 
   function whyItMatches(node) {
-    if (!node.causes.length) return null;
-    const sorted = [...node.causes].sort((a, b) => a[1] - b[1]), max = Math.max(0.3, ...sorted.map(([, change]) => Math.abs(change ?? 0)));
+    if (!node.perturbation_effects.length) return null;
+    const sorted = [...node.perturbation_effects].sort((a, b) => a[1] - b[1]), max = Math.max(0.3, ...sorted.map(([, change]) => Math.abs(change ?? 0)));
     const entries = sorted.map(([word, change]) => [word, Math.max(0, -(change ?? 0)), change === null ? "?" : `${change > 0 ? "+" : "−"}${Math.abs(change).toFixed(2)}`]);
     return section("What makes it match", "How the similarity changes when one property of the photo is altered. A large fall: the property matters.", rows(entries, { max, tone: "warm" }));
   }
 
   function spreadView(id) {
-    const { spread, spread_text: words } = nodeOf(id);
-    if (!spread) return null;
-    const drawing = make("div", { class: "spread-frame" });
-    drawing.innerHTML = spread; // drawn by reporting/histogram.py out of numbers and fixed words alone
+    const { histogram, histogram_caption: words } = nodeOf(id);
+    if (!histogram) return null;
+    const drawing = make("div", { class: "histogram-frame" });
+    drawing.innerHTML = histogram; // drawn by reporting/histogram.py out of numbers and fixed words alone
     const hint = choosing
       ? "Each training photo by how much nearer one patch is than the other: 0 is equally near to both, 1 is the right patch itself. Above the axis the classes on the right, below it those on the left."
       : "Each training photo by its distance, where 1 is the radius: above the axis the classes behind “present”, below it those behind “absent”.";
@@ -800,8 +800,8 @@
   }
 
   function meansIt(side) {
-    if (!side.tests.length) return null;
-    return section("Does it mean what it shows?", "", ...side.tests.map((text) => make("p", { class: "words", text })));
+    if (!side.test_results.length) return null;
+    return section("Does it mean what it shows?", "", ...side.test_results.map((text) => make("p", { class: "words", text })));
   }
 
   function nearestTo(node) {
@@ -876,13 +876,13 @@
 
   // What a class looks like, how its test photos fare, and what it is confused with.
   function classFacts(label) {
-    const facts = classOf(label), wrongly = data.class_facts.flatMap((other, k) => (other?.taken_for || []).filter(([said]) => said === label).map(([, count]) => [k, count])).sort((a, b) => b[1] - a[1]);
+    const facts = classOf(label), wrongly = data.class_facts.flatMap((other, k) => (other?.confused_with || []).filter(([said]) => said === label).map(([, count]) => [k, count])).sort((a, b) => b[1] - a[1]);
     const pair = ([other, count]) => make("li", {}, classOf(other).photos.length ? make("img", { src: classOf(other).photos[0], alt: "", loading: "lazy" }) : null,
       make("button", { type: "button", class: "link", click: () => showClass(other) }, named(other)), make("span", { class: "value", text: `${count} photo${count === 1 ? "" : "s"}` }));
     return [
       facts.photos.length ? make("ul", { class: "faces", "aria-label": "Training photos of this class" }, ...facts.photos.map((photo) => make("li", {}, make("img", { src: photo, alt: `Training photo of ${name(label)}`, loading: "lazy" })))) : null,
-      facts.right ? make("p", { class: "score" }, make("strong", { text: facts.right }), ` (${data.judged_on} of this class).`) : null,
-      facts.taken_for.length ? section("Taken for", "Test photos of this class that were called something else.", make("ul", { class: "confused" }, ...facts.taken_for.slice(0, 6).map(pair))) : null,
+      facts.right ? make("p", { class: "score" }, make("strong", { text: facts.right }), ` (${data.evaluated_on} of this class).`) : null,
+      facts.confused_with.length ? section("Taken for", "Test photos of this class that were called something else.", make("ul", { class: "confused" }, ...facts.confused_with.slice(0, 6).map(pair))) : null,
       wrongly.length ? section("Wrongly called so", "Test photos of other classes that were called this.", make("ul", { class: "confused" }, ...wrongly.slice(0, 6).map(pair))) : null,
     ];
   }
