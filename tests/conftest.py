@@ -41,8 +41,6 @@ LONG_FILES = (
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: number for number, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
