@@ -64,7 +64,12 @@ def cut(data: ImageData, name: str) -> ImageData:
 
 def table_row(name: str, data: ImageData, run: Run) -> str:
     end = run.metrics["stages"]["projected"]
-    shares = (run.metrics["classifier"], end["accuracy"]["soft"], end["accuracy"]["greedy"], end["fidelity"]["greedy"])
+    shares = (
+        run.metrics["baseline_accuracy"],
+        end["accuracy"]["soft"],
+        end["accuracy"]["greedy"],
+        end["fidelity"]["greedy"],
+    )
     figures = " | ".join(f"{100 * share:.1f}" for share in shares)
     length, error = end["path_length"]["greedy"]["mean"], end["confidence_ece"]
     wrong = "not learned" if error is None else f"{error:.3f}"

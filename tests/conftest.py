@@ -41,32 +41,7 @@ LONG_FILES = (
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
-# Tests whose set-up still speaks of objects that were renamed or split; each is to be rewritten, not dropped.
-PENDING = {
-    "test_how_sharp_and_how_sure_are_fitted_again_on_the_feedback",
-    "test_feedback_from_a_folder_of_ones_own_leaves_the_test_photos_alone",
-    "test_cross_validation_and_grid_search",
-    "test_confidence_is_fitted_again_where_it_was_fitted",
-    "test_trees_of_the_paper_keep_its_similarity",
-    "test_figures_are_kept_with_the_others",
-    "test_figures_of_another_tree_are_not_told",
-    "test_the_page_tells_them",
-    "test_seeds_share_a_calibration",
-    "test_a_killed_process_leaves_nothing_for_good",
-    "test_files_of_this_machine_are_not_named",
-    "test_messages_do_not_name_where_it_was_unpacked",
-    "test_pages_that_make_no_sense_are_left_out",
-    "test_pictures_are_made_from_the_photos_where_the_run_has_none",
-    "test_the_commands_open_a_packed_tree",
-    "test_tidying_keeps_what_cannot_be_made_again",
-    "test_too_many_files_are_refused",
-}
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if getattr(item, "originalname", item.name) in PENDING:
-            item.add_marker(pytest.mark.skip(reason="its set-up has to follow the new modules"))
     rank = {name: number for number, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 

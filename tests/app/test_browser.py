@@ -224,7 +224,7 @@ def test_where_two_are_compared_each_can_be_edited(browser: Any, tmp_path: Path)
         now = page.request.get("/api/nodes/1").json()
         assert (now["left"]["image"]["name"], now["left"]["patch"]) == (expected["image"]["name"], expected["patch"])
         assert now["right"] == before["right"]
-        page.locator(f".side[data-side=left] .patch img[src='{now['left']['around']}']").wait_for()
+        page.locator(f".side[data-side=left] .patch img[src='{now['left']['context']}']").wait_for()
         assert "1L is now a patch of" in page.locator("#history").inner_text()
         for path in ("/edit", "/edit/1", "/review"):
             page.goto(path)

@@ -93,7 +93,7 @@ def fitted_elsewhere(edited: Run, folder: Path) -> Run:
     tree = copy.tree()
     tree.node_function, tree.calibration = replace(tree.node_function, sharpness=64.0), Calibration(1.0, -9.0, 50)
     checkpoint.save(tree, copy.folder / PROJECTED)
-    write_file(copy.folder / "config.toml", edited.config.changed({"calibration_fraction": 1 / 5}).to_toml().encode())
+    write_file(copy.folder / "config.toml", edited.config.replace({"calibration_fraction": 1 / 5}).to_toml().encode())
     return copy
 
 

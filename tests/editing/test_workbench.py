@@ -17,7 +17,7 @@ from prototree.editing.state import TreeState, copy_tree
 from prototree.editing.workbench import N_SWEEPS, Workbench
 from prototree.errors import EditError
 from prototree.training.distill import fit_distance_p95
-from tiny_workbench import N_TRAIN, N_VALIDATION, K, make_bench
+from tiny_workbench import N_TRAIN, N_VALIDATION, ROOT, K, make_bench
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def test_confidence_is_fitted_again_where_it_was_fitted(pairwise: Workbench, mon
     assert pairwise.apply(pairwise.start, edit).tree.calibration == pairwise.tree.calibration == Calibration()
     pairwise.tree.calibration = Calibration(1.0, 0.0, 50)
     assert pairwise.apply(pairwise.start, edit).tree.calibration == pairwise.tree.calibration, "nine photos are too few"
-    monkeypatch.setattr("prototree.editing.workbench.FEWEST_HELD", N_VALIDATION)
+    monkeypatch.setattr("prototree.editing.workbench.MIN_HELD_OUT", N_VALIDATION)
     state = pairwise.apply(pairwise.start, edit)
     is_right = state.prediction.labels("greedy") == pairwise.validation.labels
     assert state.tree.calibration == fit_calibration(state.prediction.margin, state.prediction.ood_score, is_right)
@@ -374,3 +374,6 @@ def test_trees_of_the_paper_keep_its_similarity(workbench: Workbench, tiny_backb
     assert torch.equal(state.tree.distance_p95, workbench.tree.distance_p95)
     presence = make_bench(tiny_backbone, node_function=NodeFunction("presence", 6.0))
     assert presence.apply(presence.start, edit).tree.distance_p95.any()
+    workbench.tree.radius[3] = 2
+    learned = Workbench(workbench.tree, ROOT, workbench.training, workbench.validation, lambda _: (FULL_IMAGE,))
+    assert learned.apply(learned.start, edit).tree.distance_p95.any()

@@ -34,7 +34,7 @@ METRICS_CONTENT = {
     "data": {"kind": "folder", "train": 8, "test": 4},
     "classes": ["a", "b"],
     "stages": {"projected": STAGE},
-    "classifier": 0.5,
+    "baseline_accuracy": 0.5,
     "prototype_quality": QUALITY,
 }
 PLACES = [
@@ -53,7 +53,7 @@ PLACES = [
     ("data", "train"),
     ("classes",),
     ("classes", 0),
-    ("classifier",),
+    ("baseline_accuracy",),
     ("prototype_quality",),
     ("prototype_quality", "prototypes"),
     ("prototype_quality", "prototypes", 0),

@@ -107,8 +107,8 @@ def test_stages_that_agree_share_a_row() -> None:
 
 def test_what_a_tree_costs_is_said_where_there_was_a_classifier() -> None:
     stages = {"projected": stage_figures(0.842, 0.826), "projected_any_class": stage_figures(0.1, 0.1)}
-    words = baseline_text({"classifier": 0.866, "stages": stages})
+    words = baseline_text({"baseline_accuracy": 0.866, "stages": stages})
     assert "86.6 %" in words
     assert "costs 2.4 points" in words
-    assert baseline_text({"classifier": None, "stages": stages}) == baseline_text({"stages": stages}) == ""
-    assert "costs" not in baseline_text({"classifier": 0.2, "stages": stages}), "a better tree costs nothing"
+    assert baseline_text({"baseline_accuracy": None, "stages": stages}) == baseline_text({"stages": stages}) == ""
+    assert "costs" not in baseline_text({"baseline_accuracy": 0.2, "stages": stages}), "a better tree costs nothing"

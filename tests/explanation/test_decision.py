@@ -51,7 +51,7 @@ def test_a_decision_says_what_the_tree_decides(squares: Squares, pairwise: Proto
             routed = tree(eval_transform(read_image(sample.path), tree.preprocessing)[None])
         decisions = tree.decode(routed)
         assert explained.class_probs == pytest.approx(tuple(decisions.soft[0].tolist()))
-        assert explained.question == kind
+        assert explained.node_kind == kind
         assert list(explained.paths) == ["greedy", "max_path"]
         for strategy, path in explained.paths.items():
             expected = decisions.path(strategy)
@@ -139,7 +139,9 @@ def test_several_trees_are_explained_with_their_mean(squares: Squares) -> None:
     run, path = squares[0], image_of(squares)
     explained = explain_decision(open_explainers([run.tree(), run.tree("pruned")]), path)
     assert isinstance(explained, EnsembleExplanation)
-    assert explained.class_probs == pytest.approx(tuple(np.mean([one.class_probs for one in explained.decisions], axis=0)))
+    assert explained.class_probs == pytest.approx(
+        tuple(np.mean([one.class_probs for one in explained.decisions], axis=0))
+    )
     assert isinstance(prototree.explain([run, run.folder], path), EnsembleExplanation)
     (alone,) = open_explainers([run.folder])
     expected, fast = (explain_decision([one], path) for one in (alone, alone.for_many()))

@@ -147,8 +147,9 @@ def test_pictures_are_made_from_the_photos_where_the_run_has_none(run: Run, tmp_
     assert np.array_equal(pictures_of(Run(tmp_path / "out")).crop(0), pictures_of(run).crop(0))
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     write_json(tmp_path / "run" / "metrics.json", {**metrics, "source": str(tmp_path / "gone")})
-    with pytest.raises(CheckpointError):
-        stage(Run.open(tmp_path / "run"), tmp_path / "out", "me/squares")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="pictures"):
+        stage(Run.open(tmp_path / "run"), tmp_path / "empty", "me/squares")
 
 
 def test_the_card_tells_what_was_measured(run: Run, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         return tree, export_onnx(tree, folder / "out" / "tree.onnx")
     checkpoint.save(tree, folder / "run" / "projected")
     (folder / "run" / "config.toml").write_text("version = 2\n")
-    (folder / "run" / "notes.json").write_text('{"1": "striped belly"}')
+    (folder / "run" / "notes.json").write_text('{"2": "striped belly"}')
     export(folder / "run", folder / "out" / "tree.onnx")
     return tree, folder / "out" / "tree.onnx"
 
@@ -97,7 +97,7 @@ def expected(tree: ProtoTree, pixels: np.ndarray) -> dict[str, np.ndarray]:
         "class_probs": decisions.soft.numpy(),
         "prediction": decisions.labels("greedy").numpy(),
         "confidence": decisions.confidence.numpy(),
-        "abstained": (~decisions.is_known).numpy(),
+        "abstained": decisions.abstained.numpy(),
         "leaf": decisions.greedy.leaf.numpy(),
         "p_right": routed.p_right.numpy(),
         "similarity": tree.similarity(routed.distance.detach()).numpy(),

@@ -1,4 +1,4 @@
-"""`evaluate --parts`: figures in the run's files and on its page, and only for the tree that they are of."""
+"""`evaluate --prototypes`: figures in the run's files and on its page, and only for the tree that they are of."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("parts")
     write_birds(folder / "birds", n_species=3, train_per_species=4, test_per_species=2, size=48)
     trained = fit(folder / "birds", folder / "run", settings={**TINY, "epochs": 1, "freeze_epochs": 0, "height": 2})
-    said = CliRunner().invoke(app, ["evaluate", str(trained.folder), "--prototype-quality"])
+    said = CliRunner().invoke(app, ["evaluate", str(trained.folder), "--prototypes"])
     assert said.exit_code == 0, said.output
     assert "part purity" in said.output
     return trained

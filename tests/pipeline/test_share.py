@@ -29,6 +29,7 @@ from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.explanation.assets import AssetStore, PrototypePictures
 from prototree.explanation.tree import explain_tree
 from prototree.io import with_checksum, write_json
+from prototree.pipeline.fit import evaluate_ensemble
 from prototree.pipeline.share import clean, pack
 from prototree.run import ASSETS, Run
 from tiny_editing import content_of, same_tree, tiny_run
@@ -119,7 +120,7 @@ def test_a_killed_process_leaves_nothing_for_good(
 
     if (killed := os.fork()) == 0:
         monkeypatch.setattr(shutil, "copyfileobj", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        monkeypatch.setattr(archive, "_copy", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr(zipfile.ZipExtFile, "read", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         try:
             do()
         finally:
@@ -153,7 +154,7 @@ def test_what_is_packed_stays_as_it_is(run: Run, packed: Path) -> None:
 
 def test_messages_do_not_name_where_it_was_unpacked(packed: Path) -> None:
     with pytest.raises(DataError, match=f"^the packed tree {packed.stem} does not say which data it was made with"):
-        prototree.evaluate_ensemble([packed, packed])
+        evaluate_ensemble([packed, packed])
 
 
 @pytest.mark.parametrize("classes", ["own", "others"])
@@ -191,16 +192,26 @@ def test_without_pictures_and_data_packing_says_what_to_do(run: Run, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "damage", [{"class_pass_rate": [1.0]}, {"nearest": [{}]}, {"where": "x"}, {"perturbation_effects": 5}]
+    "damage",
+    [
+        {"class_pass_rate": [1.0]},
+        {"nearest": [{}]},
+        {"locations": "x"},
+        {"perturbation_effects": 5},
+        {"histogram": [[1], [2]]},
+    ],
 )
 def test_pages_that_make_no_sense_are_left_out(
     run: Run, packed: Path, tmp_path: Path, damage: dict[str, object]
 ) -> None:
     with zipfile.ZipFile(packed) as file:
-        content = json.loads(file.read("pages/pages.json"))
-    content["prototypes"][1] |= damage
+        content = json.loads(file.read("assets/assets.json"))
+    if "histogram" in damage:
+        content["histograms"][1] = damage["histogram"]
+    else:
+        content["pages"]["prototypes"][1] |= damage
     text = json.dumps(with_checksum(content))
-    change = rebuilt(packed, lambda z: z.writestr("pages/pages.json", text), "pages/pages.json")
+    change = rebuilt(packed, lambda z: z.writestr("assets/assets.json", text), "assets/assets.json")
     (tmp_path / "x.prototree").write_bytes(change)
     prototypes = explain_tree(Run.open(tmp_path / "x.prototree")).prototypes
     assert prototypes[0].nearest
@@ -313,7 +324,7 @@ def test_names_that_are_no_unicode_are_packed_too(run: Run, tmp_path: Path) -> N
 
 def test_files_of_this_machine_are_not_named(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "run")
-    config = run.config.changed({"weights": "/home/me/my.safetensors"})
+    config = run.config.replace({"weights": "/home/me/my.safetensors"})
     (tmp_path / "run" / "config.toml").write_text(config.to_toml())
     with zipfile.ZipFile(pack(tmp_path / "run", tmp_path / "x.prototree", pages=False)) as file:
         assert not any(b"/home/me" in file.read(name) for name in file.namelist())
@@ -343,7 +354,7 @@ def test_photos_that_lie_elsewhere_do_not_tell_where(run: Run, tmp_path: Path) -
 
 
 def test_too_many_files_are_refused(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(archive, "MAX_FILES", 3)
     with pytest.raises(CheckpointError, match="the limit is 3"):
         Run.open(packed)
 
@@ -381,10 +392,11 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(
 def test_tidying_keeps_what_cannot_be_made_again(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "run")
     copy = Run(tmp_path / "run")
-    for name in ("last/weights.safetensors", "head/x", "cache/a.f16", "report/index.html"):
-        (copy.folder / name).parent.mkdir(exist_ok=True)
+    states, features = ("checkpoints/tree/weights.safetensors", "checkpoints/head/x"), "prototree-features/a.f16"
+    for name in (*states, features, "report/index.html"):
+        (copy.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (copy.folder / name).write_bytes(bytes(1000))
-    os.link(copy.folder / "cache" / "a.f16", tmp_path / "shared.f16")
+    os.link(copy.folder / features, tmp_path / "shared.f16")
     (tmp_path / "run-edits" / "maps").mkdir(parents=True)
     (tmp_path / "run-edits" / "maps" / "b.f32").write_bytes(bytes(500))
     write_json(tmp_path / "run-edits" / "history.json", {})
@@ -401,7 +413,7 @@ def test_tidying_keeps_what_cannot_be_made_again(run: Run, tmp_path: Path) -> No
     assert (tmp_path / "shared.f16").exists()
     assert (copy.folder / "report" / "index.html").exists()
     assert (tmp_path / "run-edits" / "history.json").exists()
-    assert not (copy.folder / "last").exists()
+    assert not (copy.folder / "checkpoints").exists()
     assert torch.equal(copy.tree().prototypes, run.tree().prototypes)
     assert clean(copy) == []
 

@@ -115,7 +115,7 @@ def test_seeds_share_a_calibration(
     assert trained == [True, False]
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != FOLDER)  # a cache that is read-only
     last = train(images, tmp_path / "2", settings | {"seed": 2})
-    assert (last.calibration, last.question) == (first.calibration, first.node_function)
+    assert (last.calibration, last.node_function) == (first.calibration, first.node_function)
     assert not (tmp_path / "2" / "checkpoints" / "calibration").exists()
 
 

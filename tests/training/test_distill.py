@@ -16,6 +16,7 @@ from prototree.core.topology import Topology
 from prototree.data import open_data
 from prototree.data.crops import evaluation_views
 from prototree.data.loader import ViewDataset
+from prototree.evaluation.tables import baseline_text
 from prototree.features.cache import files_used
 from prototree.pipeline.fit import fit
 from prototree.run import Run
@@ -65,6 +66,8 @@ def test_the_baseline_is_measured_beside_the_tree(run: Run) -> None:
         logits = baseline(tree.features.backbone(torch.stack([views[i].image for i in range(len(views))])))
     right = [int(label) == sample.label for label, sample in zip(logits.argmax(dim=1), data.test, strict=True)]
     assert run.metrics["baseline_accuracy"] == sum(right) / len(right) >= 0.8
+    assert baseline_text(run.metrics) in (run.folder / "results.md").read_text()
+    assert baseline_text(run.metrics)
 
 
 @pytest.fixture(scope="module")

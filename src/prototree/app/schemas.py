@@ -130,7 +130,7 @@ class ImageResponse(BaseModel):
 
 
 class PatchResponse(BaseModel):
-    """A patch of a training image; `frame` has the edges of the display box in the picture `around`, as fractions."""
+    """A patch of a training image; `frame` has the edges of the display box in the picture `context`, as fractions."""
 
     image: ImageResponse
     view: str

@@ -100,7 +100,7 @@ def explain(
             if as_json:
                 typer.echo(json.dumps(decision_json(explanation), ensure_ascii=False))
                 continue
-            echo(f"{path}: {decision_text(explanation)}")
+            echo(decision_text(explanation))
             own = path.stem if len(paths) == 1 else f"{number:04d}-{path.stem}"
             for written in write_decision(explanation, folder / own, strategy):
                 echo(f"written: {written}")

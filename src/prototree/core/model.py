@@ -69,7 +69,8 @@ def nearest_patches(
         lowest, index = partial.view(*patches.shape[:2], len(vectors)).min(dim=1)
     if not exact:
         return NearestPatches(_root(lowest + p.square().sum(1)), index)
-    winners = index + patches.shape[1] * torch.arange(len(index), device=index.device)[:, None]
+    # Not len(index): that is a number to torch.export, and the exported tree would take this batch size alone.
+    winners = index + patches.shape[1] * torch.arange(index.shape[0], device=index.device)[:, None]
     nearest = rows.index_select(0, winners.flatten()).view(*index.shape, rows.shape[1])
     return NearestPatches(torch.linalg.vector_norm(nearest - vectors, dim=2), index)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from prototree.core.confidence import fit_calibration
 from prototree.core.localization import peak_box, peak_places
 from prototree.core.model import NearestPatches, ProtoTree, PrototypeSource, distance_map, extract_patches
-from prototree.core.nodes import PAPER
+from prototree.core.nodes import LN2, PAPER
 from prototree.core.projection import prototype_classes
 from prototree.data.crops import FULL_IMAGE, from_image, image_size, to_image
 from prototree.data.dataset import Sample, image_name
@@ -86,7 +86,7 @@ class Workbench:
         self._is_source = torch.tensor([entry.view in source_views(entry.sample) for entry in training.entries])
         self._weight = float(tree.leaf_logits.sum()) / len(self._full)  # how often training counted each image
         # In the paper's trees all radii are equal; they stay so.
-        self._has_radii = tree.node_function != PAPER or bool((tree.radius != 1.0).any())
+        self._has_radii = tree.node_function != PAPER or bool((tree.radius != LN2).any())
         prototypes, leaf_logits = tree.prototypes.detach(), tree.leaf_logits.detach()
         nearest = training.nearest(prototypes), validation.nearest(prototypes)
         classes = leaf_logits.argmax(dim=1).cpu() if leaf_classes is None else torch.tensor(leaf_classes)

@@ -199,7 +199,7 @@ class _MetricsFile:
     data: dict[str, Count | str] = field(default_factory=dict)
     classes: list[str] = field(default_factory=list)
     stages: dict[str, Metrics] = field(default_factory=dict)
-    classifier: Fraction | None = None
+    baseline_accuracy: Fraction | None = None
     pruning: dict[str, Any] = field(default_factory=dict)
     projection: dict[str, Any] = field(default_factory=dict)
     prototype_quality: QualityMetrics = None  # type: ignore[assignment]

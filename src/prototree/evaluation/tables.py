@@ -86,7 +86,7 @@ def stage_table(metrics: Mapping[str, Any], title: str) -> Table:
 
 def baseline_text(metrics: Mapping[str, Any]) -> str:
     """What reading the features as a tree costs, as a sentence; nothing where there was no classifier."""
-    baseline, stages = metrics.get("classifier"), metrics.get("stages", {})
+    baseline, stages = metrics.get("baseline_accuracy"), metrics.get("stages", {})
     if baseline is None or not stages:
         return ""
     accuracy = next(stages[stage] for stage in (*_LAST_FIRST, *stages) if stage in stages)["accuracy"]

@@ -117,7 +117,7 @@ def _class_data(label: int, facts: ClassExplanation, url: PictureUrl) -> dict[st
 
 def _prototype_data(prototype: PrototypeExplanation, patch: str, url: PictureUrl) -> dict[str, Any]:
     row, source, moved = prototype.prototype, prototype.source, prototype.projection_distance
-    around = None if source.context is None else url(f"context-{row}", reduced(source.context, images.CONTEXT_SIDE))
+    context = None if source.context is None else url(f"context-{row}", reduced(source.context, images.CONTEXT_SIDE))
     return {
         "patch": patch,
         "radius": json_number(prototype.radius, 4),
@@ -127,7 +127,7 @@ def _prototype_data(prototype: PrototypeExplanation, patch: str, url: PictureUrl
         "test_results": list(prototype.test_results),
         "photo": url(f"photo-{row}", reduced(source.photo, images.PHOTO_SIDE)),
         **_match_data(source, f"crop-{row}", url),
-        "context": around,  # None: the page cuts it out of the photo
+        "context": context,  # None: the page cuts it out of the photo
         "context_box": [round(edge, 1) for edge in images.context_box(source).edges],
         "frame": [json_number(edge, 4) for edge in images.patch_frame(source)],
         "locations": [_location_data(where) for where in source.locations],

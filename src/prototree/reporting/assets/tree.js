@@ -289,11 +289,11 @@
     const [left, top, right, bottom] = side.frame;
     const svg = draw("svg", { class: "box", viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
     for (const part of ["under", "over"]) svg.append(draw("rect", { class: part, x: 100 * left, y: 100 * top, width: 100 * (right - left), height: 100 * (bottom - top) }));
-    if (side.context) return make("span", { class: "around" }, make("img", { src: side.context, alt, draggable: "false", decoding: "async", loading: lazy ? "lazy" : null }), svg);
+    if (side.context) return make("span", { class: "context" }, make("img", { src: side.context, alt, draggable: "false", decoding: "async", loading: lazy ? "lazy" : null }), svg);
     const [x, y, end, foot] = side.context_box, [width, height] = side.size;
     const piece = draw("svg", { class: "piece-of", viewBox: `${x} ${y} ${Math.max(1, end - x)} ${Math.max(1, foot - y)}`, preserveAspectRatio: "none", ...(alt ? { role: "img", "aria-label": alt } : { "aria-hidden": "true" }) });
     piece.append(draw("image", { href: side.photo, width, height, preserveAspectRatio: "none" }));
-    return make("span", { class: "around" }, piece, svg);
+    return make("span", { class: "context" }, piece, svg);
   }
 
   const cropOf = (side) => make("img", { class: "crop", src: side.crop, alt: "", draggable: "false", decoding: "async" });
