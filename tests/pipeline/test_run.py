@@ -21,7 +21,7 @@ from prototree.evaluation.tables import percent
 from prototree.features.cache import FOLDER, files_used
 from prototree.io import write_json
 from prototree.locks import lock_folder
-from prototree.pipeline.fit import evaluate, evaluate_ensemble, fit, rerun
+from prototree.pipeline.fit import evaluate, fit, rerun
 from prototree.pipeline.folders import describe_progress
 from prototree.pipeline.stages import STAGES
 from prototree.progress import Observer
@@ -136,18 +136,13 @@ def test_a_run_a_path_and_a_tree_are_evaluated_alike(images: Path, finished: Run
             evaluate(given, other)
 
 
-def test_an_ensemble_has_at_least_two_runs(finished: Run) -> None:
-    with pytest.raises(ConfigError, match="at least two"):
-        evaluate_ensemble([finished.folder])
-
-
 def test_bagging_learns_from_a_sample_of_the_images(images: Path, finished: Run, tmp_path: Path) -> None:
     run = fit(images, tmp_path / "run", settings=TINY | {"prune_threshold": 0.34, "bootstrap": True, "seed": 5})
     drawn = {str(sample.path) for sample in open_data(images).bootstrap(5).train}
     used = {str(images / source.image) for source in run.tree().sources if source}
     assert used <= drawn
-    votes = evaluate_ensemble([finished.folder, run.folder])
-    assert votes.n_images == 9
+    votes = evaluate([finished.folder, run.tree()])
+    assert (votes.n_images, votes.ensembles[0].accuracy) == (9, evaluate(finished).accuracy)
     assert votes.all_trees.n_prototypes == sum(r.tree().topology.n_nodes for r in (finished, run))
 
 

@@ -29,7 +29,7 @@ from prototree.errors import CheckpointError, ConfigError, DataError
 from prototree.explanation.assets import AssetStore, PrototypePictures
 from prototree.explanation.tree import explain_tree
 from prototree.io import with_checksum, write_json
-from prototree.pipeline.fit import evaluate_ensemble
+from prototree.pipeline.fit import evaluate
 from prototree.pipeline.share import clean, pack
 from prototree.run import ASSETS, Run
 from tiny_editing import content_of, same_tree, tiny_run
@@ -77,7 +77,7 @@ def test_it_needs_neither_the_run_nor_its_data(run: Run, tmp_path: Path) -> None
         assert now.histogram == then.histogram
         assert [(m.image, m.label, m.size) for m in now.nearest] == [(m.image, m.label, m.size) for m in then.nearest]
         assert [cause.name for cause in now.perturbation_effects] == [cause.name for cause in then.perturbation_effects]
-        for kept, found in zip(now.source.where, then.source.where, strict=True):
+        for kept, found in zip(now.source.locations, then.source.locations, strict=True):
             assert (kept.method, kept.occlusion) == (found.method, found.occlusion)
             assert kept.box.edges == pytest.approx(found.box.edges, abs=0.01)
             assert kept.heat.mean() == pytest.approx(found.heat.mean(), abs=0.02)
@@ -154,7 +154,7 @@ def test_what_is_packed_stays_as_it_is(run: Run, packed: Path) -> None:
 
 def test_messages_do_not_name_where_it_was_unpacked(packed: Path) -> None:
     with pytest.raises(DataError, match=f"^the packed tree {packed.stem} does not say which data it was made with"):
-        evaluate_ensemble([packed, packed])
+        evaluate([packed, packed])
 
 
 @pytest.mark.parametrize("classes", ["own", "others"])

@@ -193,10 +193,10 @@ def clean(run: FolderArgument) -> None:
 
 def _evaluate_ensemble(runs: list[Path], data: str | None, out: Path | None) -> None:
     from prototree.evaluation.tables import ensemble_table
-    from prototree.pipeline.fit import evaluate_ensemble
+    from prototree.pipeline.fit import evaluate
 
     with Display(console) as display:
-        metrics = evaluate_ensemble(runs, data=data, observer=display).to_json()
+        metrics = evaluate(runs, data, observer=display).to_json()
     names = [run.resolve().name for run in runs]
     short = len(set(names)) == len(names)  # a long path would be cut off in the table
     print_table(ensemble_table(metrics, names if short else [str(run) for run in runs]))

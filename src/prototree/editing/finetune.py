@@ -20,7 +20,7 @@ from prototree.editing.session import EDITS, GIVEN_IMAGES, leaf_classes, read_ed
 from prototree.errors import ConfigError
 from prototree.features.cache import link_files, shared_folder
 from prototree.io import make_folder, read_json, write_json
-from prototree.pipeline.fit import train_run
+from prototree.pipeline.fit import fit
 from prototree.progress import Observer
 from prototree.run import CONFIG, NOTES, Run
 
@@ -51,7 +51,7 @@ def finetune(
     _write_parent(out, run)
     if shared_folder(out) != shared_folder(run.folder):
         link_files(shared_folder(run.folder), out)
-    finetuned = train_run(config, source, out, resume=True, start=initial_tree(run, edits), observer=observer)
+    finetuned = fit(source, out, preset=config, resume=True, start=initial_tree(run, edits), observer=observer)
     copy_notes(run, finetuned)
     carried = {key: edits[key] for key in ("version", "edits", "excluded") if key in edits}
     write_json(finetuned.folder / EDITS, carried | {"from": run.folder.resolve().name, "finetuned": True})

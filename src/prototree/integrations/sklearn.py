@@ -24,7 +24,7 @@ from prototree.data.scan import scan_files
 from prototree.data.transforms import eval_transform
 from prototree.errors import ConfigError, MissingExtraError
 from prototree.io import write_json
-from prototree.pipeline.fit import train_run
+from prototree.pipeline.fit import fit
 from prototree.run import CONFIG, METRICS
 
 try:
@@ -104,7 +104,7 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             folder = Path(temporary) / "run" if self.out is None else Path(self.out)
             pictures = folder.parent / "images" if self.out is None else folder / "photos"
             data = _as_data(images, labels.tolist(), [str(name) for name in self.classes_], pictures)
-            run = train_run(config, data, folder, stages=_STAGES, overwrite=True)
+            run = fit(data, folder, preset=config, stages=_STAGES, overwrite=True)
             # The images came one by one: no folder or list can be opened in their place.
             write_json(folder / METRICS, {key: value for key, value in run.metrics.items() if key != "source"})
             self.tree_: ProtoTree = run.tree()

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -21,7 +21,7 @@ from prototree.errors import ConfigError, DataError
 from prototree.evaluation.ensemble import EnsembleMetrics, ensemble_metrics
 from prototree.evaluation.metrics import evaluate_maps
 from prototree.evaluation.schema import Metrics
-from prototree.features.cache import eval_batches
+from prototree.features.cache import EvalBatches, eval_batches
 from prototree.pipeline import folders
 from prototree.pipeline.stages import STAGES, RunStages, resume_key
 from prototree.progress import Observer
@@ -37,7 +37,7 @@ def fit(
     data: DataLike,
     out: str | Path,
     *,
-    preset: str = DEFAULT_PRESET,
+    preset: str | Config = DEFAULT_PRESET,
     settings: Mapping[str, Any] | None = None,
     stages: Iterable[str] = STAGES,
     resume: bool = False,
@@ -48,8 +48,9 @@ def fit(
     """Train, prune, project and evaluate a tree, as `prototree train` does. Also runs under `torchrun`.
 
     `data` is a folder, a CSV list, or what `prototree.data.in_memory` takes: a DataFrame (path, label, perhaps split),
-    a pair of images and labels, a dataset of torch or Hugging Face, or a mapping from train and test to these. `start`
-    is a tree whose prototypes stay where they are while the network learns with them.
+    a pair of images and labels, a dataset of torch or Hugging Face, or a mapping from train and test to these. `preset`
+    is the name of one, a TOML file or a whole configuration; `settings` change it. `start` is a tree whose prototypes
+    stay where they are while the network learns with them.
 
     Examples:
         >>> run = fit("photos/", "runs/new", settings={"seed": 1})
@@ -58,30 +59,7 @@ def fit(
         >>> fit({"train": (pixels, labels), "test": (pixels, labels)}, "runs/b")  # doctest: +SKIP
         Run(folder=PosixPath('runs/b'))
     """
-    return train_run(
-        load_preset(preset).replace(settings or {}),
-        data,
-        out,
-        stages=stages,
-        resume=resume,
-        overwrite=overwrite,
-        start=start,
-        observer=observer,
-    )
-
-
-def train_run(
-    config: Config,
-    data: DataLike,
-    out: str | Path,
-    *,
-    stages: Iterable[str] = STAGES,
-    resume: bool = False,
-    overwrite: bool = False,
-    start: ProtoTree | None = None,
-    observer: Observer | None = None,
-) -> Run:
-    """`fit` with a whole configuration."""
+    config = (preset if isinstance(preset, Config) else load_preset(preset)).replace(settings or {})
     wanted = set(stages)
     chosen = [stage for stage in STAGES if stage in wanted]
     if unknown := wanted - set(STAGES):
@@ -181,66 +159,63 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def evaluate(
-    run_or_tree: Run | ProtoTree | str | Path, data: str | Path | ImageData | Iterable[MapBatch] | None = None
-) -> Metrics:
-    """All figures of a tree, or of a run's last one, from one pass over test photos; nothing is written.
+Model = Run | ProtoTree | str | Path
+TestData = str | Path | ImageData
 
-    `data` are the test photos of other data with the same classes, or feature maps with labels and places; a run is
-    otherwise tested on its own. `redo` evaluates all stages of a run and keeps what it finds.
+
+@overload
+def evaluate(
+    model: Model, data: TestData | Iterable[MapBatch] | None = ..., *, observer: Observer | None = ...
+) -> Metrics: ...
+@overload
+def evaluate(
+    model: list[Any] | tuple[Any, ...], data: TestData | None = ..., *, observer: Observer | None = ...
+) -> EnsembleMetrics: ...
+def evaluate(model: Any, data: Any = None, *, observer: Observer | None = None) -> Metrics | EnsembleMetrics:
+    """Measure the accuracy and all other metrics of a tree on test images; several trees are an ensemble.
+
+    `model` is a run, its path, a tree, or a list of them. `data` is a data set with the same classes, whose test images
+    are used; without it a run is tested on its own. For a tree it may also be feature maps with labels and indices.
+    Nothing is written: `rerun(run, "evaluate")` evaluates all stages of a run and stores the results.
 
     Examples:
         >>> evaluate("runs/photos").n_images
         9
-        >>> evaluate(tree, [(maps, labels, places)]).n_images  # B×D×H×W, B, B
+        >>> evaluate(tree, [(maps, labels, indices)]).n_images  # B×D×H×W, B, B
         2
+        >>> ensemble = evaluate(["runs/photos", "runs/photos"])
+        >>> len(ensemble.alone), sorted(ensemble.all_trees.accuracy)
+        (2, ['greedy', 'max_path', 'soft'])
     """
-    given = run_or_tree_at(run_or_tree)
-    tree = given.tree() if isinstance(given, Run) else given.eval()
-    if data is None or isinstance(data, str | Path | ImageData):
-        data = _test_maps(given, tree, data)
-    return evaluate_maps(tree, data)
+    several = isinstance(model, list | tuple)
+    models = [run_or_tree_at(item) for item in (model if several else [model])]
+    trees = [(item.tree().to(_device()) if isinstance(item, Run) else item).eval() for item in models]
+    ensemble, device = Ensemble(trees), trees[0].prototypes.device
+    if data is None or isinstance(data, TestData):
+        batches = _test_batches(models[0], ensemble, data, observer or Observer())
+        if several:
+            inputs = ((batch.values.to(device), batch.labels.to(device)) for batch in batches.inputs())
+            return ensemble_metrics(ensemble, inputs, ensemble.votes if batches.maps is None else ensemble.votes_of_map)
+        data = batches.encoded(trees[0].features, device)
+    elif several:
+        raise ConfigError("expected a data set to test an ensemble on, got feature maps")
+    return evaluate_maps(trees[0], data)
 
 
-def _test_maps(given: Run | ProtoTree, tree: ProtoTree, data: str | Path | ImageData | None) -> Iterable[MapBatch]:
-    """The feature maps of test photos, from what a run keeps or through the network."""
-    if isinstance(given, ProtoTree) and data is None:
+def _test_batches(model: Run | ProtoTree, ensemble: Ensemble, data: Any, observer: Observer) -> EvalBatches:
+    """Open the test images of a data set, or of a run: as cached feature maps where all trees have them in common."""
+    if isinstance(model, ProtoTree) and data is None:
         raise ConfigError("a tree by itself does not say what to test it on; expected data with the same classes")
-    run = given if isinstance(given, Run) else None
     if not isinstance(data, ImageData):
-        data = run.data(data) if run is not None else open_data(data or "")
-    if data.class_names != tree.class_names:
-        raise DataError("expected the classes of the tree in the data, got others; choose data with the same classes")
-    dataset = ViewDataset(data.test, evaluation_views, tree.preprocessing)
-    batches = eval_batches(tree.features, dataset, run=run.folder if run is not None else None)
-    return batches.encoded(tree.features, tree.prototypes.device)
-
-
-def evaluate_ensemble(
-    folders: Iterable[str | Path], *, data: str | Path | None = None, observer: Observer | None = None
-) -> EnsembleMetrics:
-    """The trees of several runs as one ensemble, evaluated on the test photos of the first run's data, or of others.
-
-    Examples:
-        >>> found = evaluate_ensemble(["runs/photos", "runs/photos"])
-        >>> found.n_images, len(found.alone), sorted(found.all_trees.accuracy)
-        (9, 2, ['greedy', 'max_path', 'soft'])
-    """
-    runs = [Run.open(folder) for folder in folders]
-    if len(runs) < 2:
-        raise ConfigError(f"expected at least two runs in an ensemble, got {len(runs)}; name more, or evaluate the one")
-    ensemble, observer, device = Ensemble([run.tree() for run in runs]), observer or Observer(), _device()
-    images = runs[0].data(data)
-    observer.stage(f"{len(runs)} trees vote on {len(images.test)} test images")
+        data = model.data(data) if isinstance(model, Run) else open_data(data)
     first = ensemble.trees[0]
-    for tree in ensemble.trees:
-        tree.to(device)
-    dataset = ViewDataset(images.test, evaluation_views, first.preprocessing)
-    shared = runs[0].folder if ensemble.shares_backbone else None
-    batches = eval_batches(first.features, dataset, run=shared, workers=runs[0].config.workers)
-    inputs = ((batch.values.to(device), batch.labels.to(device)) for batch in batches.inputs())
-    vote = ensemble.votes if batches.maps is None else ensemble.votes_of_map
-    return ensemble_metrics(ensemble, inputs, vote)
+    if data.class_names != first.class_names:
+        raise DataError("expected the classes of the tree in the data, got others; choose data with the same classes")
+    trees = f"{len(ensemble.trees)} trees" if len(ensemble.trees) > 1 else "the tree"
+    observer.stage(f"evaluating {trees} on {len(data.test)} test images")
+    dataset = ViewDataset(data.test, evaluation_views, first.preprocessing)
+    folder = model.folder if isinstance(model, Run) and ensemble.shares_backbone else None
+    return eval_batches(first.features, dataset, run=folder)
 
 
 def _sample(data: ImageData, config: Config) -> ImageData:

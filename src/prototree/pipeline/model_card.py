@@ -82,7 +82,7 @@ def _metrics(tree: ProtoTree, metrics: Mapping[str, Any]) -> str:
 
 def _usage(name: str, *, on_hub: bool) -> str:
     if on_hub:
-        code = f'tree = prototree.load("{name}")\nprint(prototree.ask(tree, "photo.jpg"))'
+        code = f'tree = prototree.load("{name}")\nprint(prototree.predict(tree, "photo.jpg"))'
         return f"```python\nimport prototree\n\n{code}\n```"
     file = f"{name}{SUFFIX}"
     return (

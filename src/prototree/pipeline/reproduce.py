@@ -16,7 +16,7 @@ from prototree.core.checkpoint import PROJECTED, PRUNED, TRAINED
 from prototree.errors import ConfigError
 from prototree.evaluation import plots
 from prototree.evaluation.tables import Table
-from prototree.pipeline.fit import evaluate_ensemble, fit, open_source
+from prototree.pipeline.fit import evaluate, fit, open_source
 from prototree.pipeline.stages import UNCONSTRAINED
 from prototree.progress import Observer
 from prototree.run import RESULTS, Run
@@ -212,7 +212,7 @@ def _vote(folder: Path, height: int, observer: Observer) -> None:
     """Evaluates the ensembles of the runs of one height, unless that was done for the same runs."""
     names = [run.folder.name for run in _runs(folder)[height]]
     if len(names) > 1 and _votes(folder, height)["runs"] != names:
-        metrics = evaluate_ensemble([folder / name for name in names], observer=observer).to_json()
+        metrics = evaluate([folder / name for name in names], observer=observer).to_json()
         io.write_json(folder / f"ensemble-h{height}.json", {"runs": names, **metrics})
 
 
@@ -263,8 +263,8 @@ def _accuracy_table(
 ) -> Table:
     height = published.height
     own = runs.get(height, [])
-    accuracy = _spread([100 * run["stages"][PROJECTED]["accuracy"]["soft"] for run in own], 1)
-    prototypes = _spread([run["stages"][PROJECTED]["n_prototypes"] for run in own], 1)
+    accuracy = _mean_std([100 * run["stages"][PROJECTED]["accuracy"]["soft"] for run in own], 1)
+    prototypes = _mean_std([run["stages"][PROJECTED]["n_prototypes"] for run in own], 1)
     rows = [(f"tree, h = {height}", accuracy, prototypes, str(len(own)), *_known(published.votes.get(1), 2))]
     for size in ENSEMBLES:
         vote = next((one for one in votes.get(height, []) if one["n_trees"] == size), None)
@@ -281,12 +281,12 @@ def _stages_table(
     for height in heights:
         own = runs.get(height, [])
         accuracies = (
-            _spread([100 * run["stages"][stage]["accuracy"]["soft"] for run in own], 3)
+            _mean_std([100 * run["stages"][stage]["accuracy"]["soft"] for run in own], 3)
             for stage in (TRAINED, PRUNED, PROJECTED)
         )
         measured = (
             *accuracies,
-            _spread([run["stages"][PROJECTED]["n_prototypes"] for run in own], 1),
+            _mean_std([run["stages"][PROJECTED]["n_prototypes"] for run in own], 1),
             _mean([100 * run["pruning"]["pruned_fraction"] for run in own], 1),
             _pooled([distance for run in own for distance in run["projection"]["distances"]]),
         )
@@ -301,11 +301,11 @@ def _strategy_table(name: str, published: Published, runs: Mapping[int, list[dic
     own = [run["stages"][PROJECTED] for run in runs.get(published.height, [])]
     rows = []
     for strategy in ("soft", "max_path", "greedy"):
-        measured = [_spread([100 * run["accuracy"][strategy] for run in own], 2)]
+        measured = [_mean_std([100 * run["accuracy"][strategy] for run in own], 2)]
         if strategy == "soft":
             measured += ["n.a.", "n.a."]
         else:
-            measured.append(_spread([run["fidelity"][strategy] for run in own], 3))
+            measured.append(_mean_std([run["fidelity"][strategy] for run in own], 3))
             measured.append(_lengths([run["path_length"][strategy] for run in own]))
         rows.append((strategy.replace("_", "-"), *measured, *_known(published.strategies.get(strategy), 3)))
     columns = ("accuracy", "fidelity", "path length")
@@ -322,7 +322,7 @@ def _constraint_table(published: Published, runs: Mapping[int, list[dict[str, An
         (PROJECTED, "with class constraints (Eq. S1)"),
     ):
         accuracies = [100 * run["stages"][stage]["accuracy"]["soft"] for run in own if stage in run["stages"]]
-        rows.append((what, _spread(accuracies, 3), *_known((published.constraints.get(stage, NOT_PUBLISHED),), 1)))
+        rows.append((what, _mean_std(accuracies, 3), *_known((published.constraints.get(stage, NOT_PUBLISHED),), 1)))
     costs = [
         run["projection"]["class_constraint_gap"]
         for run in own
@@ -355,7 +355,7 @@ def _known(cells: Sequence[str] | None, count: int) -> tuple[str, ...]:
     return tuple(cells) if cells else (NOT_PUBLISHED,) * count
 
 
-def _spread(values: Sequence[float | int], digits: int) -> str:
+def _mean_std(values: Sequence[float | int], digits: int) -> str:
     """Mean ± sample standard deviation over the runs."""
     if not values:
         return NOT_RUN

@@ -1,4 +1,4 @@
-"""Packs a run into one file with the tree, its pictures and its figures; and tidies what a run no longer needs."""
+"""Pack a run into one file with the tree, its pictures and metrics; clean what a finished run no longer needs."""
 
 import shutil
 import stat
@@ -12,7 +12,6 @@ from prototree.archive import MANIFEST, SUFFIX, is_shared, write_archive
 from prototree.core import checkpoint
 from prototree.core.model import ProtoTree
 from prototree.errors import CheckpointError, ConfigError
-from prototree.evaluation.tables import percent
 from prototree.explanation.assets import ASSET_LIST, AssetStore, PrototypePictures
 from prototree.explanation.tree import explain_tree
 from prototree.features.cache import FOLDER as FEATURES
@@ -34,16 +33,12 @@ _METRICS_KEPT = (
     "projection",
     "prototype_quality",
 )
-_CLASSES_NAMED = 200
-_NOT_LEARNED = (
-    " The confidence was not fitted on held-out photos: it ranks answers, but it is not a share of right answers."
-)
 
 
 def pack(
     run: str | Path | Run, out: str | Path, *, pages: bool = True, tick: Callable[[int, int], None] | None = None
 ) -> Path:
-    """Writes one file that `load`, `predict`, `explain`, `report` and `serve` open like a run's folder.
+    """Write one file that `load`, `predict`, `explain`, `report` and `serve` open like a run's folder.
 
     Its pages show neighbours, shares and tests from the training photos. These are computed first if the photos are
     here and no report has done so; without `pages` they are left out.
@@ -69,7 +64,7 @@ def pack(
 def write_shared(
     run: Run, stage: str, folder: Path, *, find_pages: bool, tick: Callable[[int, int], None] | None = None
 ) -> ProtoTree:
-    """What others get of a run, written to a folder that they can open as a run; the tree after that stage.
+    """Write what others get of a run to a folder that opens as a run; return its tree after that stage.
 
     Nothing in it names a folder of this machine. What its pages show is found out first if asked for.
     """
@@ -80,13 +75,13 @@ def write_shared(
     if run.notes:
         write_json(folder / NOTES, {str(node + 1): text for node, text in run.notes.items()})
     _write_assets(run, tree, folder / ASSETS, find_pages, tick)
-    tree = _without_places(tree, [folder / ASSETS / ASSET_LIST])
+    tree = _without_folders(tree, [folder / ASSETS / ASSET_LIST])
     checkpoint.save(tree, folder / stage)
     return tree
 
 
-def _without_places(tree: ProtoTree, lists: Iterable[Path]) -> ProtoTree:
-    """The tree, and lists about it, with names of photos that do not tell where on this machine they are."""
+def _without_folders(tree: ProtoTree, lists: Iterable[Path]) -> ProtoTree:
+    """Strip folders of this machine from the image names in a tree and in lists about it."""
     named = [source and replace(source, image=_shared_name(source.image)) for source in tree.sources]
     tree.sources = tuple(named)
     for path in lists:
@@ -96,7 +91,7 @@ def _without_places(tree: ProtoTree, lists: Iterable[Path]) -> ProtoTree:
 
 
 def _shared_name(image: str) -> str:
-    """Of a photo that lies elsewhere than its list, only the file and its folder."""
+    """Keep only file and folder of an image that lies elsewhere than its list."""
     inner = [part for part in image.split("/") if part != ".."]
     return "/".join(inner[-2:]) if image.startswith("../") else image
 
@@ -110,7 +105,7 @@ def _renamed(value: Any) -> Any:
 
 
 def _write_assets(run: Run, tree: ProtoTree, folder: Path, find: bool, tick: Callable[[int, int], None] | None) -> None:
-    """The run's assets, with what is missing made now where its data is here; pages only if they are asked for."""
+    """Copy the run's assets; make what is missing where its data is here, pages only if asked for."""
     stored, data = AssetStore(tree, run.folder / ASSETS), None
     _copy(stored.files(), folder)
     if not PrototypePictures(tree, stored=folder).complete:
@@ -132,44 +127,11 @@ def _copy(files: Iterable[Path], folder: Path) -> None:
 
 
 def _without_paths(run: Run) -> str:
-    """The configuration without the names of files on this machine."""
+    """Drop the names of files on this machine from the configuration."""
     config = run.config
     paths = {key: "none" for key in ("weights",) if str(getattr(config, key)) not in ("auto", "hub", "none")}
     paths |= {key: "" for key in ("teacher",) if getattr(config.recipe, key, "")}
     return config.replace(paths).to_toml()
-
-
-def card(run: Run, tree: ProtoTree, name: str) -> str:
-    """What a stranger needs to know of a tree, as a page of text."""
-    metrics, figures = run.metrics, run.last_metrics
-    lines = [f"# {name}", "", "A prototype tree: an image classifier that can be read in full.", ""]
-    lines += [f"- {tree.n_classes} classes, {tree.topology.n_nodes} questions, {tree.n_prototypes} prototypes"]
-    lines += [f"- network: {tree.features.backbone.name}, photos of {tree.preprocessing.size} pixels"]
-    if data := metrics.get("data"):
-        lines += [f"- learned from {data['train']} photos"]
-    if accuracy := figures.get("accuracy"):
-        shares = f"{percent(accuracy['greedy'], 1)} by a single path, {percent(accuracy['soft'], 1)} by all leaves"
-        lines += [f"- accuracy on {figures['n_images']} test photos: {shares}"]
-    lines += [
-        "",
-        "```sh",
-        "pip install prototree  # from an index; in a clone of its repository: pip install .",
-        f"prototree predict {name}{SUFFIX} photos/ --out predictions.csv",
-        f"prototree explain {name}{SUFFIX} photo.jpg",
-        f"prototree report {name}{SUFFIX}",
-        "```",
-        "",
-        "It knows only these classes, and was tested on photos like its training photos: on others it may be "
-        'wrong more often. With `--min-confidence 0.7`, answers that are less than 70 % sure become "I don\'t know".'
-        + ("" if tree.calibration.n_images else _NOT_LEARNED),
-        "",
-        "## Classes",
-        "",
-        *(f"- {' '.join(one.split())}" for one in tree.class_names[:_CLASSES_NAMED]),
-    ]
-    if tree.n_classes > _CLASSES_NAMED:
-        lines += [f"- and {tree.n_classes - _CLASSES_NAMED} more, in tree.json"]
-    return "\n".join([*lines, ""])
 
 
 @dataclass(frozen=True)
@@ -181,9 +143,9 @@ class Removed:
 
 
 def clean(run: str | Path | Run) -> list[Removed]:
-    """Removes from a finished run what only an interrupted training would need, or what can be computed again.
+    """Remove from a finished run what only an interrupted training needs, or what can be computed again.
 
-    The tree after every stage, the figures, pictures, notes and reports stay. Maps that other runs use stay too.
+    The tree after every stage, metrics, pictures, notes and reports stay. Feature maps that other runs use stay too.
 
     Examples:
         >>> freed = clean("runs/photos")
@@ -193,16 +155,16 @@ def clean(run: str | Path | Run) -> list[Removed]:
     run = Run.open(run).check_writable()
     if not run.last_metrics:
         raise ConfigError(
-            f"{run.folder} is not finished, and tidying would remove what its training continues from; finish it first "
+            f"{run.folder} is not finished, and cleaning would remove what its training continues from; finish it "
             "with `prototree train … --resume`"
         )
     folder = run.folder.resolve()
     spare = [folder / name for name in _REMOVABLE] + [folder.with_name(f"{folder.name}-edits") / "maps"]
-    return [one for one in map(_removed, [*spare, *_maps_of_none_other(folder)]) if one.n_bytes]
+    return [removed for removed in map(_remove, [*spare, *_unshared_features(folder)]) if removed.n_bytes]
 
 
-def _maps_of_none_other(folder: Path) -> list[Path]:
-    """Files of the shared folder that this run alone has noted, with what stands beside them."""
+def _unshared_features(folder: Path) -> list[Path]:
+    """List files of the shared feature cache that this run alone uses, with those beside them."""
     beside = (path for path in folder.parent.iterdir() if path.is_dir() and path != folder)
     others = {name for path in beside for name in files_used(path)}
     shared = shared_folder(folder)
@@ -210,10 +172,10 @@ def _maps_of_none_other(folder: Path) -> list[Path]:
     return [path.with_suffix(suffix) for path in own for suffix in (".json", path.suffix, ".partial", ".lock")]
 
 
-def _removed(path: Path) -> Removed:
-    """Removes a file or folder, and says what that gave back: a file that has another name elsewhere stays on disk."""
+def _remove(path: Path) -> Removed:
+    """Remove a file or folder, and count the bytes freed: a file with another hard link stays on disk."""
     if path.is_symlink() or not path.exists():
         return Removed(path, 0)
-    every = [one.lstat() for one in (path.rglob("*") if path.is_dir() else [path])]
+    stats = [file.lstat() for file in (path.rglob("*") if path.is_dir() else [path])]
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return Removed(path, sum(one.st_size for one in every if stat.S_ISREG(one.st_mode) and one.st_nlink == 1))
+    return Removed(path, sum(item.st_size for item in stats if stat.S_ISREG(item.st_mode) and item.st_nlink == 1))

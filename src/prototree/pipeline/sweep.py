@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import prototree
 from prototree.config import DEFAULT_PRESET, Config, load_preset
@@ -21,7 +21,7 @@ from prototree.data import ImageData
 from prototree.errors import ConfigError, TrainError
 from prototree.evaluation.tables import Table, ensemble_table, percent
 from prototree.io import write_file, write_json
-from prototree.pipeline.fit import DataLike, evaluate_ensemble, materialise, precompute_features
+from prototree.pipeline.fit import DataLike, evaluate, materialise, precompute_features
 from prototree.progress import Observer, sigterm_as_sigint
 from prototree.run import RESULTS, Run
 
@@ -37,22 +37,20 @@ class Sweep:
     table: Table
 
 
-def fit_seeds(
-    data: DataLike,
-    out: str | Path,
-    *,
-    seeds: int,
-    preset: str = DEFAULT_PRESET,
-    settings: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    jobs: int = 0,
-    threads: int = 0,
-    observer: Observer | None = None,
-) -> Sweep:
-    """Train an ensemble: trees of the same data with different seeds, which share one feature cache.
+class SweepOptions(TypedDict, total=False):
+    """Options of `fit_seeds` and `cross_validate`; those of one run are the same as in `fit`."""
 
-    `jobs` runs go at the same time with `threads` threads each; 0: from the number of cores.
+    preset: str
+    settings: Mapping[str, Any]
+    resume: bool
+    overwrite: bool
+    jobs: int  # runs at a time; 0: from the number of cores
+    threads: int  # per run; 0: from the number of cores
+    observer: Observer
+
+
+def fit_seeds(data: DataLike, out: str | Path, *, seeds: int, **options: Unpack[SweepOptions]) -> Sweep:
+    """Train an ensemble: trees of the same data with different seeds, which share one feature cache.
 
     Examples:
         >>> [run.folder.name for run in fit_seeds("photos/", "runs/three", seeds=3).runs]  # doctest: +SKIP
@@ -60,44 +58,35 @@ def fit_seeds(
     """
     if seeds < 2:
         raise ConfigError(f"expected at least 2 seeds to train several trees, got {seeds}; leave it out for one")
-    config, out, observer = load_preset(preset).replace(settings or {}), Path(out), observer or Observer()
+    config, out = _config(options), Path(out)
     each = {f"seed-{seed}": {"seed": seed} for seed in range(config.seed, config.seed + seeds)}
-    runs = _train_all(config, data, out, each, (jobs, threads), observer, resume=resume, overwrite=overwrite)
-    metrics = evaluate_ensemble([run.folder for run in runs], observer=observer).to_json()
+    runs = _train_all(config, data, out, each, options)
+    metrics = evaluate([run.folder for run in runs], observer=options.get("observer")).to_json()
     write_json(out / "ensemble.json", {"runs": list(each), **metrics})
     return _write_table(out, runs, ensemble_table(metrics, list(each)))
 
 
-def cross_validate(
-    data: DataLike,
-    out: str | Path,
-    *,
-    folds: int,
-    preset: str = DEFAULT_PRESET,
-    settings: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    jobs: int = 0,
-    threads: int = 0,
-    observer: Observer | None = None,
-) -> Sweep:
+def cross_validate(data: DataLike, out: str | Path, *, folds: int, **options: Unpack[SweepOptions]) -> Sweep:
     """Cross-validate: each of `folds` parts is the test set of one tree; gives mean ± standard deviation.
 
     Examples:
         >>> cross_validate("photos/", "runs/folds", folds=5).table  # doctest: +SKIP
         Table(title='5 folds', ...)
     """
-    config, out = load_preset(preset).replace(settings or {}), Path(out)
+    config, out = _config(options), Path(out)
     if config.fold:
         raise ConfigError(f"expected either all folds or the one named {config.fold}, got both; leave one out")
-    each = {f"fold-{part}": {"fold": f"{part}/{folds}"} for part in range(1, folds + 1)}
-    if len(each) < 2:
+    if folds < 2:
         raise ConfigError(f"expected at least 2 folds, got {folds}")
-    observer = observer or Observer()
-    runs = _train_all(config, data, out, each, (jobs, threads), observer, resume=resume, overwrite=overwrite)
+    each = {f"fold-{part}": {"fold": f"{part}/{folds}"} for part in range(1, folds + 1)}
+    runs = _train_all(config, data, out, each, options)
     table = fold_table([run.last_metrics for run in runs])
     write_json(out / "folds.json", {"runs": list(each), "table": [list(row) for row in (table.header, *table.rows)]})
     return _write_table(out, runs, table)
+
+
+def _config(options: SweepOptions) -> Config:
+    return load_preset(options.get("preset", DEFAULT_PRESET)).replace(options.get("settings") or {})
 
 
 def fold_table(metrics: Sequence[Mapping[str, Any]]) -> Table:
@@ -108,18 +97,14 @@ def fold_table(metrics: Sequence[Mapping[str, Any]]) -> Table:
         [fold["path_length"]["greedy"]["mean"] for fold in metrics],
     ]
     rows = [
-        (
-            f"{number + 1}",
-            str(fold["n_images"]),
-            *(_cell(column[number], index) for index, column in enumerate(columns)),
-        )
-        for number, fold in enumerate(metrics)
+        (str(fold + 1), str(values["n_images"]), *(_cell(column[fold], i) for i, column in enumerate(columns)))
+        for fold, values in enumerate(metrics)
     ]
-    histogram = (
-        f"{_cell(statistics.fmean(column), index)} ± {_cell(statistics.stdev(column), index, unit=False)}"
-        for index, column in enumerate(columns)
+    summary = (
+        f"{_cell(statistics.fmean(column), i)} ± {_cell(statistics.stdev(column), i, unit=False)}"
+        for i, column in enumerate(columns)
     )
-    rows.append(("mean ± standard deviation", str(sum(fold["n_images"] for fold in metrics)), *histogram))
+    rows.append(("mean ± standard deviation", str(sum(values["n_images"] for values in metrics)), *summary))
     header = ("fold", "test images", "soft", "max-path", "greedy", "prototypes", "path length")
     return Table(f"{len(metrics)} folds", header, tuple(rows))
 
@@ -145,18 +130,11 @@ def allocate(n_runs: int, jobs: int = 0, threads: int = 0) -> tuple[int, int]:
 
 
 def _train_all(
-    config: Config,
-    data: DataLike,
-    out: Path,
-    each: Mapping[str, Mapping[str, Any]],
-    machine: tuple[int, int],
-    observer: Observer,
-    *,
-    resume: bool,
-    overwrite: bool,
+    config: Config, data: DataLike, out: Path, each: Mapping[str, Mapping[str, Any]], options: SweepOptions
 ) -> tuple[Run, ...]:
     """Train a run for each name; those that are finished stay as they are if the whole is resumed."""
-    source = materialise(data, out)
+    source, observer = materialise(data, out), options.get("observer") or Observer()
+    resume, overwrite = options.get("resume", False), options.get("overwrite", False)
     if isinstance(source, ImageData):
         raise ConfigError("expected data that other processes can open, such as a path, a DataFrame or arrays")
     out.mkdir(parents=True, exist_ok=True)
@@ -167,7 +145,7 @@ def _train_all(
         for name, own in each.items()
         if not (resume and (out / name / RESULTS).exists())
     }
-    jobs, threads = allocate(max(len(waiting), 1), *machine)
+    jobs, threads = allocate(max(len(waiting), 1), options.get("jobs", 0), options.get("threads", 0))
     share = "one thread" if threads == 1 else f"{threads} threads"
     observer.stage(f"{len(waiting)} of {len(each)} runs to train, {jobs} at a time, {share} each")
     with sigterm_as_sigint():
