@@ -31,7 +31,7 @@ for path in sys.argv[2:]:
     for turn in rule["conditions"]:
         node, right = turn["node"] - 1, turn["goes_right"]  # nodes are counted from 1
         probability = found["p_right"][0, node] if right else 1 - found["p_right"][0, node]
-        if about["question"] == "pairwise":
+        if about["node_kind"] == "pairwise":
             rather, than = (node, node + n_nodes) if right else (node + n_nodes, node)
             print(f"  more like {patch_of(rather)} than {patch_of(than)} ({probability:.0%})")
         else:

@@ -133,7 +133,7 @@ def test_it_is_one_file_that_says_what_it_is(exported: tuple[ProtoTree, Path]) -
     about = {key: json.loads(value) for key, value in about.items()}
     assert about["classes"] == ["ant", "bee", "wasp"]
     assert about["preprocessing"] == json.loads(json.dumps(tree.preprocessing.to_json()))
-    assert about["question"] == tree.node_function.kind
+    assert about["node_kind"] == tree.node_function.kind
     assert set(about["docs"]) == {"images", *OUTPUTS}
     assert about["prototypes"][0] == {
         "prototype_row": 0,

@@ -37,8 +37,8 @@ def test_figures_are_kept_with_the_others(run: Run) -> None:
 
 def test_the_page_tells_them(run: Run) -> None:
     explained = explain_tree(run, nearest=1)
-    assert "of 10 photos the patch lies on the same part" in explained.tests
-    assert explained.tests.split(";")[0] in tree_body(explained)
+    assert "of 10 photos the patch lies on the same part" in explained.test_results
+    assert explained.test_results.split(";")[0] in tree_body(explained)
     nodes = tree_data(explained, lambda name, picture: name)["nodes"]
     assert any("most similar test photos" in text for node in nodes for text in node["tests"])
 
@@ -52,6 +52,6 @@ def test_figures_of_another_tree_are_not_told(run: Run, tmp_path: Path) -> None:
     metrics["prototype_quality"]["tree"] = "another"
     write_json(tmp_path / "copy" / "metrics.json", metrics)
     other = Run.open(tmp_path / "copy")
-    assert explain_tree(other, nearest=0).tests == ""
+    assert explain_tree(other, nearest=0).test_results == ""
     write_results(other)
     assert "prototype quality" not in (other.folder / "results.md").read_text()

@@ -35,7 +35,7 @@ def test_a_usual_path_fits(open_page: Open, kind: str, viewport: dict[str, int],
     assert page.evaluate("document.documentElement.scrollHeight") <= tallest
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
     if viewport is NARROW:
-        assert page.locator(".spread-short:visible").count() == 0
+        assert page.locator(".histogram-short:visible").count() == 0
     page.evaluate(UNFOLD)
     assert serious_findings(page) == []
 
