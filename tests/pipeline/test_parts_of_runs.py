@@ -40,7 +40,7 @@ def test_the_page_tells_them(run: Run) -> None:
     assert "of 10 photos the patch lies on the same part" in explained.test_results
     assert explained.test_results.split(";")[0] in tree_body(explained)
     nodes = tree_data(explained, lambda name, picture: name)["nodes"]
-    assert any("most similar test photos" in text for node in nodes for text in node["tests"])
+    assert any("most similar test photos" in text for node in nodes for text in node["test_results"])
 
 
 def test_figures_of_another_tree_are_not_told(run: Run, tmp_path: Path) -> None:
