@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from prototree._version import __version__
 from prototree.config import DEFAULT_PRESET, RECIPE_SETTINGS, Common, Setting, Settings, preset_values
@@ -56,6 +56,16 @@ class _Commands(TyperGroup):
             hint = f"did you mean {meant!r}?" if meant else "prototree --help lists all"
             raise ConfigError(f"there is no command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help shows no types for arguments and flags: their names and texts say enough."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, TyperArgument) or getattr(parameter, "is_flag", False):
+                parameter.display_type_rich = lambda ctx: None  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
 
 
 app = typer.Typer(
@@ -243,6 +253,7 @@ def command_with_settings(panel: str, example: str) -> Callable[[Callable[..., N
         command.__doc__ = f"{function.__doc__}\n\nExample: {example}"
         app.command(
             function.__name__,
+            cls=PlainCommand,
             rich_help_panel=panel,
             context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
             no_args_is_help=True,
@@ -257,6 +268,6 @@ def command(panel: str, example: str, name: str | None = None) -> Callable[[Call
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         function.__doc__ = f"{function.__doc__}\n\nExample: {example}"
-        return app.command(name, rich_help_panel=panel, no_args_is_help=True)(function)
+        return app.command(name, cls=PlainCommand, rich_help_panel=panel, no_args_is_help=True)(function)
 
     return register

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from prototree.cli.app import DataArgument, app, echo
+from prototree.cli.app import DataArgument, PlainCommand, app, echo
 
 data_app = typer.Typer(no_args_is_help=True, help="Check a data set, or draw the generated one.")
 app.add_typer(data_app, name="data", rich_help_panel="Data")
 
 
-@data_app.command("check")
+@data_app.command("check", cls=PlainCommand)
 def check(
     path: DataArgument,
     contact_sheet: Annotated[
@@ -42,7 +42,7 @@ def check(
         echo(f"contact sheet: {contact_sheet}")
 
 
-@data_app.command("birds")
+@data_app.command("birds", cls=PlainCommand)
 def birds(
     out: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="A folder that does not exist yet.", show_default=False)

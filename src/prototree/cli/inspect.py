@@ -131,7 +131,7 @@ def serve(
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder for the history of edits and feature maps; default: RUN-edits."),
     ] = None,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser.")] = False,
 ) -> None:
     """Explore, test and edit a tree in the browser."""
     for package in ("fastapi", "uvicorn"):
@@ -152,7 +152,7 @@ def serve(
                 "address instead of localhost."
             )
         console.print(f"open [bold]{where}[/bold] in a browser; stop with Ctrl+C", highlight=False, soft_wrap=True)
-        if browser and console.is_terminal:
+        if not no_browser and console.is_terminal:
             webbrowser.open(where)
         server.serve(browser_app, listening)
 

@@ -93,15 +93,15 @@ def pack(
     out: Annotated[
         Path, typer.Argument(metavar="FILE", help="The file to write; it ends in .prototree.", show_default=False)
     ],
-    pages: Annotated[
-        bool, typer.Option("--pages/--no-pages", help="Include neighbours and tests of each prototype; takes a while.")
-    ] = True,
+    no_pages: Annotated[
+        bool, typer.Option("--no-pages", help="Leave out neighbours and tests of each prototype; faster and smaller.")
+    ] = False,
 ) -> None:
     """Write one file to send to somebody: the tree, its pictures and its metrics."""
     from prototree.pipeline.share import pack
 
     with Display(error_console) as display:
-        written = pack(run, out, pages=pages, tick=display.caching)
+        written = pack(run, out, pages=not no_pages, tick=display.caching)
     echo(f"written: {written} ({written.stat().st_size / 1e6:,.1f} MB); predict, explain, report and serve open it")
 
 

@@ -1,6 +1,6 @@
-"""The paper's tables with one command: trains what is missing, and compares it with the published figures.
+"""Reproduce the paper's tables: train what is missing, and compare with the published results.
 
-Published figures are those of Tables 1–3 and S4–S6 of Nauta, van Bree, Seifert (CVPR 2021).
+Published results are those of Tables 1–3 and S4–S6 of Nauta, van Bree, Seifert (CVPR 2021).
 """
 
 import json
@@ -30,7 +30,7 @@ class Published:
     """What the paper says of one data set."""
 
     height: int  # of Tables 1–3
-    votes: Mapping[int, tuple[str, str]]  # trees → accuracy and prototypes (Table 1)
+    ensembles: Mapping[int, tuple[str, str]]  # trees → accuracy and prototypes (Table 1)
     strategies: Mapping[str, tuple[str, str, str]]  # accuracy, fidelity, path length (Tables 3 and S5)
     stages: Mapping[int, tuple[str, ...]]  # height → the columns of Tables 2 and S6
     constraints: Mapping[str, str] = field(default_factory=dict)  # stage → accuracy (Table S4)
@@ -39,7 +39,7 @@ class Published:
 PUBLISHED = {
     "cub": Published(
         height=9,
-        votes={1: ("82.2 ± 0.7", "202"), 3: ("86.6", "605"), 5: ("87.2", "1008")},
+        ensembles={1: ("82.2 ± 0.7", "202"), 3: ("86.6", "605"), 5: ("87.2", "1008")},
         strategies={
             "soft": ("82.20 ± 0.01", "n.a.", "n.a."),
             "max_path": ("82.19 ± 0.01", "0.999 ± 0.001", "8.3 ± 1.1 (3–9)"),
@@ -56,7 +56,7 @@ PUBLISHED = {
     ),
     "cars": Published(
         height=11,
-        votes={1: ("86.6 ± 0.2", "195"), 3: ("90.3", "586"), 5: ("91.5", "977")},
+        ensembles={1: ("86.6 ± 0.2", "195"), 3: ("90.3", "586"), 5: ("91.5", "977")},
         strategies={
             "soft": ("86.58 ± 0.24", "n.a.", "n.a."),
             "max_path": ("86.58 ± 0.24", "1.000 ± 0.000", "8.6 ± 1.7 (4–11)"),
@@ -131,44 +131,35 @@ def reproduce(
         >>> reproduce("cub", "runs/cub", heights=[7, 8, 9], data="CUB_200_2011/").tables  # doctest: +SKIP
         (Table(title='Table 1', ...), ...)
     """
-    folder, experiment = Path(out), _experiment(name)
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"expected one of {', '.join(EXPERIMENTS)} to reproduce, got {name!r}")
+    folder, experiment, observer = Path(out), EXPERIMENTS[name], observer or Observer()
     source = data or experiment.source
     if source is None:
         raise ConfigError(f"the images of {name} do not come with this program; name their folder with --data")
     chosen = {**experiment.settings, **(settings or {})}
-    images = open_source(source, load_preset(experiment.preset).replace(chosen))
-    _same_experiment(folder, {"name": name, "data": str(source), "settings": _plain(chosen)})
-    heights = heights or (_table_height(name, images.n_classes),)
-    observer = observer or Observer()
-    total = len(heights) * seeds
-    for number, (height, seed) in enumerate(((h, s) for h in heights for s in range(seeds)), start=1):
-        own = {**chosen, "height": height, "seed": seed}
-        if _finished(folder / _run_name(height, seed)):
-            observer.stage(f"run {number} of {total}: height {height}, seed {seed} is already done")
+    n_classes = open_source(source, load_preset(experiment.preset).replace(chosen)).n_classes
+    _check_same_experiment(folder, {"name": name, "data": str(source), "settings": _plain(chosen)})
+    published = PUBLISHED.get(name, Published(default_height(n_classes), {}, {}, {}))
+    heights = heights or (published.height,)
+    pairs = [(height, seed) for height in heights for seed in range(seeds)]
+    for number, (height, seed) in enumerate(pairs, start=1):
+        run = folder / f"h{height}-s{seed}"
+        text = f"run {number} of {len(pairs)}: height {height}, seed {seed}"
+        if _is_finished(run):
+            observer.stage(f"{text} is already done")
             continue
-        observer.stage(f"run {number} of {total}: height {height}, seed {seed}")
-        fit(
-            source,
-            folder / _run_name(height, seed),
-            preset=experiment.preset,
-            settings=own,
-            resume=True,
-            observer=observer,
-        )
-        _write(name, folder, heights, images.n_classes)
-    for height in _runs(folder):
-        _vote(folder, height, observer)
-    return Reproduction(folder, _write(name, folder, heights, images.n_classes))
-
-
-def _experiment(name: str) -> Experiment:
-    if name not in EXPERIMENTS:
-        raise ConfigError(f"expected one of {', '.join(EXPERIMENTS)} to reproduce, got {name!r}")
-    return EXPERIMENTS[name]
+        observer.stage(text)
+        own = {**chosen, "height": height, "seed": seed}
+        fit(source, run, preset=experiment.preset, settings=own, resume=True, observer=observer)
+        _write(name, folder, published, heights, n_classes)
+    for height, runs in _runs(folder).items():
+        _evaluate_ensembles(folder, height, [run.folder.name for run in runs], observer)
+    return Reproduction(folder, _write(name, folder, published, heights, n_classes))
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back; also says at once if a setting is unknown."""
+    """Give settings as JSON reads them back; refuse unknown ones."""
     if fixed := {"height", "seed"} & set(settings):
         raise ConfigError(f"{fixed.pop()} cannot be a setting here: use --heights and --seeds")
     config = load_preset("paper-cub").replace(settings)
@@ -176,8 +167,8 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: json.loads(json.dumps(value)) for key, value in values.items() if key in settings}
 
 
-def _same_experiment(folder: Path, experiment: dict[str, Any]) -> None:
-    """A folder holds one experiment, so that no table mixes two."""
+def _check_same_experiment(folder: Path, experiment: dict[str, Any]) -> None:
+    """Refuse a folder that holds another experiment, so that no table mixes two."""
     path = folder / "experiment.json"
     if not path.exists():
         io.make_folder(folder)
@@ -190,62 +181,50 @@ def _same_experiment(folder: Path, experiment: dict[str, Any]) -> None:
         )
 
 
-def _run_name(height: int, seed: int) -> str:
-    return f"h{height}-s{seed}"
-
-
-def _finished(folder: Path) -> bool:
+def _is_finished(folder: Path) -> bool:
     return (folder / RESULTS).exists()  # the last file that a run writes
 
 
 def _runs(folder: Path) -> dict[int, list[Run]]:
-    """Finished runs by height, in order of their seeds."""
+    """Group the finished runs by height, in the order of their seeds."""
     found: dict[int, dict[int, Run]] = {}
     for path in folder.glob("h*-s*"):
         height, _, seed = path.name[1:].partition("-s")
-        if height.isdigit() and seed.isdigit() and _finished(path):
+        if height.isdigit() and seed.isdigit() and _is_finished(path):
             found.setdefault(int(height), {})[int(seed)] = Run(path)
     return {height: [runs[seed] for seed in sorted(runs)] for height, runs in sorted(found.items())}
 
 
-def _vote(folder: Path, height: int, observer: Observer) -> None:
-    """Evaluates the ensembles of the runs of one height, unless that was done for the same runs."""
-    names = [run.folder.name for run in _runs(folder)[height]]
-    if len(names) > 1 and _votes(folder, height)["runs"] != names:
+def _evaluate_ensembles(folder: Path, height: int, names: list[str], observer: Observer) -> None:
+    """Evaluate the ensembles of the runs of one height, unless that was done for the same runs."""
+    if len(names) > 1 and _ensembles(folder, height)["runs"] != names:
         metrics = evaluate([folder / name for name in names], observer=observer).to_json()
         io.write_json(folder / f"ensemble-h{height}.json", {"runs": names, **metrics})
 
 
-def _votes(folder: Path, height: int) -> dict[str, Any]:
+def _ensembles(folder: Path, height: int) -> dict[str, Any]:
     path = folder / f"ensemble-h{height}.json"
     return io.read_json(path) if path.exists() else {"runs": [], "ensembles": []}
 
 
-def _table_height(name: str, n_classes: int) -> int:
-    return PUBLISHED[name].height if name in PUBLISHED else default_height(n_classes)
-
-
-def _write(name: str, folder: Path, heights: Iterable[int], n_classes: int) -> tuple[Table, ...]:
-    published = PUBLISHED.get(name, Published(_table_height(name, n_classes), {}, {}, {}))
-    runs = {height: [run.metrics for run in found] for height, found in _runs(folder).items()}
-    votes = {height: _votes(folder, height)["ensembles"] for height in runs}
-    shown = sorted({*heights, *runs, *published.stages})
+def _write(name: str, folder: Path, published: Published, heights: Iterable[int], n_classes: int) -> tuple[Table, ...]:
+    metrics = {height: [run.metrics for run in runs] for height, runs in _runs(folder).items()}
+    ensembles = {height: _ensembles(folder, height)["ensembles"] for height in metrics}
+    own, height = metrics.get(published.height, []), published.height
     tables = {
-        "table1": _accuracy_table(published, runs, votes),
-        "table2": _stages_table("Table 2: what pruning and projection change", [published.height], published, runs),
-        "tableS5" if name == "cars" else "table3": _strategy_table(name, published, runs),
-        "tableS4": _constraint_table(published, runs),
-        "tableS6": _stages_table("Table S6: all heights", shown, published, runs),
+        "table1": _accuracy_table(published, own, ensembles.get(height, [])),
+        "table2": _stages_table("Table 2: what pruning and projection change", [height], published, metrics),
+        "tableS5" if name == "cars" else "table3": _strategy_table(name, published, own),
+        "tableS4": _constraint_table(published, own),
+        "tableS6": _stages_table(
+            "Table S6: all heights", sorted({*heights, *metrics, *published.stages}), published, metrics
+        ),
     }
     for file, table in tables.items():
         io.write_file(folder / f"{file}.csv", table.to_csv().encode())
-    text = [
-        f"# {name}: measured and published figures",
-        _HOW_TO_READ,
-        *(table.to_markdown() for table in tables.values()),
-    ]
+    text = [f"# {name}: measured and published results", _HOW_TO_READ, *(t.to_markdown() for t in tables.values())]
     if plots.available():
-        for file, figure in _figures(name, published.height, runs, votes, n_classes).items():
+        for file, figure in _figures(name, height, metrics, ensembles, n_classes).items():
             io.write_file(folder / file, plots.png(figure))
             text.append(f"![{file}]({file})\n")
     io.write_file(folder / "tables.md", "\n".join(text).encode())
@@ -258,18 +237,17 @@ runs. The standard deviation of distances is over prototypes, that of path lengt
 """
 
 
-def _accuracy_table(
-    published: Published, runs: Mapping[int, list[dict[str, Any]]], votes: Mapping[int, list[dict[str, Any]]]
-) -> Table:
-    height = published.height
-    own = runs.get(height, [])
-    accuracy = _mean_std([100 * run["stages"][PROJECTED]["accuracy"]["soft"] for run in own], 1)
-    prototypes = _mean_std([run["stages"][PROJECTED]["n_prototypes"] for run in own], 1)
-    rows = [(f"tree, h = {height}", accuracy, prototypes, str(len(own)), *_known(published.votes.get(1), 2))]
+def _accuracy_table(published: Published, runs: list[dict[str, Any]], ensembles: list[dict[str, Any]]) -> Table:
+    accuracy = _mean_std([100 * run["stages"][PROJECTED]["accuracy"]["soft"] for run in runs], 1)
+    prototypes = _mean_std([run["stages"][PROJECTED]["n_prototypes"] for run in runs], 1)
+    tree = f"tree, h = {published.height}"
+    rows = [(tree, accuracy, prototypes, str(len(runs)), *_known(published.ensembles.get(1), 2))]
     for size in ENSEMBLES:
-        vote = next((one for one in votes.get(height, []) if one["n_trees"] == size), None)
-        found = (f"{100 * vote['accuracy']['soft']:.1f}", str(vote["n_prototypes"])) if vote else (NOT_RUN, NOT_RUN)
-        rows.append((f"ensemble of {size}", *found, str(size if vote else 0), *_known(published.votes.get(size), 2)))
+        metrics = next((group for group in ensembles if group["n_trees"] == size), None)
+        cells = (NOT_RUN, NOT_RUN, "0")
+        if metrics:
+            cells = (f"{100 * metrics['accuracy']['soft']:.1f}", str(metrics["n_prototypes"]), str(size))
+        rows.append((f"ensemble of {size}", *cells, *_known(published.ensembles.get(size), 2)))
     header = ("method", "accuracy", "prototypes", "runs", "published accuracy", "published prototypes")
     return Table("Table 1: accuracy and size", header, tuple(rows))
 
@@ -287,7 +265,7 @@ def _stages_table(
         measured = (
             *accuracies,
             _mean_std([run["stages"][PROJECTED]["n_prototypes"] for run in own], 1),
-            _mean([100 * run["pruning"]["pruned_fraction"] for run in own], 1),
+            _mean_std([100 * statistics.fmean(run["pruning"]["pruned_fraction"] for run in own)] if own else [], 1),
             _pooled([distance for run in own for distance in run["projection"]["distances"]]),
         )
         rows.append((str(height), f"measured ({len(own)} runs)", *measured))
@@ -297,8 +275,8 @@ def _stages_table(
     return Table(title, header, tuple(rows))
 
 
-def _strategy_table(name: str, published: Published, runs: Mapping[int, list[dict[str, Any]]]) -> Table:
-    own = [run["stages"][PROJECTED] for run in runs.get(published.height, [])]
+def _strategy_table(name: str, published: Published, runs: list[dict[str, Any]]) -> Table:
+    own = [run["stages"][PROJECTED] for run in runs]
     rows = []
     for strategy in ("soft", "max_path", "greedy"):
         measured = [_mean_std([100 * run["accuracy"][strategy] for run in own], 2)]
@@ -314,20 +292,15 @@ def _strategy_table(name: str, published: Published, runs: Mapping[int, list[dic
     return Table(f"{number}: strategies, h = {published.height}, {len(own)} runs", header, tuple(rows))
 
 
-def _constraint_table(published: Published, runs: Mapping[int, list[dict[str, Any]]]) -> Table:
-    own = runs.get(published.height, [])
+def _constraint_table(published: Published, runs: list[dict[str, Any]]) -> Table:
     rows = []
     for stage, what in (
         (UNCONSTRAINED, "without class constraints (Eq. 6)"),
         (PROJECTED, "with class constraints (Eq. S1)"),
     ):
-        accuracies = [100 * run["stages"][stage]["accuracy"]["soft"] for run in own if stage in run["stages"]]
+        accuracies = [100 * run["stages"][stage]["accuracy"]["soft"] for run in runs if stage in run["stages"]]
         rows.append((what, _mean_std(accuracies, 3), *_known((published.constraints.get(stage, NOT_PUBLISHED),), 1)))
-    costs = [
-        run["projection"]["class_constraint_gap"]
-        for run in own
-        if run["projection"]["class_constraint_gap"] is not None
-    ]
+    costs = [gap for run in runs if (gap := run["projection"]["class_constraint_gap"]) is not None]
     cost = f"{statistics.fmean(costs):.2e}" if costs else NOT_RUN
     rows.append(("mean extra distance with constraints", cost, "5.86e-05" if published.constraints else "–"))
     title = f"Table S4: projection with and without class constraints, h = {published.height}"
@@ -361,10 +334,6 @@ def _mean_std(values: Sequence[float | int], digits: int) -> str:
         return NOT_RUN
     mean = f"{statistics.fmean(values):.{digits}f}"
     return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
-
-
-def _mean(values: Sequence[float], digits: int) -> str:
-    return f"{statistics.fmean(values):.{digits}f}" if values else NOT_RUN
 
 
 def _pooled(values: Sequence[float]) -> str:
