@@ -23,7 +23,7 @@ from prototree.core.model import (
     nearest_patches,
     pair_distances,
 )
-from prototree.core.nodes import PAPER
+from prototree.core.nodes import LN2, PAPER
 from prototree.core.topology import Topology
 from prototree.errors import ShapeError
 
@@ -174,7 +174,7 @@ def test_written_down_by_torch_export_the_distances_are_the_same(size: tuple[int
 
 
 def paper_paths(distance: torch.Tensor, topology: Topology) -> torch.Tensor:
-    radius = torch.full(distance.shape[1:], math.log(2), dtype=distance.dtype)
+    radius = torch.full(distance.shape[1:], LN2, dtype=distance.dtype)
     return log_path_probs(*PAPER.log_p_left_right(distance, radius), topology)
 
 

@@ -13,12 +13,10 @@ from conftest import grow, random_maps, tree_shapes
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core import checkpoint
 from prototree.core.model import ProtoTree, greedy_leaves, log_path_probs, nearest_patches
-from prototree.core.nodes import PAPER, NodeFunction, log_one_minus
+from prototree.core.nodes import LN2, PAPER, NodeFunction, log_one_minus
 from prototree.core.pruning import prune
 from prototree.core.topology import Topology
 from prototree.errors import ConfigError
-
-LN2 = math.log(2)
 
 
 @given(tree_shapes, st.integers(0, 1000), st.floats(1.0, 8.0), st.floats(0.3, 3.0))

@@ -179,7 +179,7 @@ def test_claimed_bytes_take_no_memory(tmp_path: Path) -> None:
     try:
         for opcode in (pickle.BINBYTES8, pickle.BYTEARRAY8, pickle.BINUNICODE8, pickle.FRAME):
             (tmp_path / "one.pkl").write_bytes(b"\x80\x05" + opcode + struct.pack("<Q", 2**28) + b"a.")
-            with pytest.raises(CheckpointError, match="268435456"):
+            with pytest.raises(CheckpointError):
                 read_pickle(tmp_path / "one.pkl")
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:

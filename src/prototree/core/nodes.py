@@ -19,7 +19,8 @@ from torch.nn.functional import logsigmoid
 from prototree.errors import ConfigError
 
 NodeKind = Literal["presence", "pairwise"]
-LN2 = math.log(2.0)
+# Rounded to single precision, in which trees store their radii: the paper's radius divides it to 1 in any precision.
+LN2 = float(torch.tensor(math.log(2.0), dtype=torch.float32))
 # β below 1 would make the slope at distance 0 infinite; above these, decisions are hard to the last digit.
 SHARPNESS_RANGE: dict[NodeKind, tuple[float, float]] = {"presence": (1.0, 64.0), "pairwise": (0.01, 1000.0)}
 RADIUS_RANGE = (1e-6, 1e6)

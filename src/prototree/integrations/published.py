@@ -67,17 +67,11 @@ def import_published(
     if (out / CONFIG).exists():
         raise ConfigError(f"{out} already holds a run; choose another folder")
     tree = read_published(folder, classes=classes, backbone=backbone, image_size=image_size)
-    settings = {
-        "recipe": "paper",
-        "backbone": backbone,
-        "weights": "none",
-        "image_size": image_size,
-        "resize": image_size,
-        "prototype_dim": tree.features.prototype_dim,
-        "height": max(tree.topology.height, 1),
-        "prototype_size": max(tree.prototypes.shape[2:]),
-    }
-    config = Config().replace(settings)
+    config = Config().replace(
+        {"recipe": "paper", "backbone": backbone, "weights": "none", "image_size": image_size, "resize": image_size}
+        | {"prototype_dim": tree.features.prototype_dim, "prototype_size": max(tree.prototypes.shape[2:])}
+        | {"height": max(tree.topology.height, 1)}
+    )
     out.mkdir(parents=True, exist_ok=True)
     checkpoint.save(tree, out / TRAINED)
     write_file(out / CONFIG, config.to_toml().encode())
@@ -92,7 +86,7 @@ def read_published(
     image_size: int = 224,
     dtype: torch.dtype = torch.float32,
 ) -> ProtoTree:
-    """The tree alone, in evaluation mode; in `torch.float64` its probabilities are the original's to ten digits."""
+    """Read the tree alone, in evaluation mode; in `torch.float64` it agrees with the original to ten digits."""
     path = Path(folder) / FILE if Path(folder).is_dir() else Path(folder)
     root = read_pickle(path)
     names = _class_names(Path(classes))
@@ -129,7 +123,7 @@ def _build_tree(root: Any, names: list[str], backbone: str, image_size: int, dty
 
 
 def _walk(root: Any) -> tuple[tuple[list[int], list[int]], list[Any], list[Any]]:
-    """Left and right children by number, and the stand-ins of nodes and leaves in the order of their numbers."""
+    """Number the nodes: left and right children, and the stand-ins of nodes and leaves in that order."""
     left, right, nodes, leaves, seen = list[int](), list[int](), list[Any](), list[Any](), set[int]()
     waiting: list[tuple[Any, list[int], int]] = [(root, [0], 0)]
     while waiting:
@@ -150,7 +144,7 @@ def _walk(root: Any) -> tuple[tuple[list[int], list[int]], list[Any], list[Any]]
 
 
 def _leaf_logits(leaf: Any, root: Any) -> Float[Tensor, " K"]:
-    """Numbers whose softmax is the leaf's distribution; Kontschieder's normalisation divides by the sum instead."""
+    """Give logits whose softmax is the leaf's distribution; Kontschieder's normalisation divides by the sum."""
     values = read_tensor(_field(leaf, "_parameters", "_dist_params"))
     if values.dim() != 1 or not torch.isfinite(values).all():
         raise CheckpointError(f"expected finite numbers for each class in a leaf, found {tuple(values.shape)}")
@@ -162,7 +156,7 @@ def _leaf_logits(leaf: Any, root: Any) -> Float[Tensor, " K"]:
 
 
 def _network(module: Any, name: str, image_size: int) -> Backbone:
-    """The backbone with the parameters and buffers found, as `state_dict` would name them."""
+    """Build the backbone from its parameters and buffers, named as in a `state_dict`."""
     state, n_bytes, waiting, seen = dict[str, Tensor](), 0, [("", module)], set[int]()
     while waiting:
         prefix, stub = waiting.pop()
@@ -207,7 +201,7 @@ def _mapping(stub: Any, name: str) -> Mapping[Any, Any]:
 
 
 def _class_names(file: Path) -> list[str]:
-    """A name in each line; lines of CUB's `classes.txt` become the names that its images have here."""
+    """Read a name from each line; lines of CUB's `classes.txt` become the names that its images have here."""
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -249,18 +243,6 @@ class StubDict(dict[Any, Any]):
         """Takes anything."""
 
 
-class _Bounded:
-    """A file of which no more can be asked for than it has: Python takes the memory before it reads."""
-
-    def __init__(self, file: io.BufferedIOBase, size: int) -> None:
-        self.readline, self._file, self._size = file.readline, file, size
-
-    def read(self, count: int) -> bytes:
-        if count > self._size:
-            raise pickle.UnpicklingError(f"{count} bytes claimed, the file has {self._size}")
-        return self._file.read(count)
-
-
 _Load = Callable[[Any], None]
 _load: dict[int, _Load] = pickle._Unpickler.dispatch
 
@@ -288,8 +270,8 @@ class _StubUnpickler(pickle._Unpickler):
         pickle.BYTEARRAY8[0]: _load[pickle.BINBYTES8[0]],  # which reads before it takes memory
     }
 
-    def __init__(self, file: io.BufferedIOBase, size: int, *, keep_ids: bool = False) -> None:
-        super().__init__(_Bounded(file, size))
+    def __init__(self, file: io.BytesIO, *, keep_ids: bool = False) -> None:
+        super().__init__(file)
         self._stubs: dict[tuple[str, str], type] = {}
         self._keep_ids = keep_ids
 
@@ -312,13 +294,11 @@ class _StubUnpickler(pickle._Unpickler):
 
 
 def read_pickle(path: Path) -> Any:
-    """The content of a pickle, with stand-ins in place of all that is not plain data."""
+    """Read a pickle with stand-ins in place of all that is not plain data."""
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise CheckpointError(f"{path} is larger than {MAX_BYTES >> 30} GiB; expected a pickled tree")
-        with open(path, "rb") as file:
-            return _StubUnpickler(file, size).load()
+        return _StubUnpickler(io.BytesIO(path.read_bytes())).load()  # in memory no more is read than is there
     except OSError as error:
         raise CheckpointError(f"expected a pickled tree, but {path} cannot be read ({error.strerror})") from error
     except _DAMAGE as error:
@@ -326,7 +306,7 @@ def read_pickle(path: Path) -> Any:
 
 
 def read_tensor(stub: Any) -> Tensor:
-    """The tensor or parameter that a stand-in stands for."""
+    """Read the tensor or parameter that a stand-in stands for."""
     if isinstance(stub, Stub) and stub.name in _PARAMETERS and stub.args:
         stub = stub.args[0]
     if not isinstance(stub, Stub) or stub.name not in _TENSORS or len(stub.args) < 4:
@@ -342,7 +322,7 @@ def read_tensor(stub: Any) -> Tensor:
 
 
 def _read_storage(stub: Any) -> Tensor:
-    """The numbers in a stored block: five pickles that describe it, their count, and the numbers as they are.
+    """Read a stored block of numbers: five pickles that describe it, their count, and the numbers as they are.
 
     Torch's own loader would unpickle the bytes without any care, or hash whatever they hold.
     """
@@ -350,7 +330,7 @@ def _read_storage(stub: Any) -> Tensor:
         raise CheckpointError("expected the bytes of a stored tensor, found something else")
     file = io.BytesIO(stub.args[0])
     try:
-        _, _, machine, about, _ = (_StubUnpickler(file, len(stub.args[0]), keep_ids=True).load() for _ in range(5))
+        _, _, machine, about, _ = (_StubUnpickler(file, keep_ids=True).load() for _ in range(5))
         (count,) = struct.unpack("<q", file.read(8))
         dtype = _DTYPES.get(about[1].name) if machine["little_endian"] else None
     except _DAMAGE as error:
