@@ -42,7 +42,7 @@ def report(
 
 
 def _folder_in(run: Path, name: str) -> Path:
-    """A folder in a run, or beside a file that holds one."""
+    """Name a folder in a run, or beside a packed tree."""
     return run.with_name(f"{run.stem}-{name}") if run.is_file() else run / name
 
 

@@ -104,7 +104,7 @@ def export_onnx(run_or_tree: Run | ProtoTree | str | Path, out: str | Path) -> P
 
 
 def metadata(tree: ProtoTree, notes: dict[int, str] | None = None) -> dict[str, str]:
-    """What the file says of itself: each value is JSON."""
+    """Collect the metadata of the ONNX file; each value is JSON."""
     values = {
         "prototree": __version__,
         "classes": list(tree.class_names),
@@ -129,7 +129,7 @@ def metadata(tree: ProtoTree, notes: dict[int, str] | None = None) -> dict[str, 
 
 
 def _rules(tree: ProtoTree) -> list[dict[str, Any]]:
-    """The leaves in order: the class that each stands for, and the steps on the way to it; nodes count from 1."""
+    """List the leaves in order: the class of each, and the steps on its path; nodes count from 1."""
     probability, label = leaves.class_log_probs(tree.leaf_logits.detach()).exp().max(dim=1)
     rules = []
     for leaf in range(tree.topology.n_leaves):
@@ -165,7 +165,7 @@ def _whole_model(tree: ProtoTree, properties: dict[str, str]) -> bytes:
 
 
 def _preprocessing_graph(preprocessing: Preprocessing, ir_version: int) -> Any:
-    """What `data.transforms.eval_transform` does to an image, rounding included: squash, centre crop, normalise."""
+    """Build the preprocessing graph, equal to `eval_transform` with its rounding: resize, centre crop, normalise."""
     import onnx
     from onnx import TensorProto, helper
 

@@ -74,7 +74,7 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.__dict__.update(settings)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The parameters and the settings that were given."""
+        """Get the parameters and the settings that were given."""
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_") and name[-1] != "_"}
 
     def set_params(self, **params: Any) -> "ProtoTreeClassifier":
@@ -113,21 +113,21 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> ndarray:  # noqa: N803
-        """The most probable class of each image."""
+        """Predict the class of each image."""
         class_probs = self.predict_proba(X)  # refuses an estimator that is not fitted
         predictions: ndarray = self.classes_[class_probs.argmax(axis=1)]
         return predictions
 
     def predict_proba(self, X: Any) -> Float[ndarray, "n K"]:  # noqa: N803
-        """The probability of each class, in the order of `classes_`."""
+        """Predict the probability of each class, in the order of `classes_`."""
         return self._decide(X)[0]
 
     def apply(self, X: Any) -> Int[ndarray, " n"]:  # noqa: N803
-        """The leaf that each image ends in, numbered as in `decision_path`: after all nodes."""
+        """Return the leaf that each image ends in, numbered as in `decision_path`: after all nodes."""
         return self._decide(X)[1] + self.tree_.topology.n_nodes
 
     def decision_path(self, X: Any) -> Any:  # noqa: N803
-        """A sparse matrix: 1 where the greedy path of an image meets a node (first columns) or a leaf (last)."""
+        """Return a sparse matrix: 1 where an image's greedy path meets a node (first columns) or a leaf (last)."""
         from scipy.sparse import csr_matrix
 
         leaves, topology = self._decide(X)[1], self.tree_.topology
@@ -142,7 +142,7 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
-        """The tree travels as the bytes of its two files, which hold no code."""
+        """Pickle the tree as the bytes of its two files, which hold no code."""
         state = dict(super().__getstate__())
         if "tree_" in state:
             with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +160,7 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 self.tree_ = checkpoint.load(folder)
 
     def _training_data(self, x: Any, y: Any) -> tuple[Images, ndarray]:
-        """Images and labels, checked; remembers how rows become images."""
+        """Check images and labels; remember how rows become images."""
         images = as_images(x)
         self.rows_: Rows | None = None
         if images is None:
@@ -173,7 +173,7 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return images, y
 
     def _decide(self, x: Any) -> tuple[Float[ndarray, "n K"], Int[ndarray, " n"]]:
-        """Class probabilities and greedy leaves."""
+        """Compute class probabilities and greedy leaves."""
         check_is_fitted(self)
         images = as_images(x)
         if images is None:
@@ -197,7 +197,7 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def as_images(x: Any) -> Images | None:
-    """Paths or 8-bit images out of what a user hands over; None where it is neither."""
+    """Take paths or 8-bit images out of X; None where it is neither."""
     if isinstance(x, ndarray) and x.ndim == 4:
         if x.dtype != np.uint8 or x.shape[3] != 3:
             raise ValueError(
@@ -222,7 +222,7 @@ class Rows:
 
     @classmethod
     def like(cls, rows: ndarray, shape: tuple[int, ...] | None) -> "Rows":
-        """From the rows to train on: 8-bit numbers are taken as they are, others between the smallest and largest.
+        """Infer the shape from the training rows; 8-bit numbers stay, others are scaled from smallest to largest.
 
         Without a shape: a colour square where the number of pixels allows it, else a grey square, else a grey strip.
         """

@@ -119,7 +119,7 @@ def clean(folder: Path) -> None:
 
 
 def is_finished(run: Run, stages: Sequence[str]) -> bool:
-    """Whether each of these stages has been done, and what it made is there."""
+    """Tell whether each of these stages is done and its output is there."""
     there = all((run.folder / _TREES[stage] / checkpoint.TREE).exists() for stage in stages if stage in _TREES)
     if "evaluate" in stages:
         there = there and (run.folder / RESULTS).exists()

@@ -23,7 +23,7 @@ def model_card(
     license: str = "",  # noqa: A002
     picture: str | None = None,
 ) -> str:
-    """A README in Markdown; with a `license` (by the hub's short name) one for the hub, else for a packed file.
+    """Write the model card in Markdown; with a `license` (the hub's short name) for the hub, else for a packed file.
 
     `picture` is the file beside it that shows the tree.
     """
@@ -115,5 +115,5 @@ def _limits(tree: ProtoTree, metrics: Mapping[str, Any]) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name from outside as text that no markup is made of."""
+    """Escape a name from outside for Markdown."""
     return re.sub(r"([\\`*_{}\[\]<>()#+!|~&$:-])", r"\\\1", " ".join(name.split()))

@@ -122,7 +122,7 @@ def reproduce(
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> Reproduction:
-    """The paper's tables for one data set. Finished runs are skipped, interrupted ones are continued.
+    """Reproduce the paper's tables for one data set; finished runs are skipped, interrupted ones resumed.
 
     Tables are written again after every run, so that you can read them during a long experiment; with `seeds=0` only
     the tables are written. Without `heights`: that of the paper's Tables 1–3, or the default for the number of classes.

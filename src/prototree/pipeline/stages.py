@@ -62,7 +62,7 @@ class RunStages:
 
     @property
     def context(self) -> Context:
-        """What the recipe trains with."""
+        """Make the context that the recipe trains with."""
         key = json.dumps(resume_key(self.config, self.data, self.start), sort_keys=True)
         return Context(self.run.folder, self.data, self.config, self.device, self.observer, key)
 
@@ -146,7 +146,7 @@ class RunStages:
         return metrics
 
     def batches(self, tree: ProtoTree, samples: Sequence[Sample], views: Views) -> EvalBatches:
-        """Views of images for a finished tree; where the network never learns, as cached feature maps."""
+        """Load views of images for a finished tree, as cached feature maps where the backbone is frozen."""
         config, dataset = self.config, ViewDataset(samples, views, tree.preprocessing)
         maps = None
         if config.recipe.frozen_backbone and not config.fail_on_bad_images:
@@ -209,6 +209,6 @@ def write_results(run: Run) -> None:
 
 
 def resume_key(config: Config, data: ImageData, start: ProtoTree | None) -> dict[str, object]:
-    """What must be the same for a run to be resumed."""
+    """Collect what must be the same for a run to be resumed."""
     given = {"start": checkpoint.fingerprint(start)} if start is not None else {}
     return {"version": 1, **config.resume_key(), "classes": data.n_classes, "train": len(data.train), **given}
