@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from prototree.errors import ConfigError, DataError
-from prototree_birds import dataset
-from prototree_birds.dataset import write_birds
+from prototree_birds import write_birds
 from prototree_birds.drawing import SHORTCUT, draw
 from prototree_birds.species import PART_NAMES, Species, differing_parts, make_species
 
@@ -310,7 +309,7 @@ def test_a_run_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: p
             raise KeyboardInterrupt
         return draw(*arguments, **options)
 
-    monkeypatch.setattr(dataset, "draw", draw_a_few)
+    monkeypatch.setattr("prototree_birds.draw", draw_a_few)
     with pytest.raises(KeyboardInterrupt):
         write_birds(tmp_path / "birds", **SMALL, workers=1)
     assert list(tmp_path.iterdir()) == []

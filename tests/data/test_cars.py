@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -6,8 +5,8 @@ import pytest
 
 from data_files import smooth_photo
 from prototree.data import Box, open_data
-from prototree.data.cars import is_cars, read_cars
-from prototree.errors import DataError, MissingExtraError
+from prototree.data.cub_cars import is_cars, read_cars
+from prototree.errors import DataError
 
 pytest.importorskip("scipy")
 from scipy.io import savemat
@@ -111,10 +110,3 @@ def test_odd_values_are_named(tmp_path: Path, change: dict[str, object], message
     savemat(tmp_path / "cars_annos.mat", content)
     with pytest.raises(DataError, match=message):
         read_cars(tmp_path)
-
-
-def test_missing_scipy_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = write_single(tmp_path)
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(MissingExtraError, match=r"prototree\[data\]"):
-        read_cars(root)

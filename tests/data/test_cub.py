@@ -4,7 +4,7 @@ import pytest
 
 from data_files import CUB_50, write_cub
 from prototree.data import Box, ImageData, Part, open_data
-from prototree.data.cub import is_cub, read_cub
+from prototree.data.cub_cars import is_cub, read_cub
 from prototree.errors import DataError
 
 

@@ -193,8 +193,8 @@ def clean(run: str | Path | Run) -> list[Removed]:
     run = Run.open(run).check_writable()
     if not run.last_metrics:
         raise ConfigError(
-            f"{run.folder} is not finished, and tidying would remove what its training continues from; finish it first "
-            "with `prototree train … --resume`"
+            f"{run.folder} is not finished, and cleaning would remove what its training continues from; finish it "
+            "first with `prototree train … --resume`"
         )
     folder = run.folder.resolve()
     spare = [folder / name for name in _REMOVABLE] + [folder.with_name(f"{folder.name}-edits") / "maps"]
