@@ -139,9 +139,8 @@ def prepared_beside(path: Path) -> Iterator[Path]:
     """A folder beside `path` in which it is prepared, gone afterwards; those of killed processes go first."""
     make_folder(path.parent)
     try:
-        os.lstat(path)
-    except FileNotFoundError:
-        pass
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(path)
     except OSError as error:  # a name that the file system cannot hold, before anything long is done for it
         raise CheckpointError(f"{path} cannot be written ({error.strerror}); choose another name") from error
     name = _bounded(path.name)
@@ -171,19 +170,17 @@ def _is_running(process: int) -> bool:
     """Whether another process has this number now; this one has nothing to keep when it begins."""
     if process == os.getpid():
         return False
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
+    with contextlib.suppress(PermissionError, OverflowError):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return False
     return True
 
 
 def _bounded(name: str) -> str:
     """The name, or for a long one its digest: a temporary name is longer than the one it stands for."""
-    encoded = os.fsencode(name)
-    return name if len(encoded) <= _LONGEST_NAME else _sha256(encoded)
+    return name if len(os.fsencode(name)) <= _LONGEST_NAME else _sha256(os.fsencode(name))
 
 
 # ---- JSON with a checksum --------------------------------------------------------------------------------------------
@@ -204,13 +201,13 @@ def read_json(path: Path, *, by_hand: bool = False) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"expected a JSON file, but {path} cannot be read ({error.strerror})") from error
     content = parse_json(text, str(path))
-    found = content.pop(CHECKSUM, None)
-    if found is None and not by_hand:
+    checksum = content.pop(CHECKSUM, None)
+    if checksum is None and not by_hand:
         raise CheckpointError(
             f"{path} has no checksum: it is damaged, or another version of prototree wrote it; restore it from a copy, "
             "or make it again with this version"
         )
-    if found is not None and found != _checksum(content):
+    if checksum not in (None, _checksum(content)):
         raise CheckpointError(
             f"{path} is damaged or was changed by hand: its content does not have its checksum ({CHECKSUM}); restore "
             "it from a copy"
@@ -329,11 +326,9 @@ def _holds(path: Path, content: bytes) -> bool:
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Keep every other program from working in a run's folder; if one is at work there, that is an error at once."""
-    release = hold_folder(folder)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(hold_folder(folder))
         yield
-    finally:
-        release()
 
 
 def hold_folder(folder: Path) -> Callable[[], None]:
@@ -382,10 +377,9 @@ def file_lock(path: Path) -> Iterator[None]:
 def _flock(descriptor: int, operation: int) -> None:
     try:
         fcntl.flock(descriptor, operation)
-    except BlockingIOError:
-        raise
-    except OSError:  # some network disks know no locks
-        pass
+    except OSError as error:  # some network disks know no locks
+        if isinstance(error, BlockingIOError):
+            raise
 
 
 def _release_inherited() -> None:

@@ -216,18 +216,14 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "F" or image.mode.startswith("I"):
-        image = _to_eight_bits(image)
+    """On white where it is transparent; greyscale of more than 8 bits scaled so that its white is white."""
+    if image.mode == "F" or image.mode.startswith("I"):  # which Pillow would clip at 255
+        values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+        brightest = float(values.max(initial=0.0))
+        usual_whites = [1.0, 255.0, 65535.0] if image.mode == "F" else [65535.0]
+        white = next((white for white in usual_whites if brightest <= white), brightest)
+        image = Image.fromarray((values.clip(0.0) * (255.0 / white)).round().astype(np.uint8))
     if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image.convert("RGB")  # also of RGB a copy, detached from its file
-
-
-def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Greyscale of more than 8 bits, scaled so that its white is white; Pillow would clip it at 255."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-    brightest = float(values.max(initial=0.0))
-    usual_whites = [1.0, 255.0, 65535.0] if image.mode == "F" else [65535.0]
-    white = next((white for white in usual_whites if brightest <= white), brightest)
-    return Image.fromarray((values.clip(0.0) * (255.0 / white)).round().astype(np.uint8))

@@ -114,8 +114,7 @@ class ViewDataset(Dataset[Item]):
         return len(self.entries)
 
     def __getitem__(self, position: int | Position) -> Item:
-        epoch, index = (0, position) if isinstance(position, int) else position
-        return self.item(epoch, index, {})
+        return self.item(*((0, position) if isinstance(position, int) else position), {})
 
     def item(self, epoch: int, index: int, cache: dict[Any, Any]) -> Item:
         """An item of an epoch; `cache` keeps what views of the same image share (decoding and resizing)."""
