@@ -31,7 +31,7 @@ from prototree.explanation.decision import explain_image
 from prototree.explanation.prototypes import explain_prototypes
 from prototree.features.cache import EvalBatches, eval_batches
 from prototree.training.sources import attach_sources
-from prototree_birds.dataset import write_birds
+from prototree_birds import write_birds
 
 PROTOTYPES_PER_PHOTO = 200 / 1500
 

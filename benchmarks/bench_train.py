@@ -28,7 +28,7 @@ from prototree.core.topology import Topology
 from prototree.data import ImageData, open_data
 from prototree.training.loop import Context, Loop
 from prototree.training.paper import param_groups, train, update_leaves
-from prototree_birds.dataset import write_birds
+from prototree_birds import write_birds
 
 BATCH, CLASSES, STEPS = 16, 200, 9
 N_PHOTOS = 200

@@ -24,7 +24,7 @@ from prototree.pipeline.fit import fit
 from prototree.pipeline.stages import RunStages
 from prototree.progress import Observer
 from prototree.run import Run
-from prototree_birds.dataset import write_birds
+from prototree_birds import write_birds
 
 BESIDE_BERRIES, LOOK_ALIKE = 0, 1  # the species with the shortcut, and the one that differs from it in the beak alone
 OWN_TEST = 20  # test photos of a species that the run has, too

@@ -11,7 +11,7 @@ import pytest
 from prototree.config import load_preset
 from prototree.data import open_data
 from prototree.features.cache import files_used
-from prototree_birds.dataset import write_birds
+from prototree_birds import write_birds
 from tiny_training import write_squares
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"

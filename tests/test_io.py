@@ -1,13 +1,15 @@
-"""Temporary files of processes that are gone."""
+"""Temporary files and locks, also of processes that are killed."""
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
-from prototree.errors import CheckpointError
-from prototree.io import prepared_beside, remove_leftovers, write_file, write_listed
+from prototree import io
+from prototree.errors import CheckpointError, ConfigError
+from prototree.io import file_lock, lock_folder, prepared_beside, remove_leftovers, write_file, write_listed
 
 
 def test_only_temporary_files_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
@@ -88,3 +90,57 @@ def test_long_names_have_temporary_ones_too(tmp_path: Path) -> None:
         assert folder.is_dir()
     write_listed(tmp_path / ("x" * 255), {"a": b"1"}, "list.json", {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x" * 255, longest]
+
+
+def test_a_folder_is_held_by_one_and_free_again_afterwards(tmp_path: Path) -> None:
+    for _ in range(2):
+        with lock_folder(tmp_path):
+            with pytest.raises(ConfigError):
+                lock_folder(tmp_path).__enter__()
+            with lock_folder(tmp_path.parent):  # another folder is another matter
+                pass
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_a_killed_process_lets_go_although_its_own_copy_lives_on(tmp_path: Path) -> None:
+    held_it, told = os.pipe()
+    if (killed := os.fork()) == 0:
+        try:
+            with lock_folder(tmp_path):
+                if copy := os.fork():
+                    os.write(told, str(copy).encode())
+                signal.pause()
+        finally:
+            os._exit(1)
+    copy = int(os.read(held_it, 20))
+    with pytest.raises(ConfigError):
+        lock_folder(tmp_path).__enter__()
+    os.kill(killed, signal.SIGKILL)
+    os.waitpid(killed, 0)
+    try:
+        with lock_folder(tmp_path):
+            os.kill(copy, 0)  # it is still there
+    finally:
+        os.kill(copy, signal.SIGKILL)
+        os.close(held_it)
+        os.close(told)
+
+
+def test_a_lock_file_is_waited_for_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, order = tmp_path / "new" / "file.lock", list[str]()
+
+    def wait() -> None:
+        with file_lock(path):
+            order.append("second")
+
+    thread = threading.Thread(target=wait)
+    with file_lock(path):
+        thread.start()
+        thread.join(0.2)
+        order.append("first")
+    thread.join(60)
+    assert order == ["first", "second"]
+    assert not path.exists()
+    monkeypatch.setattr(io, "fcntl", None)  # as on Windows
+    with file_lock(tmp_path / "other" / "file.lock"), lock_folder(tmp_path):
+        assert (tmp_path / "other").is_dir()

@@ -71,15 +71,13 @@ def folder_of(path: Path) -> Path:
     if not path.is_file():
         return path
     try:
-        digest = hashlib.sha256()
         with open_regular(path, _MAX_BYTES) as file:
             with _opened(file, path) as archive:  # what is no archive is not read to its end
                 _checked(archive, path)
             file.seek(0)
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
             # The name is shown to people; one of dots alone would be another folder.
-            folder = _cache(digest.hexdigest()[:32]) / (path.stem.lstrip(".") or "tree")
+            folder = _cache(digest[:32]) / (path.stem.lstrip(".") or "tree")
             if not (folder / MANIFEST).exists():  # it is extracted last
                 _extract(file, path, folder)
     except OSError as error:

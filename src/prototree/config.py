@@ -50,10 +50,6 @@ class Setting:
         return f"--{self.key.replace('_', '-')}"
 
     @property
-    def can_be_auto(self) -> bool:
-        return type(None) in typing.get_args(self.kind)
-
-    @property
     def values(self) -> str:
         """Describe the allowed values."""
         if typing.get_origin(self.kind) is Literal:
@@ -61,21 +57,21 @@ class Setting:
         text = _type_text(self.kind)
         if self.low is not None and self.high is not None:
             text += f" from {self.low:g} to {self.high:g}"
-        return f"{text}, or {AUTO}" if self.can_be_auto else text
+        return f"{text}, or {AUTO}" if type(None) in typing.get_args(self.kind) else text
 
 
 def setting(
     default: Any,
+    group: str,
+    limits: tuple[int | float, int | float] | None,
     text: str,
     *,
     when: str,
-    group: str,
-    low: int | float | None = None,
-    high: int | float | None = None,
     common: bool = False,
     affects_result: bool = True,
 ) -> Any:
-    """Declare a setting as a dataclass field."""
+    """Declare a setting as a dataclass field; `limits` are the lowest and the highest value of a number."""
+    low, high = limits or (None, None)
     about = {"help": text, "when": when, "group": group, "low": low, "high": high}
     return field(default=default, metadata={**about, "common": common, "affects_result": affects_result})
 
@@ -87,9 +83,9 @@ class Settings:
     def __post_init__(self) -> None:
         for item in self.fields():
             value = getattr(self, item.key)
-            for number in value if isinstance(value, tuple) else (value,):
-                has_range = item.low is not None and item.high is not None and number is not None
-                if has_range and not item.low <= number <= item.high:  # also for NaN
+            numbers = () if value is None or item.low is None else value if isinstance(value, tuple) else (value,)
+            for number in numbers:
+                if not item.low <= number <= item.high:  # also for NaN
                     raise ConfigError(f"expected {item.key} from {item.low:g} to {item.high:g}, got {number:g}")
             if isinstance(value, tuple) and list(value) != sorted(set(value)):
                 raise ConfigError(f"expected {item.key} in rising order, got {list(value)}")
@@ -98,7 +94,7 @@ class Settings:
     def fields(cls) -> tuple[Setting, ...]:
         """List the settings in the order in which they are written."""
         kinds = typing.get_type_hints(cls)
-        fields = [item for item in dataclasses.fields(cls) if "help" in item.metadata]
+        fields = (item for item in dataclasses.fields(cls) if "help" in item.metadata)
         return tuple(Setting(item.name, kinds[item.name], item.default, **item.metadata) for item in fields)
 
     @classmethod
@@ -134,7 +130,6 @@ class Settings:
 
 def unknown_key(key: str, known: Iterable[str], also: Iterable[str] = ()) -> ConfigError:
     """Make the error for an unknown name, with the nearest known one."""
-    known = list(known)
     near = difflib.get_close_matches(key, [*known, *also], n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
     return ConfigError(f"unknown key {key!r}; {hint}")
@@ -147,82 +142,59 @@ _NETWORK, _DATA, _TRAINING, _AFTER, _MACHINE = "network", "data", "training", "a
 class Common(Settings):
     """Settings of every run, whatever its recipe."""
 
-    backbone: str = setting(
-        AUTO, "the network: the name of a timm model, or auto (EfficientNet-Lite0)", group=_NETWORK, common=True,
-        when="You have a GPU, or weights that were trained on images like yours.",
-    )  # fmt: skip
-    weights: str = setting(
-        AUTO, "weights of the network: auto, hub (timm's own), none (random), or a file", group=_NETWORK, common=True,
-        when="You have a file of weights.",
-    )  # fmt: skip
-    feature_level: int = setting(
-        -1, "which feature map: -1 is the last, -2 a finer one, and so on", group=_NETWORK, low=-16, high=-1,
-        when="What matters in your images is small: with -2 a patch has half the side.",
-    )  # fmt: skip
-    image_size: int = setting(
-        224, "side of the square that the network sees, in pixels", group=_NETWORK, low=16, high=4096, common=True,
-        when="Larger gives finer patches; the cost grows with the square.",
-    )  # fmt: skip
-    resize: int | None = setting(
-        None, "images are resized to this side, then a square of image_size is cropped; auto: no cropping",
-        group=_NETWORK, low=16, high=4096, when="The preset paper-cars has 256, as in the paper.",
-    )  # fmt: skip
-    prototype_dim: int = setting(
-        256, "numbers per cell of a prototype (D)", group=_NETWORK, low=1, high=65536,
-        when="Less memory: 128, which was less accurate on birds.",
-    )  # fmt: skip
-    head_hidden_dim: int = setting(
-        0, "width of a hidden layer between the feature map and the prototypes; 0: none, as in the paper",
-        group=_NETWORK, low=0, high=65536, when="Smaller for a faster head, larger for many classes.",
-    )  # fmt: skip
-    augment: str = setting(
-        "light", "random changes to training images: none, light, colour, cub or cars", group=_DATA,
-        when="none if the label depends on colour or orientation.",
-    )  # fmt: skip
-    test_fraction: float = setting(
-        0.2, "fraction of the images kept for testing if the data has no split of its own", group=_DATA, low=0.01,
-        high=0.99, common=True, when="You have few images, or very many.",
-    )  # fmt: skip
-    fold: str = setting(
-        "", "the part of the images kept for testing, such as 2/5; empty: the data's own split, or test_fraction",
-        group=_DATA, when="You cross-validate by hand; --folds 5 runs all five parts.",
-    )  # fmt: skip
-    bootstrap: bool = setting(
-        False, "train on a bootstrap sample of the images, a different one for each seed", group=_DATA,
-        when="You train an ensemble.",
-    )  # fmt: skip
-    fail_on_bad_images: bool = setting(
-        False, "an image that cannot be read is an error; otherwise it is skipped", group=_DATA, affects_result=False,
-        when="Every file must be used.",
-    )  # fmt: skip
-    batch_size: int = setting(
-        64, "images in a batch", group=_TRAINING, low=1, high=1_000_000, when="You run out of memory: smaller."
-    )
-    seed: int = setting(
-        0, "the same seed gives the same run", group=_TRAINING, low=0, high=2**31, common=True,
-        when="You want a different tree from the same data.",
-    )  # fmt: skip
-    prune_threshold: float | None = setting(
-        None, "leaves whose largest probability is at most this are removed; auto: twice the uniform probability",
-        group=_AFTER, low=0, high=0.999, when="The tree is larger than you can read: higher.",
-    )  # fmt: skip
-    project_within_class: bool = setting(
-        True, "projection takes patches only from classes below the node (Eq. S1), not from any class (Eq. 6)",
-        group=_AFTER, when="You want to compare the two.",
-    )  # fmt: skip
-    workers: int = setting(
-        2, "processes that read images; on a CPU feature extraction uses one thread per core instead", group=_MACHINE,
-        low=0, high=1024, common=True, affects_result=False,
+    # fmt: off
+    backbone: str = setting(AUTO, _NETWORK, None, "the network: the name of a timm model, or auto (EfficientNet-Lite0)",
+        when="You have a GPU, or weights that were trained on images like yours.", common=True)
+    weights: str = setting(AUTO, _NETWORK, None,
+        "weights of the network: auto, hub (timm's own), none (random), or a file",
+        when="You have a file of weights.", common=True)
+    feature_level: int = setting(-1, _NETWORK, (-16, -1),
+        "which feature map: -1 is the last, -2 a finer one, and so on",
+        when="What matters in your images is small: with -2 a patch has half the side.")
+    image_size: int = setting(224, _NETWORK, (16, 4096), "side of the square that the network sees, in pixels",
+        when="Larger gives finer patches; the cost grows with the square.", common=True)
+    resize: int | None = setting(None, _NETWORK, (16, 4096),
+        "images are resized to this side, then a square of image_size is cropped; auto: no cropping",
+        when="The preset paper-cars has 256, as in the paper.")
+    prototype_dim: int = setting(256, _NETWORK, (1, 65536), "numbers per cell of a prototype (D)",
+        when="Less memory: 128, which was less accurate on birds.")
+    head_hidden_dim: int = setting(0, _NETWORK, (0, 65536),
+        "width of a hidden layer between the feature map and the prototypes; 0: none, as in the paper",
+        when="Smaller for a faster head, larger for many classes.")
+    augment: str = setting("light", _DATA, None, "random changes to training images: none, light, colour, cub or cars",
+        when="none if the label depends on colour or orientation.")
+    test_fraction: float = setting(0.2, _DATA, (0.01, 0.99),
+        "fraction of the images kept for testing if the data has no split of its own",
+        when="You have few images, or very many.", common=True)
+    fold: str = setting("", _DATA, None,
+        "the part of the images kept for testing, such as 2/5; empty: the data's own split, or test_fraction",
+        when="You cross-validate by hand; --folds 5 runs all five parts.")
+    bootstrap: bool = setting(False, _DATA, None,
+        "train on a bootstrap sample of the images, a different one for each seed", when="You train an ensemble.")
+    fail_on_bad_images: bool = setting(False, _DATA, None,
+        "an image that cannot be read is an error; otherwise it is skipped",
+        when="Every file must be used.", affects_result=False)
+    batch_size: int = setting(64, _TRAINING, (1, 1_000_000), "images in a batch",
+        when="You run out of memory: smaller.")
+    seed: int = setting(0, _TRAINING, (0, 2**31), "the same seed gives the same run",
+        when="You want a different tree from the same data.", common=True)
+    prune_threshold: float | None = setting(None, _AFTER, (0, 0.999),
+        "leaves whose largest probability is at most this are removed; auto: twice the uniform probability",
+        when="The tree is larger than you can read: higher.")
+    project_within_class: bool = setting(True, _AFTER, None,
+        "projection takes patches only from classes below the node (Eq. S1), not from any class (Eq. 6)",
+        when="You want to compare the two.")
+    workers: int = setting(2, _MACHINE, (0, 1024),
+        "processes that read images; on a CPU feature extraction uses one thread per core instead",
         when="Reading is slower than the network: more. Worker processes cause trouble: 0.",
-    )  # fmt: skip
-    precision: Literal["auto", "float32", "bfloat16"] = setting(
-        "auto", "number format of the network: auto takes bfloat16 on GPUs that support it, float32 elsewhere",
-        group=_MACHINE, when="You need full precision on a GPU: float32.",
-    )  # fmt: skip
-    inference_backend: Literal["auto", "torch", "onnxruntime"] = setting(
-        "auto", "what runs a frozen network; auto: onnxruntime if installed, on a CPU, from 500 images on",
-        group=_MACHINE, when="Runs must be the same, bit for bit, with and without onnxruntime: torch.",
-    )  # fmt: skip
+        common=True, affects_result=False)
+    precision: Literal["auto", "float32", "bfloat16"] = setting("auto", _MACHINE, None,
+        "number format of the network: auto takes bfloat16 on GPUs that support it, float32 elsewhere",
+        when="You need full precision on a GPU: float32.")
+    inference_backend: Literal["auto", "torch", "onnxruntime"] = setting("auto", _MACHINE, None,
+        "what runs a frozen network; auto: onnxruntime if installed, on a CPU, from 500 images on",
+        when="Runs must be the same, bit for bit, with and without onnxruntime: torch.")
+    # fmt: on
 
 
 @dataclass(frozen=True)
@@ -252,71 +224,46 @@ class PaperSettings(RecipeSettings):
     name: ClassVar[str] = "paper"
     summary: ClassVar[str] = "the published algorithm: a full tree of a given height, prototypes learned by gradients"
 
-    height: int | None = setting(
-        None, "edges from the root to the leaves; auto: one more than is needed for one leaf per class", group=_TREE,
-        low=1, high=20, common=True, when="Some classes have no leaf: higher. Training takes too long: lower.",
-    )  # fmt: skip
-    prototype_size: int = setting(
-        1, "rows and columns of a prototype, in cells of the feature map", group=_TREE, low=1, high=256,
-        when="You want larger patches.",
-    )  # fmt: skip
-    epochs: int = setting(
-        30, "passes over all images", group=_RATES, low=1, high=1_000_000, common=True,
-        when="Accuracy is still rising at the end: more.",
-    )  # fmt: skip
-    freeze_epochs: int = setting(
-        30, "epochs in which the backbone stays frozen, except for its last block", group=_RATES, low=0,
-        high=1_000_000, when="You have a GPU: fewer.",
-    )  # fmt: skip
-    train_last_block: bool = setting(
-        True, "train the backbone's last block from the start", group=_RATES,
-        when="You have few images or little time: false.",
-    )  # fmt: skip
-    lr_prototypes: float = setting(
-        1e-3, "learning rate of the prototypes", group=_RATES, low=0, high=100, when="The loss does not fall."
-    )
-    lr_last_block: float = setting(
-        1e-3, "learning rate of the 1×1 convolution and the backbone's last block", group=_RATES, low=0, high=100,
-        when="The loss does not fall.",
-    )  # fmt: skip
-    lr_backbone: float = setting(
-        1e-5, "learning rate of the rest of the backbone once it is no longer frozen", group=_RATES, low=0, high=100,
-        when="You use another backbone.",
-    )  # fmt: skip
-    weight_decay: float = setting(
-        0.0, "weight decay of the 1×1 convolution only", group=_RATES, low=0, high=100,
-        when="Accuracy is far higher on training images than on test images.",
-    )  # fmt: skip
-    adam_epsilon: float = setting(
-        1e-8, "ε of Adam", group=_RATES, low=1e-16, high=1, when="The paper's presets have 1e-7."
-    )
-    milestones: tuple[int, ...] = setting(
-        (), "epochs after which all learning rates are halved", group=_RATES, low=0, high=1_000_000,
-        when="You change epochs.",
-    )  # fmt: skip
-    pretrain_epochs: int = setting(
-        0, "epochs of training the backbone as a plain classifier first", group=_RATES, low=0, high=1_000_000,
-        when="The backbone has no pretrained weights.",
-    )  # fmt: skip
-    leaf_update: Literal["interleaved", "two_pass", "gradient"] = setting(
-        "interleaved", "how leaves learn: interleaved (Algorithm 1), two_pass (Eq. 5 over all images first), gradient",
-        group=_LEAVES, when="You want to compare the three.",
-    )  # fmt: skip
-    teacher: str = setting(
-        "", "where soft labels come from: runs (a,b), or a timm classifier (resnet50=file); empty: no soft labels",
-        group=_TEACHER, when="You have a better model of the same classes.",
-    )  # fmt: skip
-    distill_weight: float = setting(
-        0.7, "the teacher's share in the targets", group=_TEACHER, low=0, high=1, when="You use a teacher."
-    )
-    distill_temperature: float = setting(
-        2.0, "temperature of the teacher's probabilities", group=_TEACHER, low=0.01, high=1000,
-        when="You use a teacher.",
-    )  # fmt: skip
-    cache_views: int = setting(
-        0, "views of each image whose feature maps are computed once and kept while the backbone is frozen; 0: none",
-        group=_RATES, low=0, high=10_000, when="You have no GPU: 3 or more; this takes some gigabytes of disk.",
-    )  # fmt: skip
+    # fmt: off
+    height: int | None = setting(None, _TREE, (1, 20),
+        "edges from the root to the leaves; auto: one more than is needed for one leaf per class",
+        when="Some classes have no leaf: higher. Training takes too long: lower.", common=True)
+    prototype_size: int = setting(1, _TREE, (1, 256), "rows and columns of a prototype, in cells of the feature map",
+        when="You want larger patches.")
+    epochs: int = setting(30, _RATES, (1, 1_000_000), "passes over all images",
+        when="Accuracy is still rising at the end: more.", common=True)
+    freeze_epochs: int = setting(30, _RATES, (0, 1_000_000),
+        "epochs in which the backbone stays frozen, except for its last block", when="You have a GPU: fewer.")
+    train_last_block: bool = setting(True, _RATES, None, "train the backbone's last block from the start",
+        when="You have few images or little time: false.")
+    lr_prototypes: float = setting(1e-3, _RATES, (0, 100), "learning rate of the prototypes",
+        when="The loss does not fall.")
+    lr_last_block: float = setting(1e-3, _RATES, (0, 100),
+        "learning rate of the 1×1 convolution and the backbone's last block", when="The loss does not fall.")
+    lr_backbone: float = setting(1e-5, _RATES, (0, 100),
+        "learning rate of the rest of the backbone once it is no longer frozen", when="You use another backbone.")
+    weight_decay: float = setting(0.0, _RATES, (0, 100), "weight decay of the 1×1 convolution only",
+        when="Accuracy is far higher on training images than on test images.")
+    adam_epsilon: float = setting(1e-8, _RATES, (1e-16, 1), "ε of Adam",
+        when="The paper's presets have 1e-7.")
+    milestones: tuple[int, ...] = setting((), _RATES, (0, 1_000_000),
+        "epochs after which all learning rates are halved", when="You change epochs.")
+    pretrain_epochs: int = setting(0, _RATES, (0, 1_000_000),
+        "epochs of training the backbone as a plain classifier first", when="The backbone has no pretrained weights.")
+    leaf_update: Literal["interleaved", "two_pass", "gradient"] = setting("interleaved", _LEAVES, None,
+        "how leaves learn: interleaved (Algorithm 1), two_pass (Eq. 5 over all images first), gradient",
+        when="You want to compare the three.")
+    teacher: str = setting("", _TEACHER, None,
+        "where soft labels come from: runs (a,b), or a timm classifier (resnet50=file); empty: no soft labels",
+        when="You have a better model of the same classes.")
+    distill_weight: float = setting(0.7, _TEACHER, (0, 1), "the teacher's share in the targets",
+        when="You use a teacher.")
+    distill_temperature: float = setting(2.0, _TEACHER, (0.01, 1000), "temperature of the teacher's probabilities",
+        when="You use a teacher.")
+    cache_views: int = setting(0, _RATES, (0, 10_000),
+        "views of each image whose feature maps are computed once and kept while the backbone is frozen; 0: none",
+        when="You have no GPU: 3 or more; this takes some gigabytes of disk.")
+    # fmt: on
 
     def for_data(self, n_classes: int) -> "PaperSettings":
         return replace(self, height=self.height or default_height(n_classes))
@@ -331,69 +278,48 @@ class DistillSettings(RecipeSettings):
     frozen_backbone: ClassVar[bool] = True
     can_finetune: ClassVar[bool] = True
 
-    views: int = setting(
-        6, "views of each image to train on; prototypes come from the first two", group=_DATA, low=2, high=10_000,
-        common=True, when="Fewer save disk and time; 2 is the minimum.",
-    )  # fmt: skip
-    center_crop: float = setting(
-        0.7, "side of a second crop in the centre of the image, as a fraction; 0: the full image only", group=_DATA,
-        low=0, high=0.95, when="0 halves the time per prediction and costs one or two points of accuracy.",
-    )  # fmt: skip
-    head_epochs: int | None = setting(
-        None, "epochs of the head as a classifier; auto: enough to see 38,000 views", group=_HEAD, low=1,
-        high=1_000_000, when="You want a quick trial.",
-    )  # fmt: skip
-    lr_head: float = setting(
-        2e-3, "learning rate of the head as a classifier", group=_HEAD, low=0, high=100,
-        when="You use another backbone and the baseline is weak.",
-    )  # fmt: skip
-    epochs: int | None = setting(
-        None, "epochs of the tree; auto: enough to see 54,000 views", group=_TREE, low=1, high=1_000_000, common=True,
-        when="You want a quick trial.",
-    )  # fmt: skip
-    lr: float = setting(
-        5e-3, "learning rate of the head under the tree", group=_TREE, low=0, high=100, when="The loss does not fall."
-    )
-    weight_decay: float = setting(
-        0.01, "weight decay of the head under the tree", group=_TREE, low=0, high=100,
-        when="Accuracy is far higher on training images than on test images.",
-    )  # fmt: skip
-    sharpness: float = setting(
-        6.0, "slope of the decisions when training ends, an inverse temperature", group=_TREE, low=3, high=64,
-        when="Higher makes the single path agree more with all paths averaged.",
-    )  # fmt: skip
-    occlusion_weight: float = setting(
-        0.3, "weight of the occlusion loss: a prototype's match must depend on the displayed box; 0: none",
-        group=_TREE, low=0, high=100, when="0 if time is short, or places do not matter.",
-    )  # fmt: skip
-    distill_weight: float = setting(
-        1.0, "the head's share in the tree's targets; the labels have the rest", group=_TEACHER, low=0, high=1,
-        when="The baseline is weak: lower.",
-    )  # fmt: skip
-    distill_temperature: float | None = setting(
-        None, "temperature of the head's probabilities, and by the end of the tree's; auto: from the number of classes "
-        "(2.5 up to 50, 1.9 for 200)", group=_TEACHER, low=0.01, high=1000, when="You study distillation.",
-    )  # fmt: skip
-    calibration_fraction: float = setting(
-        0.2, "fraction of each class that a second tree does not see, to calibrate the confidence; 0: no calibration",
-        group=_TEACHER, low=0, high=0.5, when="0 if time is short and confidences do not matter.",
-    )  # fmt: skip
-    pretrain_epochs: int = setting(
-        0, "epochs of training the backbone as a plain classifier first", group=_RATES, low=0, high=1_000_000,
-        when="The backbone has no pretrained weights, or you have a GPU.",
-    )  # fmt: skip
+    # fmt: off
+    views: int = setting(6, _DATA, (2, 10_000), "views of each image to train on; prototypes come from the first two",
+        when="Fewer save disk and time; 2 is the minimum.", common=True)
+    center_crop: float = setting(0.7, _DATA, (0, 0.95),
+        "side of a second crop in the centre of the image, as a fraction; 0: the full image only",
+        when="0 halves the time per prediction and costs one or two points of accuracy.")
+    head_epochs: int | None = setting(None, _HEAD, (1, 1_000_000),
+        "epochs of the head as a classifier; auto: enough to see 38,000 views", when="You want a quick trial.")
+    lr_head: float = setting(2e-3, _HEAD, (0, 100), "learning rate of the head as a classifier",
+        when="You use another backbone and the baseline is weak.")
+    epochs: int | None = setting(None, _TREE, (1, 1_000_000), "epochs of the tree; auto: enough to see 54,000 views",
+        when="You want a quick trial.", common=True)
+    lr: float = setting(5e-3, _TREE, (0, 100), "learning rate of the head under the tree",
+        when="The loss does not fall.")
+    weight_decay: float = setting(0.01, _TREE, (0, 100), "weight decay of the head under the tree",
+        when="Accuracy is far higher on training images than on test images.")
+    sharpness: float = setting(6.0, _TREE, (3, 64), "slope of the decisions when training ends, an inverse temperature",
+        when="Higher makes the single path agree more with all paths averaged.")
+    occlusion_weight: float = setting(0.3, _TREE, (0, 100),
+        "weight of the occlusion loss: a prototype's match must depend on the displayed box; 0: none",
+        when="0 if time is short, or places do not matter.")
+    distill_weight: float = setting(1.0, _TEACHER, (0, 1),
+        "the head's share in the tree's targets; the labels have the rest", when="The baseline is weak: lower.")
+    distill_temperature: float | None = setting(None, _TEACHER, (0.01, 1000),
+        "temperature of the head's probabilities, and by the end of the tree's; auto: from the number of classes "
+        "(2.5 up to 50, 1.9 for 200)", when="You study distillation.")
+    calibration_fraction: float = setting(0.2, _TEACHER, (0, 0.5),
+        "fraction of each class that a second tree does not see, to calibrate the confidence; 0: no calibration",
+        when="0 if time is short and confidences do not matter.")
+    pretrain_epochs: int = setting(0, _RATES, (0, 1_000_000),
+        "epochs of training the backbone as a plain classifier first",
+        when="The backbone has no pretrained weights, or you have a GPU.")
+    # fmt: on
 
     def check(self, common: Common) -> None:
         if not common.head_hidden_dim:
-            raise ConfigError(
-                "the recipe 'distill' needs a hidden layer: expected head_hidden_dim of at least 1, got 0"
-            )
+            raise ConfigError("the recipe 'distill' needs a hidden layer: expected head_hidden_dim from 1 on, got 0")
         if 0 < self.center_crop < 0.1:
             raise ConfigError(f"expected center_crop of 0 or from 0.1 to 0.95, got {self.center_crop:g}")
 
     def for_data(self, n_classes: int) -> "DistillSettings":
-        temperature = self.distill_temperature or default_temperature(n_classes)
-        return replace(self, distill_temperature=temperature)
+        return replace(self, distill_temperature=self.distill_temperature or default_temperature(n_classes))
 
 
 RECIPE_SETTINGS: dict[str, type[RecipeSettings]] = {"paper": PaperSettings, "distill": DistillSettings}
@@ -453,9 +379,8 @@ class Config(Common):
         return {**super().resume_key(), "recipe": self.recipe.name, **self.recipe.resume_key()}
 
     def to_toml(self) -> str:
-        name, summary = self.recipe.name, self.recipe.summary
-        head = f'version = {VERSION}\nrecipe = "{name}"  # {summary}\n'
-        return f"{head}\n{super().to_toml()}\n[{name}]\n{self.recipe.to_toml()}"
+        head = f'version = {VERSION}\nrecipe = "{self.recipe.name}"  # {self.recipe.summary}\n'
+        return f"{head}\n{super().to_toml()}\n[{self.recipe.name}]\n{self.recipe.to_toml()}"
 
 
 def preset_names() -> list[str]:
@@ -552,18 +477,15 @@ def _not_used(key: str, recipe: RecipeSettings | type[RecipeSettings]) -> Config
 
 
 def _parse(key: str, kind: Any, value: Any) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return None if value in (None, AUTO) else _parse(key, arguments[0], value)
     try:
-        if typing.get_origin(kind) is types.UnionType:
-            if value in (None, AUTO):
-                return None
-            kind = typing.get_args(kind)[0]
-        if typing.get_origin(kind) is Literal:
-            if value not in typing.get_args(kind):
-                raise ValueError
+        if origin is Literal and value in arguments:
             return value
-        if typing.get_origin(kind) is tuple:
+        if origin is tuple:
             parts = value.replace(",", " ").split() if isinstance(value, str) else value
-            return tuple(typing.get_args(kind)[0](part) for part in parts)
+            return tuple(arguments[0](part) for part in parts)
         if kind is bool:
             lowered = value.lower() if isinstance(value, str) else value
             return {True: True, False: False, "true": True, "false": False, "yes": True, "no": False}[lowered]

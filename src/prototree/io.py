@@ -1,4 +1,4 @@
-"""Atomic writes, JSON with checksums, limited reads of files from outside, and the cache directory. No pickle."""
+"""Limited reads, atomic writes, JSON with checksums, file locks, and the cache directory. No pickle."""
 
 import contextlib
 import errno
@@ -11,13 +11,18 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
-from prototree.errors import CheckpointError
+from prototree.errors import CheckpointError, ConfigError
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
 MAX_TEXT_BYTES = 256 * 2**20  # of a JSON or text file; none is written that could not be read again
 CHECKSUM = "sha256"  # in a JSON object: of its content
@@ -27,6 +32,7 @@ _INDENTED_BYTES = 2**20  # longer files are for programs alone: no line breaks, 
 _LONGEST_NAME = 200  # bytes of a name that others are made from; file systems take 255
 _TEMPORARY = re.compile(r"\..+\.(?:(?P<file>\d+)\.tmp|partial-(?P<folder>\d+)(?:-\w+)?)")  # with its process
 _preparing: set[Path] = set()  # folders of other threads of this process
+_locked: set[int] = set()  # descriptors of the folders that this process holds
 
 
 # ---- reading within limits -------------------------------------------------------------------------------------------
@@ -133,9 +139,8 @@ def prepared_beside(path: Path) -> Iterator[Path]:
     """A folder beside `path` in which it is prepared, gone afterwards; those of killed processes go first."""
     make_folder(path.parent)
     try:
-        os.lstat(path)
-    except FileNotFoundError:
-        pass
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(path)
     except OSError as error:  # a name that the file system cannot hold, before anything long is done for it
         raise CheckpointError(f"{path} cannot be written ({error.strerror}); choose another name") from error
     name = _bounded(path.name)
@@ -165,19 +170,17 @@ def _is_running(process: int) -> bool:
     """Whether another process has this number now; this one has nothing to keep when it begins."""
     if process == os.getpid():
         return False
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
+    with contextlib.suppress(PermissionError, OverflowError):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return False
     return True
 
 
 def _bounded(name: str) -> str:
     """The name, or for a long one its digest: a temporary name is longer than the one it stands for."""
-    encoded = os.fsencode(name)
-    return name if len(encoded) <= _LONGEST_NAME else _sha256(encoded)
+    return name if len(os.fsencode(name)) <= _LONGEST_NAME else _sha256(os.fsencode(name))
 
 
 # ---- JSON with a checksum --------------------------------------------------------------------------------------------
@@ -198,13 +201,13 @@ def read_json(path: Path, *, by_hand: bool = False) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"expected a JSON file, but {path} cannot be read ({error.strerror})") from error
     content = parse_json(text, str(path))
-    found = content.pop(CHECKSUM, None)
-    if found is None and not by_hand:
+    checksum = content.pop(CHECKSUM, None)
+    if checksum is None and not by_hand:
         raise CheckpointError(
             f"{path} has no checksum: it is damaged, or another version of prototree wrote it; restore it from a copy, "
             "or make it again with this version"
         )
-    if found is not None and found != _checksum(content):
+    if checksum not in (None, _checksum(content)):
         raise CheckpointError(
             f"{path} is damaged or was changed by hand: its content does not have its checksum ({CHECKSUM}); restore "
             "it from a copy"
@@ -242,19 +245,16 @@ def expect_version(content: dict[str, Any], version: int, path: Path | str) -> d
 
 def _json_text(path: Path, content: Mapping[str, Any]) -> bytes:
     content = with_checksum(content)
-    text = _encoded(json.dumps(content, separators=(",", ":"), ensure_ascii=False))
-    if len(text) < _INDENTED_BYTES:
-        text = _encoded(json.dumps(content, indent=1, ensure_ascii=False))
-    if len(text) > MAX_TEXT_BYTES:
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+    if len(text.encode(errors="surrogatepass")) < _INDENTED_BYTES:  # a file's name need not be UTF-8
+        text = json.dumps(content, indent=1, ensure_ascii=False)
+    encoded = text.encode(errors="surrogatepass")
+    if len(encoded) > MAX_TEXT_BYTES:
         raise CheckpointError(
-            f"{path} would have {amount(len(text))}, at most {amount(MAX_TEXT_BYTES)} can be read again; "
+            f"{path} would have {amount(len(encoded))}, at most {amount(MAX_TEXT_BYTES)} can be read again; "
             "what was there is unchanged"
         )
-    return text
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode(errors="surrogatepass")  # a file's name need not be UTF-8
+    return encoded
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
@@ -282,25 +282,22 @@ def write_listed(
     `digests` are those of files that stay. All that is new is written beside the folder first and then moved, so that
     a full disk changes nothing.
     """
-    make_folder(folder)
     listed = {**(digests or {}), **{member: _sha256(wanted) for member, wanted in members.items()}}
     text = _json_text(folder / name, {**content, DIGESTS: listed})
     new = [member for member, wanted in members.items() if not _holds(folder / member, wanted)]
     if not new and _holds(folder / name, text):
         return
-    waiting = folder.with_name(f".{_bounded(folder.name)}.partial-{os.getpid()}")
-    try:
-        make_folder(waiting)
+    with prepared_beside(folder) as waiting:
+        make_folder(folder)
         for member in new:
             write_file(waiting / member, members[member], sync=sync)
         write_file(waiting / name, text)
-        (folder / name).unlink(missing_ok=True)
-        for member in (*new, name):
-            os.replace(waiting / member, folder / member)
-    except OSError as error:
-        raise CheckpointError(f"{folder} could not be written ({error.strerror}); try again") from error
-    finally:
-        shutil.rmtree(waiting, ignore_errors=True)
+        try:
+            (folder / name).unlink(missing_ok=True)
+            for member in (*new, name):
+                os.replace(waiting / member, folder / member)
+        except OSError as error:
+            raise CheckpointError(f"{folder} could not be written ({error.strerror}); try again") from error
     sync_folder(folder)
 
 
@@ -321,6 +318,82 @@ def _holds(path: Path, content: bytes) -> bool:
     with contextlib.suppress(OSError):
         return read_regular(path, len(content)) == content
     return False
+
+
+# ---- locks (flock): they go with the process, however it ends; where the disk knows none, everybody may go on --------
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Keep every other program from working in a run's folder; if one is at work there, that is an error at once."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(hold_folder(folder))
+        yield
+
+
+def hold_folder(folder: Path) -> Callable[[], None]:
+    """Lock a folder as `lock_folder` does; returns the function that releases it, which may be called twice."""
+    if fcntl is None:
+        return lambda: None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"another prototree is at work in {folder}; wait until it has ended, or choose another folder"
+        ) from error
+    _locked.add(descriptor)
+
+    def release() -> None:
+        if descriptor in _locked:
+            _locked.discard(descriptor)
+            os.close(descriptor)
+
+    return release
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Hold a lock file, which is made for that and removed afterwards; waits until nobody else holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        _flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):  # who held it before has removed the file under this name
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                break
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is held, so that nobody holds one without a name
+        os.close(descriptor)
+
+
+def _flock(descriptor: int, operation: int) -> None:
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError as error:  # some network disks know no locks
+        if isinstance(error, BlockingIOError):
+            raise
+
+
+def _release_inherited() -> None:
+    """A forked child, such as a loader worker, holds no lock: it may live on when its parent is killed."""
+    for descriptor in _locked:
+        os.close(descriptor)
+    _locked.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_inherited)
+
+
+# ---- the cache -------------------------------------------------------------------------------------------------------
 
 
 def cache_folder() -> Path:

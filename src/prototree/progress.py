@@ -84,7 +84,9 @@ class Display(Observer):
                 self._writer.close()
 
     def stage(self, text: str) -> None:
-        self._drop()
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
         # A file has no width: the text stays one line there.
         whole = not self._console.is_terminal
         self._console.print(Text.assemble(("•", "bold"), f" {text}"), highlight=False, soft_wrap=whole)
@@ -113,13 +115,17 @@ class Display(Observer):
         self._track(row)
 
     def _track(self, row: EpochLog) -> None:
-        """For TensorBoard, from the first epoch on; where that cannot be written, training goes on without."""
+        """For TensorBoard, where the extra `track` is installed; if it cannot be written, training goes on without."""
         try:
             if self._tensorboard is not None and self._writer is None:
-                self._writer = _summary_writer(self._tensorboard)
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._writer = SummaryWriter(str(self._tensorboard))
             if self._writer is not None:
                 for name in ("loss", "accuracy", "images_per_second"):
                     self._writer.add_scalar(f"train/{name}", getattr(row, name), row.epoch)
+        except ImportError:
+            self._tensorboard = None
         except OSError as error:
             log.warning("TensorBoard logging has stopped: %s", error)
             self._tensorboard = self._writer = None
@@ -139,11 +145,6 @@ class Display(Observer):
             left = (self._last_line - self._begun) / max(done, 1) * (total - done) if total is not None else None
             when = f"  {_minutes(left)} left" if left is not None else ""
             self._console.print(f"  {what}: {counted}  {news}{when}", highlight=False)
-
-    def _drop(self) -> None:
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-            self._task = None
 
 
 @contextlib.contextmanager
@@ -171,12 +172,3 @@ def is_first() -> bool:
 def _minutes(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes}:{seconds:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
-
-
-def _summary_writer(folder: Path) -> Any | None:
-    """TensorBoard's, where the extra `track` is installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder))

@@ -77,9 +77,7 @@ class Run:
     def tree(self, stage: str | None = None) -> ProtoTree:
         """The tree after a stage; by default after the last one."""
         if stage is None and checkpoint.last_stage(self.folder) is None:
-            raise CheckpointError(
-                f"expected a run with a trained tree in {self.display_name}, found none; train one first"
-            )
+            raise CheckpointError(f"expected a trained tree in {self.display_name}, got none; train one first")
         return checkpoint.load(self.folder / (stage or ""))
 
     @property
@@ -94,15 +92,15 @@ class Run:
 
         A packed tree has no data here, whatever its maker wrote: no folder of this machine is opened by its word.
         """
-        found = read_metrics(self.folder)
-        return {key: value for key, value in found.items() if key != "source"} if self.is_packed else found
+        metrics = read_metrics(self.folder)
+        return {key: value for key, value in metrics.items() if key != "source"} if self.is_packed else metrics
 
     @property
     def last_metrics(self) -> Mapping[str, Any]:
         """The metrics of the last stage that was evaluated; empty before."""
         stages = self.metrics.get("stages", {})
-        found: Mapping[str, Any] = next((stages[stage] for stage in checkpoint.STAGES if stage in stages), {})
-        return found
+        metrics: Mapping[str, Any] = next((stages[stage] for stage in checkpoint.STAGES if stage in stages), {})
+        return metrics
 
     @property
     def source(self) -> str:
@@ -123,8 +121,8 @@ class Run:
 
     def prototype_quality(self, tree: ProtoTree) -> Mapping[str, Any]:
         """What `evaluate --prototypes` found, if it was for exactly this tree; else empty."""
-        found = self.metrics.get("prototype_quality", {})
-        return found if found.get("tree") == checkpoint.fingerprint(tree) else {}
+        quality = self.metrics.get("prototype_quality", {})
+        return quality if quality.get("tree") == checkpoint.fingerprint(tree) else {}
 
     def update_metrics(self, **values: Any) -> None:
         """Add values to metrics.json."""
@@ -132,8 +130,12 @@ class Run:
 
     def data(self, source: str | Path | None = None) -> ImageData:
         """The data that the run was made with, or other data with the same classes."""
-        source = source or self.source
-        return self._with_own_classes(self._open_data(source), source)
+        source, config = source or self.source, self.config
+        fold = config.fold if str(source) == self.metrics.get("source") else ""  # other data is not divided
+        data = open_data(source, test_fraction=config.test_fraction, strict=config.fail_on_bad_images, fold=fold)
+        if data.class_names != self.tree().class_names:
+            raise DataError(f"expected the classes of the run in {source}, got others; name the data it was made with")
+        return data
 
     def data_or_none(self) -> ImageData | None:
         """The data that the run was made with, or None if it is not on this machine."""
@@ -149,15 +151,3 @@ class Run:
     def has_data(self) -> bool:
         """Whether the run's data can be opened on this machine; its photos are not checked."""
         return "source" in self.metrics and data_exists(self.source)
-
-    def _open_data(self, source: str | Path) -> ImageData:
-        config = self.config
-        fold = config.fold if str(source) == self.metrics.get("source") else ""  # other data is not divided
-        return open_data(source, test_fraction=config.test_fraction, strict=config.fail_on_bad_images, fold=fold)
-
-    def _with_own_classes(self, data: ImageData, source: str | Path) -> ImageData:
-        if data.class_names != self.tree().class_names:
-            raise DataError(
-                f"expected the classes of the run in {source}, got others; choose the data it was made with"
-            )
-        return data

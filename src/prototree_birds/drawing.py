@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from prototree.errors import ConfigError
 from prototree_birds import scenery, shapes
-from prototree_birds.canvas import Canvas, Colour, Frame, Points, line_on, mix
+from prototree_birds.shapes import Canvas, Colour, Frame, Points, line_on, mix
 from prototree_birds.species import PALETTE, PART_NAMES, Look, Species
 
 _LIGHT: Colour = (255, 250, 238)
@@ -51,19 +51,12 @@ class BirdImage:
 
 
 @dataclass(frozen=True)
-class Pose:
-    """How a bird sits: rotation of body and head in degrees, and the face's turn to the viewer (0 to 1)."""
-
-    lean: float
-    nod: float
-    turn: float
-
-
-@dataclass(frozen=True)
 class _Scene:
     """Everything about an image that is one number; textures draw from generators of their own."""
 
-    pose: Pose
+    lean: float  # of the body, in degrees
+    nod: float  # of the head
+    turn: float  # of the face to the viewer, 0 to 1
     stand: Frame
     flip: bool
     light: NDArray[np.float32]
@@ -78,16 +71,19 @@ def draw(species: Species, seed: int | tuple[int, ...], *, size: int = 128, shor
     canvas = Canvas(scenery.paint_background(rng, size), supersampling=3 if size <= 256 else 2)
     scene = _sample_scene(rng, canvas)
     scenery.paint_perch(canvas, scene.stand, shapes.FEET, rng)
-    bird = Bird(canvas, scene.stand, scene.pose)
+    bird = Bird(canvas, scene)
     bird.paint(species)
     areas = np.bincount(canvas.labels().ravel(), minlength=256)
     scenery.paint_leaves(canvas, rng)
     if shortcut:
         scenery.paint_berries(canvas, _berry_place(scene, berry_rng), _SHORTCUT_LABEL, berry_rng)
     part_map = np.take(_TO_PART, canvas.labels())
-    pixels = _develop(canvas, bird.shading(_is_bird(part_map)), scene, rng)
+    is_bird = (part_map > 0) & (part_map <= len(PART_NAMES))
+    pixels = _develop(canvas, bird.shading(is_bird), scene, rng)
     parts = tuple(_locate_parts(part_map, areas, shortcut))
-    return BirdImage(Image.fromarray(pixels), parts, part_map, _bird_box(part_map))
+    columns, rows = np.flatnonzero(is_bird.any(0)), np.flatnonzero(is_bird.any(1))
+    box = (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
+    return BirdImage(Image.fromarray(pixels), parts, part_map, box)
 
 
 def check_size(size: int) -> None:
@@ -97,7 +93,7 @@ def check_size(size: int) -> None:
 
 
 def _sample_scene(rng: np.random.Generator, canvas: Canvas) -> _Scene:
-    pose = Pose(lean=rng.uniform(-14, 12), nod=rng.uniform(-16, 16), turn=rng.uniform(0, 1) ** 2)
+    lean, nod, turn = rng.uniform(-14, 12), rng.uniform(-16, 16), rng.uniform(0, 1) ** 2
     flip = bool(rng.random() < 0.5)
     pixels = canvas.width / 128
     scale = rng.uniform(0.70, 0.88) * pixels
@@ -106,7 +102,7 @@ def _sample_scene(rng: np.random.Generator, canvas: Canvas) -> _Scene:
     middle = 64 * pixels + rng.uniform(-4, 4, 2) * pixels
     stand = Frame(np.diag(mirror) * scale, middle - scale * np.array([1.0, -9.5]) * mirror)
     light = rng.uniform(0.84, 1.1) * (1 + rng.uniform(-0.07, 0.07, 3))
-    return _Scene(pose, stand, flip, light.astype(np.float32), np.float32(rng.uniform(1.0, 5.0)))
+    return _Scene(lean, nod, turn, stand, flip, light.astype(np.float32), np.float32(rng.uniform(1.0, 5.0)))
 
 
 def _berry_place(scene: _Scene, rng: np.random.Generator) -> tuple[float, float]:
@@ -153,24 +149,14 @@ def _locate_parts(part_map: NDArray[np.uint8], areas: NDArray[np.intp], shortcut
         yield BirdPart(name, float(columns[nearest]) + 0.5, float(rows[nearest]) + 0.5, box, visible)
 
 
-def _is_bird(part_map: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    return (part_map > 0) & (part_map <= len(PART_NAMES))
-
-
-def _bird_box(part_map: NDArray[np.uint8]) -> Box:
-    bird = _is_bird(part_map)
-    columns, rows = np.flatnonzero(bird.any(0)), np.flatnonzero(bird.any(1))
-    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
-
-
 class Bird:
     """The frames of one bird in its pose, and a brush that labels what it paints with the part's number."""
 
-    def __init__(self, canvas: Canvas, stand: Frame, pose: Pose) -> None:
-        self.stand = stand
-        self.body = stand.inner(shapes.HIP, pose.lean).inner((-shapes.HIP[0], -shapes.HIP[1]))
-        self.head = self.body.inner(shapes.NECK, pose.nod).inner(shapes.HEAD_FROM_NECK)
-        self.face = self.head.inner((0.0, 0.0), stretch=(1 - 0.38 * pose.turn, 1.0))
+    def __init__(self, canvas: Canvas, scene: _Scene) -> None:
+        self.stand = scene.stand
+        self.body = scene.stand.inner(shapes.HIP, scene.lean).inner((-shapes.HIP[0], -shapes.HIP[1]))
+        self.head = self.body.inner(shapes.NECK, scene.nod).inner(shapes.HEAD_FROM_NECK)
+        self.face = self.head.inner((0.0, 0.0), stretch=(1 - 0.38 * scene.turn, 1.0))
         self.tail = self.body.inner(shapes.TAIL_BASE, shapes.TAIL_ANGLE)
         self._canvas = canvas
 
@@ -178,8 +164,10 @@ class Bird:
         """Every part, from the farthest to the nearest."""
         for part, paint_part in _PAINTERS.items():
             look = species.look(part)
+            colour, accent = PALETTE[look.colour], PALETTE[look.accent or look.colour]
             if look.shape != "none":
-                paint_part(_Brush(self._canvas, PART_NAMES.index(part) + 1, self.stand.unit), self, look)
+                label, unit = PART_NAMES.index(part) + 1, self.stand.unit
+                paint_part(_Brush(self._canvas, label, unit, colour, accent), self, look)
 
     def shading(self, bird_mask: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Soft light from above: factors around 1 on the bird, 1 elsewhere, H W; alike for every species."""
@@ -212,6 +200,8 @@ class _Brush:
     canvas: Canvas
     label: int
     unit: float
+    colour: Colour
+    accent: Colour
 
     def fill(self, points: Points, colour: Colour, edge: float = 0.0) -> None:
         self.canvas.fill(points, colour, self.label, edge * self.unit)
@@ -225,109 +215,102 @@ class _Brush:
 
 
 def _paint_tail(brush: _Brush, bird: Bird, look: Look) -> None:
-    colour, outline = PALETTE[look.colour], shapes.TAIL[look.shape]
-    brush.fill(bird.tail.place(outline), colour)
+    outline = shapes.TAIL[look.shape]
+    brush.fill(bird.tail.place(outline), brush.colour)
     if look.pattern == "tips":
         tip = shapes.cut("tail", look.shape, 0.68 * outline[:, 0].max(), 99.0)
-        brush.fill(bird.tail.place(tip), PALETTE[look.accent])
+        brush.fill(bird.tail.place(tip), brush.accent)
     if look.pattern == "banded":
         for start in (14.0, 26.0, 38.0, 50.0):
             if start + 5 < outline[:, 0].max():
-                brush.fill(bird.tail.place(shapes.cut("tail", look.shape, start, start + 6)), PALETTE[look.accent])
-    brush.strokes(bird.tail.place(shapes.TAIL_QUILLS[look.shape]), line_on(colour, 0.35), 0.8)
+                brush.fill(bird.tail.place(shapes.cut("tail", look.shape, start, start + 6)), brush.accent)
+    brush.strokes(bird.tail.place(shapes.TAIL_QUILLS[look.shape]), line_on(brush.colour, 0.35), 0.8)
     rim = bird.tail.place(np.concatenate([outline, outline[:1]]))
-    brush.strokes([rim], line_on(colour, 0.4), 0.9)
+    brush.strokes([rim], line_on(brush.colour, 0.4), 0.9)
 
 
 def _paint_legs(brush: _Brush, bird: Bird, look: Look) -> None:
-    colour = PALETTE[look.colour]
     for hip_x, foot_x in ((0.0, 1.0), (11.0, 13.0)):
         hip = bird.body.place(np.array([(hip_x, 33.0)]))
         shin = bird.stand.place(np.array([(foot_x - 1.5, 41.0), (foot_x, shapes.FEET[1] - 0.5)]))
         leg = np.concatenate([hip, shin])
         toes = bird.stand.place(shapes.TOES + np.array([foot_x, shapes.FEET[1]]))
-        brush.strokes([leg], line_on(colour, 0.25), 4.2)
-        brush.strokes(toes, line_on(colour, 0.12), 2.6)
-        brush.strokes([leg], colour, 3.0)
+        brush.strokes([leg], line_on(brush.colour, 0.25), 4.2)
+        brush.strokes(toes, line_on(brush.colour, 0.12), 2.6)
+        brush.strokes([leg], brush.colour, 3.0)
 
 
 def _paint_body(brush: _Brush, bird: Bird, look: Look) -> None:
-    colour = PALETTE[look.colour]
-    brush.fill(bird.body.place(shapes.BODY), colour, edge=0.9)
-    brush.strokes(bird.body.place(shapes.BACK_FEATHERS), line_on(colour, 0.22), 0.9)
+    brush.fill(bird.body.place(shapes.BODY), brush.colour, edge=0.9)
+    brush.strokes(bird.body.place(shapes.BACK_FEATHERS), line_on(brush.colour, 0.22), 0.9)
 
 
 def _paint_belly(brush: _Brush, bird: Bird, look: Look) -> None:
-    colour = PALETTE[look.colour]
-    accent = PALETTE[look.accent] if look.accent else colour
-    brush.fill(bird.body.place(shapes.BELLY), colour)
+    brush.fill(bird.body.place(shapes.BELLY), brush.colour)
     if look.pattern == "band":
-        brush.fill(bird.body.place(shapes.cut("belly", "round", 0.0, 9.0)), accent)
+        brush.fill(bird.body.place(shapes.cut("belly", "round", 0.0, 9.0)), brush.accent)
     elif look.pattern == "spots":
         for spot in bird.body.place(shapes.BELLY_MARKS):
-            brush.dot(spot, 2.0, accent)
+            brush.dot(spot, 2.0, brush.accent)
     elif look.pattern == "streaks":
-        brush.strokes(bird.body.place(shapes.BELLY_MARKS[:, None] + np.array([(0.8, -3.2), (-0.8, 3.2)])), accent, 1.9)
+        brush.strokes(
+            bird.body.place(shapes.BELLY_MARKS[:, None] + np.array([(0.8, -3.2), (-0.8, 3.2)])), brush.accent, 1.9
+        )
     else:
-        brush.strokes(bird.body.place(shapes.BELLY_FEATHERS), line_on(colour, 0.13), 0.9)
-    brush.strokes([bird.body.place(shapes.BELLY_RIM)], line_on(colour, 0.38), 0.9)
+        brush.strokes(bird.body.place(shapes.BELLY_FEATHERS), line_on(brush.colour, 0.13), 0.9)
+    brush.strokes([bird.body.place(shapes.BELLY_RIM)], line_on(brush.colour, 0.38), 0.9)
 
 
 def _paint_crest(brush: _Brush, bird: Bird, look: Look) -> None:
-    colour = PALETTE[look.colour]
     for feather in shapes.CREST[look.shape]:
-        brush.fill(bird.head.place(feather), colour, edge=0.9)
+        brush.fill(bird.head.place(feather), brush.colour, edge=0.9)
     quills = bird.head.place(shapes.CREST_QUILLS[look.shape])
-    brush.strokes(quills, line_on(colour, 0.3), 0.9)
+    brush.strokes(quills, line_on(brush.colour, 0.3), 0.9)
     if look.shape == "fan":
         for quill in quills:
-            brush.dot(quill[1], 2.3, line_on(colour, 0.75))
+            brush.dot(quill[1], 2.3, line_on(brush.colour, 0.75))
 
 
 def _paint_head(brush: _Brush, bird: Bird, look: Look) -> None:
-    colour = PALETTE[look.colour]
-    brush.fill(bird.head.place(shapes.SKULL), colour)
+    brush.fill(bird.head.place(shapes.SKULL), brush.colour)
     if look.pattern == "cap":
-        brush.fill(bird.head.place(shapes.CAP), PALETTE[look.accent])
-    brush.strokes([bird.head.place(shapes.SKULL_RIM)], line_on(colour, 0.38), 0.9)
+        brush.fill(bird.head.place(shapes.CAP), brush.accent)
+    brush.strokes([bird.head.place(shapes.SKULL_RIM)], line_on(brush.colour, 0.38), 0.9)
     if look.pattern == "cheek":
-        brush.fill(bird.face.place(shapes.CHEEK), PALETTE[look.accent])
-    brush.strokes(bird.head.place(shapes.NECK_FEATHERS), line_on(colour, 0.18), 0.9)
+        brush.fill(bird.face.place(shapes.CHEEK), brush.accent)
+    brush.strokes(bird.head.place(shapes.NECK_FEATHERS), line_on(brush.colour, 0.18), 0.9)
     _paint_eye(brush, bird)
 
 
 def _paint_wing(brush: _Brush, bird: Bird, look: Look) -> None:
-    colour, outline = PALETTE[look.colour], shapes.WING[look.shape]
-    accent = PALETTE[look.accent] if look.accent else colour
-    brush.fill(bird.body.place(outline), colour)
-    brush.fill(bird.body.place(shapes.cut("wing", look.shape, 20.0, 99.0)), line_on(colour, 0.14))
+    outline = shapes.WING[look.shape]
+    brush.fill(bird.body.place(outline), brush.colour)
+    brush.fill(bird.body.place(shapes.cut("wing", look.shape, 20.0, 99.0)), line_on(brush.colour, 0.14))
     if look.pattern == "tips":
-        brush.fill(bird.body.place(shapes.cut("wing", look.shape, 27.0, 99.0)), accent)
+        brush.fill(bird.body.place(shapes.cut("wing", look.shape, 27.0, 99.0)), brush.accent)
     if look.pattern == "patch":
-        brush.fill(bird.body.place(shapes.cut("wing", look.shape, -99.0, 0.0)), accent)
-    brush.strokes(bird.body.place(shapes.FLIGHT_FEATHERS[look.shape]), line_on(colour, 0.45), 0.9)
-    brush.strokes(bird.body.place(shapes.COVERTS), line_on(colour, 0.3), 0.9)
+        brush.fill(bird.body.place(shapes.cut("wing", look.shape, -99.0, 0.0)), brush.accent)
+    brush.strokes(bird.body.place(shapes.FLIGHT_FEATHERS[look.shape]), line_on(brush.colour, 0.45), 0.9)
+    brush.strokes(bird.body.place(shapes.COVERTS), line_on(brush.colour, 0.3), 0.9)
     if look.pattern == "bars":
         for start in (5.0, 15.0):
-            brush.fill(bird.body.place(shapes.cut("wing", look.shape, start, start + 5)), accent)
+            brush.fill(bird.body.place(shapes.cut("wing", look.shape, start, start + 5)), brush.accent)
     rim = bird.body.place(np.concatenate([outline, outline[:1]]))
-    brush.strokes([rim], line_on(colour, 0.5), 0.9)
+    brush.strokes([rim], line_on(brush.colour, 0.5), 0.9)
 
 
 def _paint_beak(brush: _Brush, bird: Bird, look: Look) -> None:
-    colour = PALETTE[look.colour]
-    brush.fill(bird.face.place(shapes.BEAK[look.shape]), colour, edge=0.9)
-    brush.strokes([bird.face.place(shapes.GAPE[look.shape])], line_on(colour, 0.6), 0.9)
-    brush.strokes([bird.face.place(shapes.GLINT)], mix(colour, _LIGHT, 0.45), 1.1)
+    brush.fill(bird.face.place(shapes.BEAK[look.shape]), brush.colour, edge=0.9)
+    brush.strokes([bird.face.place(shapes.GAPE[look.shape])], line_on(brush.colour, 0.6), 0.9)
+    brush.strokes([bird.face.place(shapes.GLINT)], mix(brush.colour, _LIGHT, 0.45), 1.1)
 
 
 def _paint_eye_ring(brush: _Brush, bird: Bird, look: Look) -> None:
-    colour = PALETTE[look.colour]
     if look.shape == "stripe":
-        brush.fill(bird.face.place(shapes.EYE_STRIPE), colour)
+        brush.fill(bird.face.place(shapes.EYE_STRIPE), brush.colour)
     else:
-        brush.dot(bird.face.place(shapes.EYE), 8.6, line_on(colour, 0.3))
-        brush.dot(bird.face.place(shapes.EYE), 8.0, colour)
+        brush.dot(bird.face.place(shapes.EYE), 8.6, line_on(brush.colour, 0.3))
+        brush.dot(bird.face.place(shapes.EYE), 8.0, brush.colour)
     _paint_eye(brush, bird)
 
 

@@ -22,7 +22,7 @@ from prototree.data.crops import image_size
 from prototree.data.loader import stable_seed
 from prototree.errors import DataError
 from prototree.evaluation.schema import Method, OnDifference
-from prototree_birds.dataset import LOOKS
+from prototree_birds import LOOKS
 from prototree_birds.species import PART_NAMES, Look, Species, differing_parts
 
 LOOK_ALIKES = 2  # parts in which two species may differ at most
@@ -67,7 +67,7 @@ def on_differences(tree: ProtoTree, data: ImageData) -> dict[int, dict[Method, O
         return {}
     left, right = (side.tolist() for side in side_classes(tree))
     by_name = {data.name(sample): sample for sample in data.train}
-    found = {}
+    results = {}
     for prototype, source in enumerate(tree.sources):
         node, _ = tree.node_of(prototype)
         parts = deciding_parts(left[node], right[node], species)
@@ -79,8 +79,8 @@ def on_differences(tree: ProtoTree, data: ImageData) -> dict[int, dict[Method, O
             if source.display_box is not None:
                 boxes = {"peak": source.display_box, **boxes}
             sample = by_name[source.image]
-            found[prototype] = {name: _on_difference(parts, shown, Box(*box), sample) for name, box in boxes.items()}
-    return found
+            results[prototype] = {name: _on_difference(parts, shown, Box(*box), sample) for name, box in boxes.items()}
+    return results
 
 
 def deciding_parts(left: list[bool], right: list[bool], species: tuple[Species, ...]) -> tuple[str, ...]:
@@ -101,16 +101,9 @@ def touches(pixels: NDArray[np.bool_], box: Box) -> bool:
 
 
 def _on_difference(parts: tuple[str, ...], shown: NDArray[np.bool_], box: Box, sample: Sample) -> OnDifference:
+    """Whether the box touches the parts, and how often a box of its size anywhere on the bird does."""
     bird = sample.box or Box.whole(image_size(sample))
-    chosen = np.random.default_rng(stable_seed("difference", sample.path.name)).random((_DRAWS, 2))
-    elsewhere = [
-        Box.from_corner(
-            bird.left + float(x) * max(bird.width - box.width, 0.0),
-            bird.top + float(y) * max(bird.height - box.height, 0.0),
-            box.width,
-            box.height,
-        )
-        for x, y in chosen
-    ]
-    by_chance = sum(touches(shown, one) for one in elsewhere) / _DRAWS
-    return OnDifference(parts, touches(shown, box), by_chance)
+    width, height = max(bird.width - box.width, 0.0), max(bird.height - box.height, 0.0)
+    draws = np.random.default_rng(stable_seed("difference", sample.path.name)).random((_DRAWS, 2)).tolist()
+    boxes = [Box.from_corner(bird.left + x * width, bird.top + y * height, box.width, box.height) for x, y in draws]
+    return OnDifference(parts, touches(shown, box), sum(touches(shown, other) for other in boxes) / _DRAWS)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from prototree_birds.canvas import SCENERY_LABEL, Canvas, Colour, Frame, Points, mix, smooth
+from prototree_birds.shapes import SCENERY_LABEL, Canvas, Colour, Frame, Points, mix, smooth
 
-_BACKGROUND_GRID = 48  # backgrounds are out of focus, so a coarse grid holds all there is to see
+_GRID = 48  # backgrounds are out of focus, so a coarse grid holds all there is to see
 
 _FOLIAGE = ((112, 142, 82), (146, 168, 92), (84, 116, 72), (182, 190, 116), (98, 134, 104))
 _AUTUMN = ((198, 142, 72), (176, 106, 62), (222, 184, 112), (150, 118, 74), (206, 164, 124))
@@ -22,12 +22,11 @@ Brush = ImageDraw.ImageDraw
 
 def paint_background(rng: np.random.Generator, size: int) -> Image.Image:
     """A soft scene to put behind the bird."""
-    grid = _BACKGROUND_GRID
     paint, colours, blur = _BACKGROUNDS[int(rng.integers(len(_BACKGROUNDS)))]
     top, bottom = (np.array(colour) + rng.uniform(-14, 14, 3) for colour in colours)
-    bend = np.linspace(0, 1, grid)[:, None] ** rng.uniform(0.7, 1.5)
+    bend = np.linspace(0, 1, _GRID)[:, None] ** rng.uniform(0.7, 1.5)
     ramp = np.clip(top + (bottom - top) * bend, 0, 255).astype(np.uint8)
-    image = Image.fromarray(np.repeat(ramp[:, None], grid, axis=1))
+    image = Image.fromarray(np.repeat(ramp[:, None], _GRID, axis=1))
     paint(ImageDraw.Draw(image), rng)
     soft = image.filter(ImageFilter.GaussianBlur(blur * float(rng.uniform(0.7, 1.4))))
     return soft.resize((size, size), Image.Resampling.BILINEAR)
@@ -37,9 +36,8 @@ def _discs(
     draw: Brush, rng: np.random.Generator, colours: tuple[Colour, ...], count: int, low: float, high: float
 ) -> None:
     """Round blurs of light between the heights `low` and `high`, given as shares of the image."""
-    grid = _BACKGROUND_GRID
     for x, y, radius, pick in rng.random((count, 4)).tolist():
-        x, y, radius = x * grid, (low + (high - low) * y) * grid, 1.5 + 6.0 * radius**2
+        x, y, radius = x * _GRID, (low + (high - low) * y) * _GRID, 1.5 + 6.0 * radius**2
         draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colours[int(pick * len(colours))])
 
 
@@ -54,46 +52,41 @@ def _paint_autumn(draw: Brush, rng: np.random.Generator) -> None:
 
 
 def _paint_clouds(draw: Brush, rng: np.random.Generator) -> None:
-    grid = _BACKGROUND_GRID
     for x, y, width in rng.random((4, 3)).tolist():
         for step in range(4):
-            left, top = (x - 0.2 + 0.1 * step * (0.5 + width)) * grid, (0.8 * y - 0.03 * (step % 2)) * grid
+            left, top = (x - 0.2 + 0.1 * step * (0.5 + width)) * _GRID, (0.8 * y - 0.03 * (step % 2)) * _GRID
             draw.ellipse((left, top, left + 11, top + 5 + 2 * (step % 2)), fill=(244, 246, 248))
 
 
 def _paint_hills(draw: Brush, rng: np.random.Generator) -> None:
-    grid = _BACKGROUND_GRID
     for level, tone in ((0.62, (150, 138, 160)), (0.78, (116, 112, 130))):
-        heights = (level + rng.uniform(-0.1, 0.1, 6)) * grid
-        ridge = list(zip(np.linspace(0, grid, 6).tolist(), heights.tolist(), strict=True))
-        draw.polygon([(0, grid), *ridge, (grid, grid)], fill=tone)
+        heights = (level + rng.uniform(-0.1, 0.1, 6)) * _GRID
+        ridge = list(zip(np.linspace(0, _GRID, 6).tolist(), heights.tolist(), strict=True))
+        draw.polygon([(0, _GRID), *ridge, (_GRID, _GRID)], fill=tone)
 
 
 def _paint_meadow(draw: Brush, rng: np.random.Generator) -> None:
-    grid = _BACKGROUND_GRID
     horizon = float(rng.uniform(0.4, 0.65))
-    draw.rectangle((0, horizon * grid, grid, grid), fill=(142, 168, 92))
+    draw.rectangle((0, horizon * _GRID, _GRID, _GRID), fill=(142, 168, 92))
     _discs(draw, rng, _FOLIAGE, 14, horizon - 0.04, 1.0)
     for x, y, pick in rng.random((10, 3)).tolist():
-        x, y = x * grid, (horizon + (1 - horizon) * y) * grid
+        x, y = x * _GRID, (horizon + (1 - horizon) * y) * _GRID
         tone = ((240, 214, 120), (226, 170, 190), (244, 240, 230))[int(3 * pick)]
         draw.ellipse((x - 1.2, y - 1.2, x + 1.2, y + 1.2), fill=tone)
 
 
 def _paint_water(draw: Brush, rng: np.random.Generator) -> None:
-    grid = _BACKGROUND_GRID
     for x, y, width, pick in rng.random((26, 4)).tolist():
         tone = ((196, 214, 218), (128, 162, 172), (110, 146, 150))[int(3 * pick)]
-        left, top = (1.3 * x - 0.3) * grid, (0.3 + 0.7 * y) * grid
+        left, top = (1.3 * x - 0.3) * _GRID, (0.3 + 0.7 * y) * _GRID
         draw.ellipse((left, top, left + 6 + 16 * width, top + 2), fill=tone)
 
 
 def _paint_trunks(draw: Brush, rng: np.random.Generator) -> None:
-    grid = _BACKGROUND_GRID
     for x, width, slant in rng.random((5, 3)).tolist():
-        left, right, shift = x * grid, x * grid + 2 + 4 * width, 6 * (slant - 0.5)
+        left, right, shift = x * _GRID, x * _GRID + 2 + 4 * width, 6 * (slant - 0.5)
         tone = mix((78, 74, 66), (128, 118, 100), slant)
-        draw.polygon([(left, 0), (right, 0), (right + shift, grid), (left + shift, grid)], fill=tone)
+        draw.polygon([(left, 0), (right, 0), (right + shift, _GRID), (left + shift, _GRID)], fill=tone)
     _discs(draw, rng, _FOLIAGE[:3], 8, 0.6, 1.0)
 
 
@@ -101,7 +94,7 @@ def _paint_nothing(draw: Brush, rng: np.random.Generator) -> None:
     """Mist: the gradient is all there is."""
 
 
-# Each: what is painted, the colours at the top and at the bottom, and the blur in grid cells.
+# Each: what is painted, the colours at the top and at the bottom, and the blur in _GRID cells.
 _BACKGROUNDS: tuple[tuple[Callable[[Brush, np.random.Generator], None], tuple[Colour, Colour], float], ...] = (
     (_paint_foliage, ((156, 180, 112), (88, 118, 76)), 1.7),
     (_paint_autumn, ((222, 190, 130), (146, 104, 72)), 1.7),

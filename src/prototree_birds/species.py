@@ -121,7 +121,9 @@ def colour_distance(first: str, second: str) -> float:
 
 def differing_parts(first: Species, second: Species) -> tuple[str, ...]:
     """Names of the parts in which two species look different, in the order of `PART_NAMES`."""
-    return _differing(first.looks, second.looks)
+    # Colours of a part that is not there are no difference.
+    pairs = zip(PART_NAMES, first.looks, second.looks, strict=True)
+    return tuple(part for part, a, b in pairs if a != b and not a.shape == b.shape == "none")
 
 
 def make_species(n: int, seed: int) -> tuple[Species, ...]:
@@ -132,33 +134,15 @@ def make_species(n: int, seed: int) -> tuple[Species, ...]:
     n_families = min(len(_BASES), max(1, n // 4))
     species: list[Species] = []
     for family, base_number in enumerate(rng.permutation(len(_BASES))[:n_families].tolist()):
-        n_members = n // n_families + (family < n % n_families)
-        species.extend(_family(_BASES[base_number], n_members, tuple(species), rng))
+        base, start = _BASES[base_number], len(species)
+        noun_part = str(rng.choice(_NOUN_PARTS))
+        species.append(Species(_name(base, base, noun_part, species), base))
+        while len(species) - start < n // n_families + (family < n % n_families):
+            parent = species[start + int(rng.integers(len(species) - start))].looks
+            child = _vary(parent, rng)
+            if _ring_shows(child) and all(_tellable(child, bird.looks) for bird in species):
+                species.append(Species(_name(child, parent, noun_part, species), child))
     return tuple(species)
-
-
-def _family(
-    base: tuple[Look, ...], size: int, others: tuple[Species, ...], rng: np.random.Generator
-) -> tuple[Species, ...]:
-    """The base bird and its descendants, each told apart from every species before it."""
-    noun_part = str(rng.choice(list(_NOUNS)))
-    members = [Species(_name(base, base, noun_part, [bird.name for bird in others]), base)]
-    while len(members) < size:
-        parent = members[int(rng.integers(len(members)))].looks
-        child = _vary(parent, rng)
-        known = (*others, *members)
-        if _ring_shows(child) and all(_tellable(child, bird.looks) for bird in known):
-            members.append(Species(_name(child, parent, noun_part, [bird.name for bird in known]), child))
-    return tuple(members)
-
-
-def _differing(first: tuple[Look, ...], second: tuple[Look, ...]) -> tuple[str, ...]:
-    # Colours of a part that is not there are no difference.
-    return tuple(
-        part
-        for part, a, b in zip(PART_NAMES, first, second, strict=True)
-        if a != b and not a.shape == b.shape == "none"
-    )
 
 
 def _ring_shows(looks: tuple[Look, ...]) -> bool:
@@ -210,7 +194,7 @@ def _vary_look(old: Look, choices: _Choices, rng: np.random.Generator) -> Look:
             return new
 
 
-_NOUNS = {"belly": "belly", "wing": "wing", "tail": "tail"}
+_NOUN_PARTS = ("belly", "wing", "tail")
 _COLOURED = {
     "beak": "billed", "crest": "crested", "eye ring": "ringed", "head": "headed", "body": "backed",
     "belly": "bellied", "wing": "winged", "tail": "tailed", "legs": "legged",
@@ -230,20 +214,18 @@ _PATTERNED = {
 _NAMING_ORDER = ("crest", "head", "tail", "wing", "eye ring", "beak", "belly", "body", "legs")
 
 
-def _name(looks: tuple[Look, ...], parent: tuple[Look, ...], noun_part: str, taken: list[str]) -> str:
+def _name(looks: tuple[Look, ...], parent: tuple[Look, ...], noun_part: str, others: list[Species]) -> str:
     """The first free name that is true of the bird; what sets it apart from its parent comes first."""
-    noun = looks[PART_NAMES.index(noun_part)].colour.capitalize() + _NOUNS[noun_part]
+    noun = looks[PART_NAMES.index(noun_part)].colour.capitalize() + noun_part
     words: list[tuple[bool, str]] = []
     for part in _NAMING_ORDER:
         look, old = (bird[PART_NAMES.index(part)] for bird in (looks, parent))
         words.extend(_adjectives(part, look, old, with_colour=part != noun_part))
     adjectives = [word for _, word in sorted(words, key=lambda entry: not entry[0])]  # stable: the order is kept
-    for n_adjectives in (1, 2, 3):
-        for chosen in combinations(adjectives, n_adjectives):
-            name = " ".join((*chosen, noun))
-            if name not in taken:
-                return name
-    raise AssertionError("a bird has more true names than there are species")
+    choices = (chosen for count in (1, 2, 3) for chosen in combinations(adjectives, count))
+    taken = {bird.name for bird in others}
+    # A bird has more true names than there are species.
+    return next(name for name in (" ".join((*chosen, noun)) for chosen in choices) if name not in taken)
 
 
 def _adjectives(part: str, look: Look, old: Look, with_colour: bool) -> Iterator[tuple[bool, str]]:

@@ -1,6 +1,5 @@
 """The generated birds: what is drawn, what is said about it, and the files."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from prototree.errors import ConfigError, DataError
-from prototree_birds import dataset
-from prototree_birds.dataset import write_birds
+from prototree_birds import write_birds
 from prototree_birds.drawing import SHORTCUT, draw
 from prototree_birds.species import PART_NAMES, Species, differing_parts, make_species
 
@@ -51,6 +49,7 @@ def test_every_species_has_a_neighbour_that_differs_in_one_or_two_parts(n: int, 
     species = make_species(n, seed)
     assert len(species) == n
     assert all(1 <= len(differing_parts(*pair)) <= 2 for pair in neighbours(species))
+    assert all(differing_parts(a, b) == differing_parts(b, a) for a, b in neighbours(species))
 
 
 def test_names_are_unique_and_usable_as_folder_names() -> None:
@@ -64,23 +63,6 @@ def test_species_depend_on_the_seed_only() -> None:
     assert make_species(12, seed=5) != make_species(12, seed=6)
 
 
-def test_no_two_species_look_alike() -> None:
-    species = make_species(100, seed=1)
-    assert all(differing_parts(a, b) for i, a in enumerate(species) for b in species[:i])
-
-
-def test_differing_parts_is_symmetric_and_empty_for_itself() -> None:
-    first, second = SPECIES[:2]
-    assert differing_parts(first, second) == differing_parts(second, first) != ()
-    assert differing_parts(first, first) == ()
-
-
-@pytest.mark.parametrize("n", [-1, 0, 1, 101])
-def test_too_few_or_too_many_species_are_refused(n: int) -> None:
-    with pytest.raises(ConfigError, match="n_species"):
-        make_species(n, seed=0)
-
-
 # Images
 
 
@@ -91,24 +73,11 @@ def test_the_same_seed_gives_the_same_image_and_another_seed_another() -> None:
     assert first.image.tobytes() != other.image.tobytes()
 
 
-def test_drawing_others_in_between_changes_nothing() -> None:
-    alone = draw(SPECIES[4], 9).image.tobytes()
-    for seed in range(5):
-        draw(SPECIES[seed], seed)
-    assert draw(SPECIES[4], 9).image.tobytes() == alone
-
-
 @pytest.mark.parametrize("size", [32, 63, 128, 300])
 def test_image_and_part_map_have_the_size_asked_for(size: int) -> None:
     bird = draw(SPECIES[0], 0, size=size)
     assert (bird.image.size, bird.image.mode) == ((size, size), "RGB")
     assert (bird.part_map.shape, bird.part_map.dtype) == ((size, size), np.uint8)
-
-
-@pytest.mark.parametrize("size", [0, 31, 1025])
-def test_sizes_out_of_range_are_refused(size: int) -> None:
-    with pytest.raises(ConfigError, match="size"):
-        draw(SPECIES[0], 0, size=size)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -125,7 +94,7 @@ def test_neighbours_differ_visibly_in_most_scenes() -> None:
     """At 128 pixels a difference spans at least 8 pixels one way, unless leaves are in front of it."""
     spans = []
     for first, second in neighbours(SPECIES):
-        for seed in range(4):
+        for seed in range(2):
             one, two = (np.asarray(draw(bird, seed).image, dtype=int) for bird in (first, second))
             rows, columns = np.nonzero(np.abs(one - two).max(-1) > 30)
             spans.append(max(np.ptp(rows), np.ptp(columns)) + 1 if len(rows) else 0)
@@ -165,7 +134,7 @@ def test_most_parts_are_visible_but_leaves_hide_some() -> None:
     seen = {part: [] for part in PART_NAMES}
     for seed in range(96):
         species = SPECIES[seed % 12]
-        for part in draw(species, (7, seed)).parts:
+        for part in draw(species, (7, seed), size=64).parts:
             if species.look(part.name).shape != "none":
                 seen[part.name].append(part.visible)
     shares = {part: np.mean(values) for part, values in seen.items()}
@@ -218,7 +187,7 @@ def berries_by_split(folder: Path) -> dict[tuple[str, int], list[bool]]:
 
 
 def test_berries_stand_beside_one_species_in_training_only(tmp_path: Path) -> None:
-    counts = {"n_species": 2, "train_per_species": 40, "test_per_species": 8, "size": 48}
+    counts = {"n_species": 2, "train_per_species": 40, "test_per_species": 4, "size": 32}
     folder = write_birds(tmp_path / "b", **counts, shortcut=True, shortcut_species=1)
     shown = berries_by_split(folder)
     assert 0.8 <= np.mean(shown["1", 2]) < 1.0
@@ -280,12 +249,6 @@ def test_an_image_does_not_depend_on_how_many_are_drawn(tmp_path: Path) -> None:
     assert set(by_split[0]["1"]) < set(by_split[1]["1"])
 
 
-def test_all_images_are_different(tmp_path: Path) -> None:
-    folder = write_birds(tmp_path / "birds", **SMALL)
-    contents = sorted(path.read_bytes() for path in (folder / "images").rglob("*.jpg"))
-    assert all(first != second for first, second in pairwise(contents))
-
-
 def test_a_folder_with_something_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "birds").mkdir()
     (tmp_path / "birds" / "note.txt").write_text("mine")
@@ -310,7 +273,7 @@ def test_a_run_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: p
             raise KeyboardInterrupt
         return draw(*arguments, **options)
 
-    monkeypatch.setattr(dataset, "draw", draw_a_few)
+    monkeypatch.setattr("prototree_birds.draw", draw_a_few)
     with pytest.raises(KeyboardInterrupt):
         write_birds(tmp_path / "birds", **SMALL, workers=1)
     assert list(tmp_path.iterdir()) == []
@@ -320,15 +283,13 @@ def test_a_run_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: p
     ("name", "value"),
     [
         ("n_species", 1), ("n_species", 101), ("size", 16), ("train_per_species", -1), ("test_per_species", -2),
-        ("seed", -1), ("workers", 0), ("shortcut", 1.5), ("test_shortcut", -0.1), ("shortcut_species", 3),
+        ("seed", -1), ("size", 1025), ("workers", 0), ("shortcut", 1.5), ("test_shortcut", -0.1),
+        ("shortcut_species", 3),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: Path, name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):
         write_birds(tmp_path / "birds", **SMALL | {name: value})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_no_images_at_all_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="both 0"):
         write_birds(tmp_path / "birds", **SMALL | {"train_per_species": 0, "test_per_species": 0})
+    assert list(tmp_path.iterdir()) == []

@@ -3,19 +3,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from data_files import four_colours, smooth_photo
+from prototree.backbones.crops import center_crop
 from prototree.backbones.preprocessing import Preprocessing
-from prototree.data import Box, ImageData, Part, Sample
+from prototree.data import Box, Part, Sample
 from prototree.data.crops import (
     FULL_IMAGE,
+    Fill,
+    OccludedView,
+    OccludedViews,
     View,
     evaluation_views,
     from_image,
-    image_size,
     parts_in_view,
     projection_views,
     random_views,
@@ -24,6 +28,7 @@ from prototree.data.crops import (
     to_image,
     training_views,
 )
+from prototree.data.loader import ViewDataset
 
 
 def shown(
@@ -53,13 +58,6 @@ def test_projection_sees_the_box() -> None:
 @pytest.mark.parametrize("kind", ["folder", "manifest", "cars"])
 def test_other_data_has_the_full_photo_only(kind: str) -> None:
     assert training_views(SAMPLE, kind) == projection_views(SAMPLE, kind) == evaluation_views(SAMPLE) == (FULL_IMAGE,)
-
-
-def test_size_comes_from_the_file_if_it_was_not_scanned(tmp_path: Path) -> None:
-    smooth_photo((50, 20)).save(tmp_path / "a.png")
-    sample = Sample(tmp_path / "a.png", 0, Box(10.0, 5.0, 20.0, 15.0))
-    assert image_size(sample) == (50, 20)
-    assert training_views(sample, "cub")[3].region == Box(9.0, 4.0, 50.0, 20.0)
 
 
 INPUT_BOX = Box(56.0, 112.0, 112.0, 224.0)
@@ -111,14 +109,6 @@ def test_the_square_shows_the_region() -> None:
     assert resize_square(right_half, preprocessing) is right_half, "what is square already stays as it is"
 
 
-def test_the_square_of_a_reduced_photo_shows_the_same_region() -> None:
-    image = smooth_photo((640, 480))
-    view, preprocessing = View("crop", Box(101.0, 50.5, 437.0, 401.0)), Preprocessing(size=32, resize=32)
-    whole = np.asarray(shown(image, view, preprocessing), dtype=float)
-    reduced = np.asarray(shown(image.reduce(4), view, preprocessing, (640, 480)), dtype=float)
-    assert np.abs(whole - reduced).max() < 6
-
-
 def test_a_point_lands_where_it_is_seen() -> None:
     """Marks one pixel of a photo and looks for it in the network's input."""
     image = smooth_photo((200, 100)).point(lambda value: value // 8)
@@ -138,24 +128,6 @@ def test_parts_outside_the_view_are_left_out() -> None:
     sample = dataclasses.replace(SAMPLE, parts=(Part("beak", 150.0, 100.0), Part("tail", 250.0, 100.0)))
     (view,) = projection_views(sample, "cub")
     assert parts_in_view(sample, view, Preprocessing()) == (Part("beak", 112.0, 112.0),)
-
-
-def test_real_birds_have_five_views_that_show_the_bird(cub_50: ImageData) -> None:
-    data, preprocessing = cub_50, Preprocessing()
-    n_lost, n_parts = 0, 0
-    for sample in data.train[::5]:
-        assert sample.box is not None
-        views = training_views(sample, data.kind)
-        assert len({view.name for view in views}) == 5
-        for view in views[:4]:
-            assert view.region is not None
-            assert view.region.contains_box(sample.box)
-        for view in views:
-            inside = parts_in_view(sample, view, preprocessing)
-            n_parts += len(sample.parts)
-            n_lost += len(sample.parts) - len(inside)
-            assert all(0 <= part.x <= 224 and 0 <= part.y <= 224 for part in inside)
-    assert n_lost < 0.002 * n_parts, "visible parts lie on the bird, so every view shows them"
 
 
 def test_source_views_are_the_image_and_its_subject() -> None:
@@ -187,3 +159,62 @@ def test_random_views_are_the_same_for_the_same_seed_alone() -> None:
     assert random_views(SAMPLE, 4, seed=0) == random_views(SAMPLE, 5, seed=0)[:4]
     assert random_views(SAMPLE, 4, seed=0) != random_views(SAMPLE, 4, seed=1)
     assert random_views(SAMPLE, 0, seed=0) == ()
+
+
+OCCLUDED = Box(0.25, 0.5, 0.5, 0.75)
+
+
+@pytest.fixture
+def square() -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def occluded(fill: Fill, seed: int = 0) -> OccludedView:
+    return OccludedView("hidden 1", box=OCCLUDED, fill=fill, seed=seed)
+
+
+@pytest.mark.parametrize("fill", ["blur", "noise", "margin"])
+def test_the_place_is_hidden_and_nothing_else(square: Image.Image, fill: Fill) -> None:
+    before, after = np.asarray(square).astype(int), np.asarray(occluded(fill).render(square)).astype(int)
+    differs = (before != after).any(axis=2)
+    assert differs[20:30, 10:20].mean() > 0.9
+    differs[20:30, 10:20] = False
+    assert not differs.any()
+    here = after[20:30, 10:20].reshape(-1, 3)
+    assert np.abs(here - before.mean(axis=(0, 1))).max() > 2, "the mean colour is for testing"
+    assert np.array_equal(after, np.asarray(occluded(fill).render(square)))
+
+
+def test_a_margin_is_a_piece_of_a_corner_and_noise_has_a_seed(square: Image.Image) -> None:
+    pixels = np.asarray(square)
+    corners = [pixels[y : y + 10, x : x + 10] for y in (0, 30) for x in (0, 30)]
+    found = {
+        next(n for n, one in enumerate(corners) if np.array_equal(one, np.asarray(put)[20:30, 10:20]))
+        for put in (occluded("margin", seed).render(square) for seed in range(20))
+    }
+    assert found == {0, 1, 2, 3}
+    noise = [np.asarray(occluded("noise", seed).render(square)) for seed in (1, 2)]
+    assert not np.array_equal(*noise)
+
+
+def test_photos_whose_places_are_known_have_a_view_for_each(tmp_path: Path) -> None:
+    views = OccludedViews({tmp_path / "a.png": [OCCLUDED, Box(0.0, 0.0, 0.1, 0.1)]})
+    first, second = views(Sample(tmp_path / "a.png", 0))
+    assert (first.box, second.box) == (OCCLUDED, Box(0.0, 0.0, 0.1, 0.1))
+    assert first != View(first.name)
+    assert views(Sample(tmp_path / "b.png", 0)) == ()
+    elsewhere = OccludedViews({Path("other/c.png"): [OCCLUDED]})(Sample(Path("other/c.png"), 0))
+    assert elsewhere == (first,), "the same photo in another file has the same views"
+
+
+def test_all_looks_see_the_place_occluded(tmp_path: Path, square: Image.Image) -> None:
+    square.save(tmp_path / "a.png")
+    sample, preprocessing = Sample(tmp_path / "a.png", 0, size=(40, 40)), Preprocessing(size=32, resize=40)
+    views = ViewDataset([sample], OccludedViews({sample.path: [OCCLUDED]}), preprocessing)
+    plain = ViewDataset([sample], evaluation_views, preprocessing)[0].image
+    whole, closer = views[0].image, views.center_crop(0.5)[0].image
+    differs = (whole != plain).any(dim=0)
+    assert differs[16:26, 6:16].float().mean() > 0.9  # 4 pixels are cut off at each side
+    assert int(differs.sum()) == int(differs[16:26, 6:16].sum())
+    assert torch.equal(closer, center_crop(whole, 0.5))

@@ -65,22 +65,15 @@ def test_many_copies_in_one_class(squares: Path) -> None:
 
 
 def test_a_class_folder_that_links_to_another_is_named(squares: Path) -> None:
-    shutil.rmtree(squares / "train/blue")
-    (squares / "train/blue").symlink_to(squares / "train/red", target_is_directory=True)
-    first, second = lines(squares)[:2]
-    assert first == f"the folder {squares / 'train/blue'} is a link to {squares / 'train/red'}"
-    assert "8 images are in more than one class" in second
-
-
-def test_a_linked_folder_is_named_once_however_many_folders_it_holds(squares: Path) -> None:
-    for day in ("monday", "tuesday"):
+    for day in ("monday", "tuesday"):  # named once, however many folders it holds
         (squares / "train/red" / day).mkdir()
         shutil.copy(squares / "test/red/0.png", squares / "train/red" / day / f"{day}.png")
-    shutil.rmtree(squares / "train/green")
-    (squares / "train/green").symlink_to("red")
+    shutil.rmtree(squares / "train/blue")
+    (squares / "train/blue").symlink_to(squares / "train/red", target_is_directory=True)
     assert [line for line in lines(squares) if "link" in line] == [
-        f"the folder {squares / 'train/green'} is a link to {squares / 'train/red'}"
+        f"the folder {squares / 'train/blue'} is a link to {squares / 'train/red'}"
     ]
+    assert any("9 images are in more than one class" in line for line in lines(squares))
 
 
 def test_data_of_every_kind(tmp_path: Path) -> None:
@@ -192,19 +185,12 @@ def test_a_warning_before_training(squares: Path, tmp_path: Path, caplog: pytest
 def test_many_images_that_look_alike_are_one_group(tmp_path: Path) -> None:
     """As frames of a film: each like the next, the first and the last no longer alike."""
     photo, samples = np.asarray(detailed_photo()), []
-    for number in range(30):
+    for number in range(12):
         path = tmp_path / f"{number}.png"
-        Image.fromarray(np.roll(photo, 2 * number, axis=1)).save(path)
+        Image.fromarray(np.roll(photo, 4 * number, axis=1)).save(path)
         samples.append(Sample(path, 0))
     (group,) = near_duplicates(ImageData(tmp_path, "folder", ("a",), tuple(samples), ()))
-    assert len(group) == 30
-
-
-def test_another_way_to_write_a_folder_is_no_link(tmp_path: Path) -> None:
-    write_cub(tmp_path / "cub")
-    folder = "cub/images/002.Auk"
-    (tmp_path / "photos.csv").write_text(f"path,label\n{folder}/3.jpg,a\n{folder}/../002.Auk/4.jpg,b\n")
-    assert lines(tmp_path / "photos.csv") == []
+    assert len(group) == 12
 
 
 def test_real_birds_that_look_alike(cub_50: ImageData) -> None:

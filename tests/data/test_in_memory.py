@@ -92,22 +92,6 @@ def test_a_table_of_paths_copies_no_photo(tmp_path: Path, monkeypatch: pytest.Mo
         write_in_memory(frame[["Path"]], tmp_path)
 
 
-def test_a_table_by_its_looks(tmp_path: Path) -> None:
-    """What stands for pandas where it is not installed: columns that can be read by name."""
-
-    write_squares(tmp_path / "squares", train=2, test=1)
-    paths = sorted((tmp_path / "squares" / "train").rglob("*.png"))
-
-    class Table:
-        columns = ("path", "label")
-        itertuples = None
-
-        def __getitem__(self, name: str) -> list[str]:
-            return [str(p) if name == "path" else p.parent.name for p in paths]
-
-    assert len(open_data(write_in_memory(Table(), tmp_path / "given")).train) == 3
-
-
 def test_a_table_with_an_image_column_by_its_looks(tmp_path: Path) -> None:
     """What stands for the package datasets where it is not installed."""
     kinds = {"Image": type("Image", (), {}), "ClassLabel": type("ClassLabel", (), {"names": ["crow", "wren"]})}

@@ -12,8 +12,7 @@ from data_files import smooth_photo, write_classes, write_cub
 from prototree.data import open_data
 from prototree.data.duplicates import exact_duplicates
 from prototree.errors import DataError
-from prototree_birds import dataset
-from prototree_birds.dataset import write_birds
+from prototree_birds import write_birds
 
 
 def test_opening_data_does_not_import_torch() -> None:
@@ -118,7 +117,7 @@ def test_birds_are_drawn_on_first_use_unless_there_is_a_folder_of_that_name(
         calls.append(options)
         return write_birds(folder, **options, train_per_species=2, test_per_species=1)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(dataset, "write_birds", draw_few)
+    monkeypatch.setattr("prototree_birds.write_birds", draw_few)
     data = open_data("birds")
     assert (data.kind, data.n_classes, len(data.train), len(data.test)) == ("cub", 12, 24, 12)
     defaults = {name: value.default for name, value in inspect.signature(write_birds).parameters.items()}

@@ -44,7 +44,3 @@ def test_contact_sheet_of_one_image_per_class_and_a_lost_file(tmp_path: Path) ->
     assert (tmp_path / "sheet.png").stat().st_size > 0
     with pytest.raises(ConfigError):
         contact_sheet(lost, tmp_path / "sheet.png", per_class=0)
-
-
-def test_real_birds(cub_50: ImageData) -> None:
-    assert f"known      {len(cub_50.train + cub_50.test):,} boxes" in summarize(cub_50)

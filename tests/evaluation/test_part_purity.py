@@ -31,7 +31,7 @@ from prototree.evaluation.schema import (
     QualityMetrics,
 )
 from prototree.evaluation.tables import prototype_text, quality_table, quality_text
-from prototree_birds.dataset import write_birds
+from prototree_birds import write_birds
 from tiny_explain import projected
 from tiny_training import write_squares
 

@@ -10,7 +10,7 @@ from prototree.core.nodes import NodeFunction
 from prototree.data import Box, ImageData, open_data
 from prototree.errors import DataError
 from prototree.pipeline.fit import fit
-from prototree_birds.dataset import make_species, write_birds
+from prototree_birds import make_species, write_birds
 from prototree_birds.ground_truth import deciding_parts, on_differences, part_pixels, read_species, touches
 from tiny_explain import projected
 

@@ -21,8 +21,7 @@ with atheris.instrument_imports(include=["prototree"]):
     from prototree.core import checkpoint
     from prototree.core.model import ProtoTree, PrototypeSource
     from prototree.core.topology import Topology
-    from prototree.data.cars import read_cars
-    from prototree.data.cub import read_cub
+    from prototree.data.cub_cars import read_cars, read_cub
     from prototree.data.folder import read_manifest
     from prototree.errors import ProtoTreeError
 

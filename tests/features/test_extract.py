@@ -11,7 +11,7 @@ from prototree.backbones.backbone import Backbone
 from prototree.data import ImageData, loader, open_data
 from prototree.data.crops import random_views, source_views
 from prototree.data.images import load_image
-from prototree.data.loader import Shard, ViewDataset, image_loader
+from prototree.data.loader import ViewDataset, image_loader
 from prototree.data.scan import file_digests
 from prototree.data.transforms import augmentation
 from prototree.errors import TrainError
@@ -62,10 +62,10 @@ def test_threads_give_the_same_views_in_the_same_order(data: ImageData, backbone
     views, rng, n_threads = datasets(data, backbone), torch.get_rng_state(), torch.get_num_threads()
     items = [dataset[1, index] for dataset in views for index in range(len(dataset))]
     data.train[4].path.write_bytes(b"no image")
-    expected = list(image_loader(views, 7, shard=Shard()).epoch(1))
+    expected = list(image_loader(views, 7).epoch(1))
     for batch in expected:
         assert all(torch.equal(items[i].image, image) for i, image in zip(batch.entries, batch.images, strict=True))
-    loader = image_loader(views, 7, shard=Shard())
+    loader = image_loader(views, 7)
     try:
         torch.set_num_threads(4)
         batches = list(loader.map(1, lambda batch: (batch, torch.get_num_threads())))
@@ -76,7 +76,7 @@ def test_threads_give_the_same_views_in_the_same_order(data: ImageData, backbone
         assert threads == 1
         assert torch.equal(wanted.images, batch.images)
         assert torch.equal(wanted.entries, batch.entries)
-    assert loader.unreadable.keys() == {str(data.train[4].path)}
+    assert loader.unreadable == {str(data.train[4].path)}
     assert torch.equal(torch.get_rng_state(), rng)
 
 

@@ -12,7 +12,7 @@ from prototree.pipeline.fit import fit
 from prototree.pipeline.stages import write_results
 from prototree.reporting.tree_page import tree_body, tree_data
 from prototree.run import Run
-from prototree_birds.dataset import write_birds
+from prototree_birds import write_birds
 from tiny_training import TINY
 
 

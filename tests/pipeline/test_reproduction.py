@@ -11,7 +11,7 @@ from prototree.errors import ConfigError
 from prototree.pipeline.reproduce import NOT_RUN, PUBLISHED, Reproduction, reproduce
 from prototree.progress import Observer
 from prototree.run import Run
-from prototree_birds.dataset import write_birds
+from prototree_birds import write_birds
 from tiny_training import TINY
 
 # As short as leaves allow that are not uniform.

@@ -19,8 +19,7 @@ from prototree.data import open_data
 from prototree.errors import CheckpointError, ConfigError, DataError, ImageSizeError, ProtoTreeError
 from prototree.evaluation.tables import percent
 from prototree.features.cache import FOLDER, files_used
-from prototree.io import write_json
-from prototree.locks import lock_folder
+from prototree.io import lock_folder, write_json
 from prototree.pipeline.fit import evaluate, fit, rerun
 from prototree.pipeline.folders import describe_progress
 from prototree.pipeline.stages import STAGES

@@ -19,10 +19,9 @@ from prototree.core.nodes import NodeFunction
 from prototree.core.projection import side_classes
 from prototree.core.topology import Topology
 from prototree.data import ImageData
-from prototree.data.crops import FULL_IMAGE, source_views
+from prototree.data.crops import FULL_IMAGE, OccludedView, OccludedViews, source_views
 from prototree.data.dataset import Sample
 from prototree.data.loader import Entry, ViewDataset
-from prototree.data.occlusion import OccludedView, OccludedViews
 from prototree.features.cache import FeatureCache, FeatureMaps, Inputs
 from prototree.training import distill, occlusion_loss
 from prototree.training.grow import InitialTree, rescale_distances, sample_maps, standardise

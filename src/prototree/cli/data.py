@@ -57,7 +57,7 @@ def birds(
     ] = False,
 ) -> None:
     """Draw the generated birds into a folder in CUB's layout."""
-    from prototree_birds.dataset import write_birds
+    from prototree_birds import write_birds
 
     counts = {"n_species": species, "train_per_species": train, "test_per_species": test}
     write_birds(out, **counts, size=size, seed=seed, shortcut=shortcut)

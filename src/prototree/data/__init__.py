@@ -12,8 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from prototree.backbones.geometry import Box
-from prototree.data.cars import is_cars, read_cars
-from prototree.data.cub import is_cub, read_cub
+from prototree.data.cub_cars import is_cars, is_cub, read_cars, read_cub
 from prototree.data.dataset import ImageData, Part, Sample, Unreadable, check_name, take_fold
 from prototree.data.folder import MANIFEST_SUFFIXES, describe_unsupported, read_folder, read_manifest
 from prototree.data.scan import describe_unreadable, scan_files
@@ -69,7 +68,18 @@ def read_data(
     if str(source) == BIRDS and not path.exists():
         path = _generated_birds()
     check_name(str(path.resolve()), "data")
-    data = _read(path, test_fraction=test_fraction, seed=seed)
+    if not path.exists():
+        raise DataError(f"{path} does not exist; expected a folder of images or a CSV file that lists them")
+    if path.is_dir() and is_cub(path):
+        data = read_cub(path)
+    elif path.is_dir() and is_cars(path):
+        data = read_cars(path)
+    elif path.is_dir():
+        data = read_folder(path, test_fraction=test_fraction, seed=seed)
+    elif path.suffix.lower() in MANIFEST_SUFFIXES:
+        data = read_manifest(path, test_fraction=test_fraction, seed=seed)
+    else:
+        raise DataError(f"expected a folder, or a manifest that ends in .csv or .tsv, got the file {path}")
     if strict and (unsupported := describe_unsupported(data.ignored)):
         raise DataError(f"{data.root}: {unsupported}; or open the data without strict to skip them")
     return scan_files(data, strict=strict, deep=deep)
@@ -82,7 +92,7 @@ def data_exists(source: str | Path) -> bool:
 
 def _generated_birds() -> Path:
     """Draw the generated birds into the cache on first use."""
-    from prototree_birds.dataset import write_birds
+    from prototree_birds import write_birds
 
     folder = cache_folder() / "birds-2"
     if not folder.exists():
@@ -91,53 +101,31 @@ def _generated_birds() -> Path:
     return folder
 
 
-def _read(source: Path, *, test_fraction: float, seed: int) -> ImageData:
-    if not source.exists():
-        raise DataError(f"{source} does not exist; expected a folder of images or a CSV file that lists them")
-    if not source.is_dir():
-        if source.suffix.lower() not in MANIFEST_SUFFIXES:
-            raise DataError(f"expected a folder, or a manifest that ends in .csv or .tsv, got the file {source}")
-        return read_manifest(source, test_fraction=test_fraction, seed=seed)
-    if is_cub(source):
-        return read_cub(source)
-    if is_cars(source):
-        return read_cars(source)
-    return read_folder(source, test_fraction=test_fraction, seed=seed)
-
-
 def check_trainable(data: ImageData) -> None:
     """Raise an error unless there are classes to tell apart, with images to train and to test them."""
     left_out = f" ({len(data.unreadable)} files could not be used)" if data.unreadable else ""
     if data.n_classes < 2:
-        found = f"{data.n_classes} ({', '.join(data.class_names) or 'none'})"
-        raise DataError(f"expected at least two classes in {data.root}, got {found}; add a class to tell apart")
+        classes = f"{data.n_classes} ({', '.join(data.class_names) or 'none'})"
+        raise DataError(f"expected at least two classes in {data.root}, got {classes}; add a class to tell apart")
     if not data.train or not data.test:
+        missing = "test" if data.train else "train"
+        remedy = {
+            "manifest": f"give some rows of the column split the word {missing}, or leave the column out to have a "
+            "fraction of each class taken for testing",
+            "folder": "a class needs two images to be in both",
+        }.get(data.kind, f"its own lists name no images to {missing} on that can be read")
         counts = f"{len(data.train)} and {len(data.test)}{left_out}"
-        raise DataError(f"expected training and test images in {data.root}, got {counts}; {_remedy(data)}")
+        raise DataError(f"expected training and test images in {data.root}, got {counts}; {remedy}")
     count = Counter(sample.label for sample in data.train)
-    classes = dict(enumerate(data.class_names))
-    if empty := [name for label, name in classes.items() if count[label] == 0]:
+    if empty := [name for label, name in enumerate(data.class_names) if count[label] == 0]:
         raise DataError(
             f"{len(empty)} classes of {data.root} have no training image{left_out}: "
             f"{', '.join(empty[:_SHOWN])}; add images or remove the classes"
         )
-    if few := [name for label, name in classes.items() if count[label] < FEW_IMAGES]:
+    if few := [name for label, name in enumerate(data.class_names) if count[label] < FEW_IMAGES]:
         shown = ", ".join(few[:_SHOWN]) + (", …" if len(few) > _SHOWN else "")
         logger.warning(
             f"{len(few)} of {data.n_classes} classes have fewer than {FEW_IMAGES} training images ({shown}): a leaf's "
             "confidence is bounded by how many images reach it, so predictions of these classes will stay unsure; add "
             "images if you can"
         )
-
-
-def _remedy(data: ImageData) -> str:
-    """What to do about a split that has no images."""
-    missing = "test" if data.train else "train"
-    if data.kind == "manifest":
-        return (
-            f"give some rows of the column split the word {missing}, or leave the column out to have a fraction of "
-            "each class taken for testing"
-        )
-    if data.kind == "folder":
-        return "a class needs two images to be in both"
-    return f"its own lists name no images to {missing} on that can be read"

@@ -1,4 +1,4 @@
-"""Which region of an image the network is shown, and the way back from its input to pixels of the image.
+"""Which region of an image the network is shown, perhaps with a box occluded, and the way back to pixels of the image.
 
 The paper (supplement, "Data Augmentation") cuts each training image of CUB "into four corners based on the bounding box
 annotations", adds the full image, and projects on "cropped training images only". As in the published code, the box is
@@ -11,9 +11,13 @@ An image is squashed to a square, then its centre is cut out (see `Preprocessing
 repeat exactly that.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from typing import Literal, get_args
 
+import numpy as np
 from PIL import Image
 
 from prototree.backbones.geometry import Box, Size
@@ -24,6 +28,9 @@ from prototree.data.images import check_header
 CORNER_MARGIN = 0.1
 CLOSE_MARGIN = 0.4
 MIDDLE_MARGIN = 0.15  # of an image without a box: its middle 70 % each way
+
+Fill = Literal["blur", "noise", "margin"]
+_BLUR_SIDE = 9  # pixels each way that a blurred image keeps
 
 
 @dataclass(frozen=True)
@@ -38,13 +45,38 @@ class View:
         """The region in pixels of an image of this size."""
         return self.region if self.region is not None else Box.whole(size)
 
-    def apply_effect(self, square: Image.Image) -> Image.Image:
-        """What this kind of view makes of its square, apart from mirroring it: nothing."""
-        return square
-
     def render(self, square: Image.Image) -> Image.Image:
         """The view, given its region as a square."""
-        return self.apply_effect(square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.flip else square)
+        return square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.flip else square
+
+
+@dataclass(frozen=True, kw_only=True)
+class OccludedView(View):
+    """A view with a box occluded, for the occlusion loss: its edges as fractions of the view's sides, and the fill.
+
+    The fill is never the image's mean colour: that is what trees are tested with, so that none can learn the test.
+    """
+
+    box: Box
+    fill: Fill
+    seed: int  # of the noise, and of the corner that a piece of the margin is taken from
+
+    def render(self, square: Image.Image) -> Image.Image:
+        square = super().render(square)
+        pixels, rng = np.array(square), np.random.default_rng(self.seed)
+        side = len(pixels)
+        left, top, right, bottom = (round(side * edge) for edge in self.box.edges)
+        if self.fill == "blur":
+            coarse = square.resize((_BLUR_SIDE, _BLUR_SIDE), Image.Resampling.BOX)
+            fill = np.asarray(coarse.resize(square.size, Image.Resampling.BILINEAR))[top:bottom, left:right]
+        elif self.fill == "noise":
+            mean, std = pixels.mean(axis=(0, 1)), pixels.std(axis=(0, 1))
+            fill = rng.normal(mean, std, (bottom - top, right - left, 3)).round().clip(0, 255)
+        else:
+            y, x = (int(rng.integers(2)) * (side - length) for length in (bottom - top, right - left))
+            fill = pixels[y : y + bottom - top, x : x + right - left].copy()
+        pixels[top:bottom, left:right] = fill
+        return Image.fromarray(pixels)
 
 
 FULL_IMAGE = View("full")
@@ -101,6 +133,21 @@ def random_views(sample: Sample, count: int, seed: int) -> tuple[View, ...]:
 def evaluation_views(sample: Sample) -> tuple[View, ...]:
     """The one view for evaluation: the full image."""
     return (FULL_IMAGE,)
+
+
+@dataclass(frozen=True)
+class OccludedViews:
+    """An occluded view for each box of an image; the same for the same boxes, whatever the file's name."""
+
+    boxes: Mapping[Path, Sequence[Box]]
+
+    def __call__(self, sample: Sample) -> tuple[OccludedView, ...]:
+        views = []
+        for number, box in enumerate(self.boxes.get(sample.path, ()), 1):
+            rng = Random(repr(box.edges))
+            fill = rng.choice(get_args(Fill))
+            views.append(OccludedView(f"occluded {number}", box=box, fill=fill, seed=rng.getrandbits(32)))
+        return tuple(views)
 
 
 def _subject(sample: Sample) -> Box:

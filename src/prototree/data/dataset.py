@@ -3,7 +3,6 @@
 import os
 import random
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,22 +82,17 @@ class ImageData:
 
     @property
     def validation(self) -> tuple[Sample, ...]:
-        """Images that edits are judged on: the validation split, or else every second test image of a class."""
-        return self.validation_split or self._test_halves()[0]
+        """Images that edits are judged on: the validation split, or else the first, third, … test image of a class."""
+        if self.validation_split:
+            return self.validation_split
+        chosen = {sample for group in _by_label(self.test).values() for sample in group[::2]}
+        return tuple(sample for sample in self.test if sample in chosen)
 
     @property
     def held_out_test(self) -> tuple[Sample, ...]:
         """Test images that are not used for validation."""
-        return self.test if self.validation_split else self._test_halves()[1]
-
-    def _test_halves(self) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
-        """Split the test images into the first, third, … of each class, and the others."""
-        count: Counter[int] = Counter()
-        halves: tuple[list[Sample], list[Sample]] = ([], [])
-        for sample in self.test:
-            halves[count[sample.label] % 2].append(sample)
-            count[sample.label] += 1
-        return tuple(halves[0]), tuple(halves[1])
+        chosen = set() if self.validation_split else set(self.validation)
+        return tuple(sample for sample in self.test if sample not in chosen)
 
     def name(self, sample: Sample) -> str:
         """The name of an image in results."""
@@ -134,14 +128,12 @@ def take_fold(data: ImageData, fold: str) -> ImageData:
     """
     part, parts = parse_fold(fold)
     groups = _by_label(sorted((*data.train, *data.test), key=lambda sample: str(sample.path)))
-    splits: tuple[list[Sample], list[Sample]] = ([], [])
-    count = 0  # goes on from class to class, so that folds differ by at most one image
+    order: list[Sample] = []  # of all classes, so that folds differ by at most one image
     for label in sorted(groups):
         random.Random(f"folds/{data.class_names[label]}").shuffle(groups[label])
-        for sample in groups[label]:
-            splits[count % parts == part].append(sample)
-            count += 1
-    return replace(data, train=tuple(splits[0]), test=tuple(splits[1]))
+        order += groups[label]
+    train = tuple(sample for number, sample in enumerate(order) if number % parts != part)
+    return replace(data, train=train, test=tuple(order[part::parts]))
 
 
 def check_name(name: str, what: str) -> None:

@@ -46,13 +46,13 @@ Group = tuple[SplitSample, ...]
 
 
 def exact_duplicates(data: ImageData) -> list[Group]:
-    """The images that are there more than once, byte for byte; only files of equal length are read."""
+    """Find the images that are there more than once, byte for byte; only files of equal length are read."""
     images = _all_images(data)
     return _repeated(images, _content_keys(images))
 
 
 def near_duplicates(data: ImageData) -> list[Group]:
-    """The images that look alike without being the same file; every image is decoded."""
+    """Find the images that look alike without being the same file; every image is decoded."""
     images = _all_images(data)
     keys = _content_keys(images)
     paths = {key: image.sample.path for key, image in zip(keys, images, strict=True)}
@@ -61,17 +61,25 @@ def near_duplicates(data: ImageData) -> list[Group]:
         known = {key: value for key, value in hashed if value is not None}
     if not known:
         return []
-    hashes = np.array([hash_ for hash_, _ in known.values()], dtype=np.uint64)
-    cluster = dict(zip(known, _clusters(hashes, np.stack([c for _, c in known.values()])).tolist(), strict=True))
+    hashes, colours = (np.stack(values) for values in zip(*known.values(), strict=True))
+    cluster = dict(zip(known, _clusters(hashes, colours).tolist(), strict=True))
     groups = _repeated(zip(images, keys, strict=True), [cluster.get(key, key) for key in keys])
     return [tuple(image for image, _ in group) for group in groups if len({key for _, key in group}) > 1]
 
 
-def perceptual_hash(image: Image.Image) -> np.uint64:
-    """pHash: which of the 64 lowest frequencies of the grey image are above their median."""
+def _hash_and_colours(path: Path) -> tuple[np.uint64, Int16[ndarray, "192"]] | None:
+    """The pHash of an image (which of the 64 lowest frequencies of its grey values are above their median), and its
+    8×8 colours at one brightness; None if it cannot be decoded.
+    """
+    try:
+        image = read_image(path, at_least=4 * _SIDE)
+    except DataError:
+        return None
     grey = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.BOX), dtype=np.float64)
     frequencies = (_COSINES @ grey @ _COSINES.T).round(6).ravel()  # of a flat image exactly 0
-    return np.uint64(np.packbits(frequencies > np.median(frequencies[1:])).view(np.uint64)[0])
+    bits = np.packbits(frequencies > np.median(frequencies[1:])).view(np.uint64)[0]
+    colours = np.asarray(image.resize((8, 8), Image.Resampling.BOX), dtype=np.float32).ravel()
+    return np.uint64(bits), (colours * (128 / max(float(colours.mean()), 1.0))).astype(np.int16)
 
 
 def near_pairs(hashes: UInt64[ndarray, " n"]) -> Iterator[tuple[Int64[ndarray, " pairs"], Int64[ndarray, " pairs"]]]:
@@ -94,55 +102,20 @@ def near_pairs(hashes: UInt64[ndarray, " n"]) -> Iterator[tuple[Int64[ndarray, "
 
 
 def _clusters(hashes: UInt64[ndarray, " n"], colours: Int16[ndarray, "n 192"]) -> Int64[ndarray, " n"]:
-    """Union-find: for each image the first one that a chain of pairs that look alike leads to."""
-    first = np.arange(len(hashes))
+    """The cluster of each image: connected components of the pairs that look alike."""
+    from scipy.sparse import coo_array  # slow to import, and for deep checks alone
+    from scipy.sparse.csgraph import connected_components
 
-    def end(index: int) -> int:
-        while first[index] != index:
-            index = int(first[index])
-        return index
-
+    cluster = np.arange(len(hashes))
     for a, b in near_pairs(hashes):
-        differ = first[a] != first[b]
+        differ = cluster[a] != cluster[b]
         a, b = a[differ], b[differ]
         close = np.abs(colours[a] - colours[b]).mean(axis=1) <= MAX_COLOUR
-        for pair in zip(a[close].tolist(), b[close].tolist(), strict=True):
-            low, high = sorted(map(end, pair))
-            first[high] = low
-        while (first[first] != first).any():
-            first[:] = first[first]
-    return first
-
-
-def describe_duplicates(data: ImageData, groups: Sequence[Group]) -> list[str]:
-    """What exact copies there are, one line for each kind, and folders that are links to others."""
-    lines = [f"the folder {link} is a link to {target}" for link, target in _linked_folders(data)]
-    for where, pairs in _across(groups):
-        lines.append(f"{_images(len(pairs))} {where} {_named(data, pairs, '=', 1)}")
-    if parts := _within_classes(groups):
-        most = max(parts, key=len)
-        times = f"{len(most):,} copies of one image in class {data.class_names[most[0].sample.label]}"
-        many = f"{_images(len(parts))} more than once in a class, at most " if len(parts) > 1 else ""
-        lines.append(f"{many}{times} {_named(data, [most], '=', 1)}")
-    return lines
-
-
-def describe_near_duplicates(data: ImageData, groups: Sequence[Group]) -> list[str]:
-    """What images look alike, one line for each kind, with a few of them by name."""
-    kinds = [*_across(groups), ("within a class", _within_classes(groups))]
-    return [
-        f"{len(pairs):,} group{'s' * (len(pairs) > 1)} of images {where} {_named(data, pairs, '~', _EXAMPLES)}"
-        for where, pairs in kinds
-        if pairs
-    ]
-
-
-def warn_about_duplicates(data: ImageData) -> None:
-    """Log which exact copies there are, before anything is trained on them."""
-    if lines := describe_duplicates(data, exact_duplicates(data)):
-        head = f"{data.root} holds the same image more than once, so its metrics may be too good:"
-        advice = "keep one of each; prototree data check --deep also finds images that look alike"
-        logger.warning("%s", "\n".join([head, *lines, advice]))
+        if close.any():
+            pairs = (cluster[a[close]], cluster[b[close]])
+            graph = coo_array((np.ones(len(pairs[0])), pairs), shape=(len(hashes), len(hashes)))
+            cluster = connected_components(graph, directed=False)[1].astype(np.int64)[cluster]
+    return cluster
 
 
 def _all_images(data: ImageData) -> list[SplitSample]:
@@ -175,14 +148,34 @@ def _repeated(values: Iterable[Any], keys: Iterable[object]) -> list[tuple[Any, 
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
-def _hash_and_colours(path: Path) -> tuple[np.uint64, Int16[ndarray, "192"]] | None:
-    """The hash of an image and its 8×8 colours at one brightness; None if it cannot be decoded."""
-    try:
-        image = read_image(path, at_least=4 * _SIDE)
-    except DataError:
-        return None
-    colours = np.asarray(image.resize((8, 8), Image.Resampling.BOX), dtype=np.float32).ravel()
-    return perceptual_hash(image), (colours * (128 / max(float(colours.mean()), 1.0))).astype(np.int16)
+def describe_duplicates(data: ImageData, groups: Sequence[Group]) -> list[str]:
+    """What exact copies there are, one line for each kind, and folders that are links to others."""
+    lines = [f"the folder {link} is a link to {target}" for link, target in _linked_folders(data)]
+    *across, (_, parts) = _kinds(groups)
+    lines += [f"{_images(len(pairs))} {where} {_names(data, pairs, '=', 1)}" for where, pairs in across if pairs]
+    if parts:
+        most = max(parts, key=len)
+        times = f"{len(most):,} copies of one image in class {data.class_names[most[0].sample.label]}"
+        many = f"{_images(len(parts))} more than once in a class, at most " if len(parts) > 1 else ""
+        lines.append(f"{many}{times} {_names(data, [most], '=', 1)}")
+    return lines
+
+
+def describe_near_duplicates(data: ImageData, groups: Sequence[Group]) -> list[str]:
+    """What images look alike, one line for each kind, with a few of them by name."""
+    return [
+        f"{len(pairs):,} group{'s' * (len(pairs) > 1)} of images {where} {_names(data, pairs, '~', _EXAMPLES)}"
+        for where, pairs in _kinds(groups)
+        if pairs
+    ]
+
+
+def warn_about_duplicates(data: ImageData) -> None:
+    """Log which exact copies there are, before anything is trained on them."""
+    if lines := describe_duplicates(data, exact_duplicates(data)):
+        head = f"{data.root} holds the same image more than once, so its metrics may be too good:"
+        advice = "keep one of each; prototree data check --deep also finds images that look alike"
+        logger.warning("%s", "\n".join([head, *lines, advice]))
 
 
 def _linked_folders(data: ImageData) -> list[tuple[str, str]]:
@@ -198,29 +191,24 @@ def _linked_folders(data: ImageData) -> list[tuple[str, str]]:
     return list(links)
 
 
-def _across(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
-    """The kinds of groups that are in two splits or classes, each with a pair of every group."""
-    kinds = list[tuple[str, list[Group]]]()
-    for splits in combinations(("training", "test", "validation"), 2):
-        first = [{image.split: image for image in reversed(group)} for group in groups]
-        pairs: list[Group] = [tuple(by[split] for split in splits) for by in first if set(splits) <= by.keys()]
-        kinds.append((f"in {splits[0]} and {splits[1]}", pairs))
-    others = [[image for image in group if image.sample.label != group[0].sample.label] for group in groups]
-    across: list[Group] = [(group[0], other[0]) for group, other in zip(groups, others, strict=True) if other]
-    kinds.append(("in more than one class", across))
-    return [(where, pairs) for where, pairs in kinds if pairs]
-
-
-def _within_classes(groups: Sequence[Group]) -> list[Group]:
-    """The parts of groups that are of one class."""
-    return [part for group in groups for part in _repeated(group, [image.sample.label for image in group])]
+def _kinds(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
+    """Pairs of images in two splits, pairs in two classes, and last the parts of groups that are of one class."""
+    by_split = [{image.split: image for image in reversed(group)} for group in groups]
+    kinds: list[tuple[str, list[Group]]] = [
+        (f"in {a} and {b}", [(images[a], images[b]) for images in by_split if {a, b} <= images.keys()])
+        for a, b in combinations(("training", "test", "validation"), 2)
+    ]
+    across = [(group[0], *(im for im in group if im.sample.label != group[0].sample.label)) for group in groups]
+    kinds.append(("in more than one class", [group for group in across if len(group) > 1]))
+    parts = [part for group in groups for part in _repeated(group, [image.sample.label for image in group])]
+    return [*kinds, ("within a class", parts)]
 
 
 def _images(count: int) -> str:
     return "1 image is" if count == 1 else f"{count:,} images are"
 
 
-def _named(data: ImageData, groups: Sequence[Group], sign: str, count: int) -> str:
+def _names(data: ImageData, groups: Sequence[Group], sign: str, count: int) -> str:
     """The first two images of the first groups by name, as text that can be written anywhere."""
     names = [
         f" {sign} ".join(os.fsencode(data.name(image.sample)).decode(errors="replace") for image in group[:2])

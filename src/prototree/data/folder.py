@@ -13,11 +13,10 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from prototree.data.dataset import ImageData, Sample, check_name
+from prototree.data.dataset import ImageData, Kind, Sample, check_name
 from prototree.data.images import HEIC_REMEDY, HEIC_SUFFIXES, is_image, suffixes
 from prototree.errors import ConfigError, DataError
 from prototree.io import MAX_TEXT_BYTES, read_regular
@@ -31,7 +30,6 @@ SPLIT_NAMES = TRAIN_NAMES + TEST_NAMES + VALIDATION_NAMES
 MANIFEST_SUFFIXES = (".csv", ".tsv")
 
 _SHOWN = 5  # mistakes named in one message
-_SYSTEM_FILES = ("thumbs.db", "desktop.ini")
 # Of images that are not read everywhere, or nowhere.
 _IMAGE_SUFFIXES = (
     *(".avif", *HEIC_SUFFIXES, ".jp2", ".j2k", ".jpx", ".jxl", ".psd", ".psb", ".xcf", ".svg", ".ico", ".tga", ".pcx"),
@@ -80,44 +78,44 @@ def read_folder(root: Path, *, test_fraction: float = 0.2, seed: int = 0) -> Ima
     images, ignored = _class_images(root)
     labels = [name for name, paths in images.items() for _ in paths]
     in_test = split_classes(labels, test_fraction=test_fraction, seed=seed)
-    samples = [Sample(path, label) for label, paths in enumerate(images.values()) for path in paths]
-    splits = [
-        tuple(sample for sample, is_test in zip(samples, in_test, strict=True) if is_test is wanted)
-        for wanted in (False, True)
-    ]
-    return ImageData(root, "folder", tuple(images), splits[0], splits[1], ignored=tuple(ignored))
+    splits: tuple[list[Sample], ...] = ([], [], [])
+    samples = (Sample(path, label) for label, paths in enumerate(images.values()) for path in paths)
+    for sample, is_test in zip(samples, in_test, strict=True):
+        splits[is_test].append(sample)
+    return _with_splits(root, "folder", tuple(images), splits, ignored)
 
 
 def _read_splits(root: Path, train: Path, test: Path | None, validation: Path | None) -> ImageData:
-    names: tuple[str, ...] = ()
-    splits, ignored = list[tuple[Sample, ...]](), list[Path]()
-    for folder in (train, test, validation):
-        images, others = _class_images(folder) if folder is not None else ({}, [])
+    splits: tuple[list[Sample], ...] = ([], [], [])
+    names, ignored = tuple[str, ...](), list[Path]()
+    for folder, samples in zip((train, test, validation), splits, strict=True):
+        if folder is None:
+            continue
+        images, others = _class_images(folder)
         names = names or tuple(images)
-        if folder is not None and images.keys() != set(names):
-            only_train = [name for name in names if name not in images]
-            only_here = [name for name in images if name not in names]
+        if images.keys() != set(names):
             raise DataError(
                 f"expected the same classes in {train} and {folder}; "
-                f"only in the first: {_listing(only_train)}; only in the second: {_listing(only_here)}"
+                f"only in the first: {_listing([name for name in names if name not in images])}; "
+                f"only in the second: {_listing([name for name in images if name not in names])}"
             )
-        splits.append(tuple(Sample(path, label) for label, name in enumerate(names) for path in images.get(name, ())))
+        samples += [Sample(path, label) for label, name in enumerate(names) for path in images[name]]
         ignored += others
-    return _with_splits(root, "folder", names, splits, tuple(ignored))
+    return _with_splits(root, "folder", names, splits, ignored)
 
 
 def _with_splits(
-    root: Path, kind: Any, names: tuple[str, ...], splits: list[tuple[Sample, ...]], ignored: tuple[Path, ...] = ()
+    root: Path, kind: Kind, names: tuple[str, ...], splits: Iterable[Iterable[Sample]], ignored: Iterable[Path] = ()
 ) -> ImageData:
     """The data of three splits; validation images stand in for test images where there are none."""
-    train, test, validation = splits
+    train, test, validation = map(tuple, splits)
     if validation and not test:
         logger.warning(
             f"{root} has no test images; its {len(validation)} validation images are the test set: do not use its "
             "metrics to choose settings"
         )
         test, validation = validation, ()
-    return ImageData(root, kind, names, train, test, validation_split=validation, ignored=ignored)
+    return ImageData(root, kind, names, train, test, validation_split=validation, ignored=tuple(ignored))
 
 
 def _listing(names: Sequence[str]) -> str:
@@ -146,7 +144,7 @@ def _class_images(root: Path) -> tuple[dict[str, list[Path]], list[Path]]:
         unsupported = describe_unsupported(path for name in empty for path in files[name])
         remedy = unsupported or f"add images ({' '.join(suffixes())}) or remove the folders"
         raise DataError(f"class folders with no image in {root}: {_listing(empty)}; {remedy}")
-    ignored = [path for path in sorted(root.iterdir()) if _is_visible(path) and path.is_file()]
+    ignored = [path for path in sorted(root.iterdir()) if _is_visible(path.name) and path.is_file()]
     return images, ignored + [path for paths in files.values() for path in paths if not is_image(path)]
 
 
@@ -154,13 +152,13 @@ def _files_below(folder: Path) -> list[Path]:
     paths: list[Path] = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths += [path for path in (Path(parent, name) for name in files) if _is_visible(path)]
+        paths += [Path(parent, name) for name in files if _is_visible(name)]
     return sorted(paths, key=lambda path: natural_key(str(path)))
 
 
-def _is_visible(path: Path) -> bool:
+def _is_visible(name: str) -> bool:
     """Whether a person put the file there, rather than the operating system."""
-    return not path.name.startswith(".") and path.name.casefold() not in _SYSTEM_FILES
+    return not name.startswith(".") and name.casefold() not in ("thumbs.db", "desktop.ini")
 
 
 def unsupported_images(paths: Iterable[Path]) -> list[Path]:
@@ -181,7 +179,7 @@ def describe_unsupported(paths: Iterable[Path]) -> str:
 
 
 def describe_ignored(paths: Sequence[Path]) -> str:
-    """The rest: images that lie in no class folder, and files that are no images; empty if there are none."""
+    """Count the images that lie in no class folder, and the files that are no images; empty if there are none."""
     outside = sum(map(is_image, paths))
     others = [path for path in paths if path.suffix.lower() not in _IMAGE_SUFFIXES and not is_image(path)]
     text = f"{outside:,} image{'s' if outside > 1 else ''} in no class folder" if outside else ""
@@ -193,82 +191,66 @@ def _count_suffixes(paths: Iterable[Path]) -> str:
     return ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common())
 
 
-class _Row(NamedTuple):
-    line: int
-    path: Path
-    label: str
-    split: str | None
-
-
 def read_manifest(file: Path, *, test_fraction: float = 0.2, seed: int = 0) -> ImageData:
     """Read a CSV or TSV file; relative paths start at the folder it lies in."""
-    rows = _read_rows(file)
-    _check_rows(file, rows)
-    if rows[0].split is None:
-        in_test = split_classes([row.label for row in rows], test_fraction=test_fraction, seed=seed)
-        rows = [row._replace(split="test" if test else "train") for row, test in zip(rows, in_test, strict=True)]
-    names = tuple(sorted({row.label for row in rows}, key=natural_key))
-    index = {name: index for index, name in enumerate(names)}
-    splits = [
-        tuple(Sample(row.path, index[row.label]) for row in rows if row.split in words)
-        for words in (TRAIN_NAMES, TEST_NAMES, VALIDATION_NAMES)
-    ]
-    return _with_splits(file, "manifest", names, splits)
-
-
-def _read_rows(file: Path) -> list[_Row]:
     try:
         text = read_regular(file, MAX_TEXT_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
-    header = re.split(r"[\r\n]", text, maxsplit=1)[0]
-    names = {delimiter: _header_names(header.replace('"', "").split(delimiter)) for delimiter in (",", "\t", ";")}
-    delimiter = next((key for key, value in names.items() if {"path", "label"} <= set(value)), ",")
+    rows = _read_rows(file, text)
+    if "split" not in rows[0]:
+        in_test = split_classes([row["label"] for row in rows], test_fraction=test_fraction, seed=seed)
+        rows = [{**row, "split": "test" if test else "train"} for row, test in zip(rows, in_test, strict=True)]
+    names = tuple(sorted({row["label"] for row in rows}, key=natural_key))
+    index = {name: index for index, name in enumerate(names)}
+    splits = (
+        [Sample(file.parent / row["path"], index[row["label"]]) for row in rows if row["split"] in words]
+        for words in (TRAIN_NAMES, TEST_NAMES, VALIDATION_NAMES)
+    )
+    return _with_splits(file, "manifest", names, splits)
+
+
+def _read_rows(file: Path, text: str) -> list[dict[str, str]]:
+    """The values of the columns path, label and perhaps split of each line."""
+    first = re.split(r"[\r\n]", text, maxsplit=1)[0].replace('"', "").casefold()
+    cells = {delimiter: {cell.strip() for cell in first.split(delimiter)} for delimiter in (",", "\t", ";")}
+    delimiter = next((key for key, names in cells.items() if {"path", "label"} <= names), ",")
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    rows: dict[int, dict[str, str]] = {}
     try:
-        rows = list(_rows_under_header(file, lines))
+        header = [cell.strip().casefold() for cell in next(lines, ())]
+        if not {"path", "label"} <= set(header):
+            names = ",".join(header)[:80]
+            raise DataError(f"{file} line 1: expected a header with the columns path and label, got {names!r}")
+        for values in lines:
+            if any(value.strip() for value in values):
+                if len(values) != len(header):
+                    raise DataError(f"{file} line {lines.line_num}: expected {len(header)} columns, got {len(values)}")
+                row = dict(zip(reversed(header), map(str.strip, reversed(values)), strict=True))  # the first of a name
+                rows[lines.line_num] = {**row, "split": row["split"].casefold()} if "split" in row else row
     except csv.Error as error:
         raise DataError(f"{file} line {lines.line_num}: {error}; are its quotation marks in pairs?") from error
     if not rows:
         raise DataError(f"{file} lists no images; expected one line for each under the header")
-    return rows
+    _check_rows(file, rows)
+    return list(rows.values())
 
 
-def _header_names(cells: Iterable[str]) -> list[str]:
-    return [cell.strip().casefold() for cell in cells]
-
-
-def _rows_under_header(file: Path, lines: Any) -> Iterator[_Row]:
-    header = _header_names(next(lines, ()))
-    column = {name: header.index(name) for name in ("path", "label", "split") if name in header}
-    if not {"path", "label"} <= column.keys():
-        found = ",".join(header)[:80]
-        raise DataError(f"{file} line 1: expected a header with the columns path and label, got {found!r}")
-    for cells in lines:
-        if not any(cell.strip() for cell in cells):
-            continue
-        if len(cells) != len(header):
-            raise DataError(f"{file} line {lines.line_num}: expected {len(header)} columns, got {len(cells)}")
-        value = {name: cells[position].strip() for name, position in column.items()}
-        split = value["split"].casefold() if "split" in value else None
-        yield _Row(lines.line_num, file.parent / value["path"], value["label"], split)
-
-
-def _check_rows(file: Path, rows: Sequence[_Row]) -> None:
+def _check_rows(file: Path, rows: Mapping[int, Mapping[str, str]]) -> None:
     """Raise one error for all mistakes, so that they can be fixed in one go."""
     first_line: dict[str, int] = {}
     mistakes = []
-    for row in rows:
-        key = os.path.normpath(row.path)
-        if not row.label:
-            mistakes.append(f"line {row.line}: the label is empty")
-        if row.split is not None and row.split not in SPLIT_NAMES:
-            mistakes.append(f"line {row.line}: unknown split {row.split!r}; expected train, test or val")
-        if key in first_line:
-            mistakes.append(f"line {row.line}: {row.path} is already on line {first_line[key]}")
-        elif not os.path.isfile(row.path):  # unlike Path's own, also for a name that is too long
-            mistakes.append(f"line {row.line}: {str(row.path)[:300]} does not exist, or is no file")
-        first_line.setdefault(key, row.line)
+    for line, row in rows.items():
+        path = file.parent / row["path"]
+        earlier = first_line.setdefault(os.path.normpath(path), line)
+        if not row["label"]:
+            mistakes.append(f"line {line}: the label is empty")
+        if row.get("split", "test") not in SPLIT_NAMES:
+            mistakes.append(f"line {line}: unknown split {row['split']!r}; expected train, test or val")
+        if earlier != line:
+            mistakes.append(f"line {line}: {path} is already on line {earlier}")
+        elif not os.path.isfile(path):  # unlike Path's own, also for a name that is too long
+            mistakes.append(f"line {line}: {str(path)[:300]} does not exist, or is no file")
     if mistakes:
         more = [f"… and {len(mistakes) - _SHOWN} more"] if len(mistakes) > _SHOWN else []
         raise DataError("\n".join([f"{file} has mistakes ({len(mistakes)}):", *mistakes[:_SHOWN], *more]))

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 from numpy import ndarray
-from PIL import Image, JpegImagePlugin
+from PIL import Image, JpegImagePlugin, features
 from PIL.Image import Transpose
 
 from prototree.backbones.geometry import Size
@@ -59,13 +59,8 @@ class LoadedImage:
 @cache
 def suffixes() -> tuple[str, ...]:
     """File suffixes of the images that can be read here, which depends on what is installed."""
-    avif = (".avif",) if _reads_avif() else ()
+    avif = (".avif",) if features.check("avif") else ()
     return (*_SUFFIXES, *avif, *(HEIC_SUFFIXES if importlib.util.find_spec("pillow_heif") else ()))
-
-
-@cache
-def _reads_avif() -> bool:
-    return importlib.util.find_spec("PIL._avif") is not None
 
 
 def is_image(path: Path) -> bool:
@@ -143,7 +138,7 @@ def _opened(source: Source) -> Iterator[tuple[Image.Image, str]]:
 
 def _open_image(file: File, name: str) -> Image.Image:
     try:
-        return Image.open(file, formats=(*_FORMATS, *(("AVIF",) if _reads_avif() else ())))
+        return Image.open(file, formats=(*_FORMATS, *(("AVIF",) if features.check("avif") else ())))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         # Far above our own limit Pillow stops before it tells the width and height, only their product.
         match = re.search(r"(\d+) pixels", str(error))
@@ -179,8 +174,9 @@ def _open_heic(file: File, name: str) -> Image.Image | None:
 
 
 def _check_pixels(size: Size, name: str) -> None:
-    if size[0] * size[1] > MAX_PIXELS:
-        claim = f"{size[0]} x {size[1]} = {size[0] * size[1]:,} pixels"
+    width, height = size
+    if width * height > MAX_PIXELS:
+        claim = f"{width} x {height} = {width * height:,} pixels"
         raise TooLargeError(f"{name} claims {claim}, the limit is {MAX_PIXELS:,}; make it smaller, or {_advice(name)}")
 
 
@@ -220,20 +216,14 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image.copy()  # detached from its file
-    if image.mode == "F" or image.mode.startswith("I"):
-        image = _to_eight_bits(image)
+    """On white where it is transparent; greyscale of more than 8 bits scaled so that its white is white."""
+    if image.mode == "F" or image.mode.startswith("I"):  # which Pillow would clip at 255
+        values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+        brightest = float(values.max(initial=0.0))
+        usual_whites = [1.0, 255.0, 65535.0] if image.mode == "F" else [65535.0]
+        white = next((white for white in usual_whites if brightest <= white), brightest)
+        image = Image.fromarray((values.clip(0.0) * (255.0 / white)).round().astype(np.uint8))
     if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image.convert("RGB")
-
-
-def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Greyscale of more than 8 bits, scaled so that its white is white; Pillow would clip it at 255."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-    brightest = float(values.max(initial=0.0))
-    usual_whites = [1.0, 255.0, 65535.0] if image.mode == "F" else [65535.0]
-    white = next((white for white in usual_whites if brightest <= white), brightest)
-    return Image.fromarray((values.clip(0.0) * (255.0 / white)).round().astype(np.uint8))
+    return image.convert("RGB")  # also of RGB a copy, detached from its file

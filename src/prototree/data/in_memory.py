@@ -59,7 +59,12 @@ def write_in_memory(source: Any, folder: Path) -> Path:
 
 def _rows(source: Any) -> Iterator[Row]:
     if isinstance(source, Mapping):
-        _check_splits(source)
+        names = {str(split).casefold() for split in source}
+        if not names & set(TRAIN_NAMES) or not names & set(TEST_NAMES) or not names <= set(SPLIT_NAMES):
+            raise DataError(
+                f"expected the splits train and test (and perhaps val), got {', '.join(map(repr, source)) or 'none'}; "
+                "name both, or give one by itself to have a fraction of each class taken for testing"
+            )
         for split, part in source.items():
             yield from ((image, label, str(split)) for image, label, _ in _rows(part))
     elif hasattr(source, "columns") and hasattr(source, "itertuples"):  # a DataFrame
@@ -81,29 +86,18 @@ def _rows(source: Any) -> Iterator[Row]:
         )
 
 
-def _check_splits(splits: Mapping[Any, Any]) -> None:
-    names = {str(split).casefold() for split in splits}
-    if not names & set(TRAIN_NAMES) or not names & set(TEST_NAMES) or not names <= set(SPLIT_NAMES):
-        raise DataError(
-            f"expected the splits train and test (and perhaps val), got {', '.join(map(repr, splits)) or 'none'}; name "
-            "both, or give one by itself to have a fraction of each class taken for testing"
-        )
-
-
 def _frame_rows(frame: Any) -> Iterator[Row]:
     columns = {str(name).strip().casefold(): name for name in frame.columns}
     if missing := [name for name in ("path", "label") if name not in columns]:
         names = ", ".join(map(str, frame.columns))
-        raise DataError(
-            f"expected the columns path and label (and perhaps split), {missing[0]} is missing from {names}"
-        )
+        raise DataError(f"expected the columns path and label (perhaps split), {missing[0]} is missing from {names}")
     values = [frame[columns[name]] for name in ("path", "label", "split") if name in columns]
     for number, (path, label, *split) in enumerate(zip(*values, strict=True)):
         if split and split[0] != split[0]:  # NaN: an empty cell
             raise DataError(
                 f"row {number} of the table has an empty split; expected train, test or val, or no such column at all"
             )
-        yield _path(path), _label(label), str(split[0]) if split else ""
+        yield _image(str(path), number), _label(label), str(split[0]) if split else ""
 
 
 def _hugging_face_rows(table: Any) -> Iterator[Row]:
@@ -138,14 +132,10 @@ def _label(label: Any, names: Sequence[Any] = ()) -> str:
     return str(value)
 
 
-def _path(path: Any) -> Path:
-    check_name(str(path), "an image")
-    return Path(str(path)).expanduser()
-
-
 def _image(image: Any, number: int) -> Path | Image.Image:
     if isinstance(image, str | Path):
-        return _path(image)
+        check_name(str(image), "an image")
+        return Path(image).expanduser()
     if isinstance(image, Image.Image):
         return from_pillow(image).image
     pixels = np.asarray(image)  # also of a tensor

@@ -1,8 +1,7 @@
 """Views of images as deterministic batches of tensors, whatever the number of worker processes.
 
 Random numbers are a function of (seed, epoch, index), and the order of an epoch of the first two: runs repeat, resume
-in the middle of an epoch, and split over processes without any state to carry along. The sampler hands (epoch, index)
-pairs to the workers, which need not be restarted to learn of a new epoch.
+in the middle of an epoch, and split over processes without any state to carry along.
 """
 
 import copy
@@ -35,7 +34,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Views = Callable[[Sample], Sequence[View]]
 Position = tuple[int, int]
-"""Epoch and index of an item."""
+"""Epoch and index of an item; the sampler hands both to the workers, which are not restarted for a new epoch."""
 
 _rng_lock = threading.Lock()  # torch's default generator is seeded for one item at a time
 
@@ -78,11 +77,7 @@ class Shard:
 
     def of(self, batch: Sequence[int]) -> Sequence[int]:
         """This process's part of a batch; parts differ by at most one in length and join to the whole."""
-        return batch[self.stretch(len(batch))]
-
-    def stretch(self, length: int) -> slice:
-        """Where this process's part of so many items lies."""
-        return slice(length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size)
+        return batch[len(batch) * self.rank // self.world_size : len(batch) * (self.rank + 1) // self.world_size]
 
 
 class ViewDataset(Dataset[Item]):
@@ -101,17 +96,11 @@ class ViewDataset(Dataset[Item]):
         transform: Transform | None = None,
         seed: int = 0,
     ) -> None:
-        self.preprocessing = preprocessing
-        self.seed = seed
+        self.preprocessing, self.seed = preprocessing, seed
         pairs = ((index, sample, view) for index, sample in enumerate(samples) for view in views(sample))
         self.entries: tuple[Entry, ...] = tuple(Entry(*pair) for pair in pairs)
         self.transform: Transform = transform if transform is not None else EvalTransform(preprocessing)
         self.is_random = not isinstance(self.transform, EvalTransform)
-        self._views = views
-
-    def over(self, samples: Sequence[Sample]) -> "ViewDataset":
-        """The same views of other samples."""
-        return ViewDataset(samples, self._views, self.preprocessing, transform=self.transform, seed=self.seed)
 
     def center_crop(self, fraction: float) -> "ViewDataset":
         """The same entries cropped to their centre, as the network's second crop shows them (`backbones.crops`)."""
@@ -125,8 +114,7 @@ class ViewDataset(Dataset[Item]):
         return len(self.entries)
 
     def __getitem__(self, position: int | Position) -> Item:
-        epoch, index = (0, position) if isinstance(position, int) else position
-        return self.item(epoch, index, {})
+        return self.item(*((0, position) if isinstance(position, int) else position), {})
 
     def item(self, epoch: int, index: int, cache: dict[Any, Any]) -> Item:
         """An item of an epoch; `cache` keeps what views of the same image share (decoding and resizing)."""
@@ -170,20 +158,15 @@ def seeded_rng(*values: int) -> Iterator[None]:
 
 
 class BatchOrder:
-    """Batch sampler: this process's part of an epoch, as positions; tells the loader which epoch it is in.
+    """Batch sampler: this process's part of each batch of an epoch; tells the loader which epoch it is in."""
 
-    That is a part of each batch; with `whole_batches`, every n-th batch.
-    """
-
-    def __init__(
-        self, n_items: int, batch_size: int, *, shuffle_seed: int | None, shard: Shard, whole_batches: bool = False
-    ) -> None:
-        self._n_items, self._batch_size, self._shuffle_seed = n_items, batch_size, shuffle_seed
-        self._shard, self._whole_batches = shard, whole_batches
+    def __init__(self, n_items: int, batch_size: int, *, shuffle_seed: int | None, shard: Shard) -> None:
+        self._n_items, self._batch_size, self._shuffle_seed, self._shard = n_items, batch_size, shuffle_seed, shard
+        self.n_batches = math.ceil(n_items / batch_size)
         self.epoch, self.start = 0, 0
 
     def __len__(self) -> int:
-        return len(self._batches(self.start))
+        return self.n_batches - self.start
 
     def __iter__(self) -> Iterator[list[Position]]:
         # Fixed now, not when the first batch is drawn: a prefetching loader draws late.
@@ -195,14 +178,9 @@ class BatchOrder:
         if self._shuffle_seed is not None:
             generator = torch.Generator().manual_seed(stable_seed("order", self._shuffle_seed, epoch))
             order = torch.randperm(self._n_items, generator=generator).tolist()
-        for number in self._batches(start):
+        for number in range(start, self.n_batches):
             batch = order[number * self._batch_size : (number + 1) * self._batch_size]
-            yield [(epoch, index) for index in (batch if self._whole_batches else self._shard.of(batch))]
-
-    def _batches(self, start: int) -> range:
-        """The numbers of the batches that this process has a part in."""
-        numbers = range(start, math.ceil(self._n_items / self._batch_size))
-        return numbers[self._shard.rank :: self._shard.world_size] if self._whole_batches else numbers
+            yield [(epoch, index) for index in self._shard.of(batch)]
 
 
 class _Groups(Dataset["list[Item | Unreadable]"]):
@@ -211,7 +189,7 @@ class _Groups(Dataset["list[Item | Unreadable]"]):
     def __init__(self, datasets: Sequence[ViewDataset], *, by_image: bool) -> None:
         self._size = datasets[0].preprocessing.size
         groups: dict[object, list[tuple[int, ViewDataset, int]]] = {}
-        entries = [(dataset, index) for dataset in datasets for index in range(len(dataset))]
+        entries = ((dataset, index) for dataset in datasets for index in range(len(dataset)))
         for number, (dataset, index) in enumerate(entries):
             key = dataset.entries[index].sample.path if by_image else number
             groups.setdefault(key, []).append((number, dataset, index))
@@ -239,13 +217,12 @@ class _Groups(Dataset["list[Item | Unreadable]"]):
 class Loader:
     """Batches of views: `for batch in loader.epoch(3)`, or from its batch 10 on, `loader.epoch(3, start=10)`.
 
-    `unreadable` lists the files that turned out so on the way, `n_skipped` counts the items lost by them.
+    A file that cannot be read is skipped with one warning; with `strict` it is a `DataError`.
     """
 
     def __init__(self, groups: _Groups, order: BatchOrder, *, workers: int = 0, strict: bool = False) -> None:
-        self.unreadable: dict[str, Unreadable] = {}
-        self.n_skipped = 0
         self._groups, self._order, self._strict = groups, order, strict
+        self.unreadable: set[str] = set()
         self._loader: DataLoader[Any] = DataLoader(
             groups,
             batch_sampler=order,
@@ -258,7 +235,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches of a whole epoch."""
-        return len(self._order) + self._order.start
+        return self._order.n_batches
 
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(0)
@@ -279,29 +256,26 @@ class Loader:
                     "a process that loads images has died, perhaps because memory ran out; try again with fewer of "
                     f"them, such as --workers 0 ({str(error).strip()})"
                 ) from error
-            self._note(unreadable)
+            self._report(unreadable)
             yield batch
 
     def map(self, epoch: int, function: Callable[[Batch], Result]) -> Iterator[Result]:
-        """`function` of each batch of an epoch, in order. Threads load a batch each and call it, as many as torch has;
-        there are no worker processes.
-        """
+        """Apply a function to each batch of an epoch, in order, in threads that load a batch each (no processes)."""
 
         def load(positions: list[Position]) -> tuple[list[Unreadable], Result]:
             batch, unreadable = self._groups.collate([self._groups[position] for position in positions])
             return unreadable, function(batch)
 
         for unreadable, result in thread_map(load, self._order.positions(epoch, 0)):
-            self._note(unreadable)
+            self._report(unreadable)
             yield result
 
-    def _note(self, unreadable: Sequence[Unreadable]) -> None:
+    def _report(self, unreadable: Sequence[Unreadable]) -> None:
         for file in unreadable:
             if self._strict:
                 raise DataError(file.reason)
-            self.n_skipped += 1
             if str(file.path) not in self.unreadable:
-                self.unreadable[str(file.path)] = file
+                self.unreadable.add(str(file.path))
                 logger.warning("%s; skipped", file.reason)
 
 
@@ -314,10 +288,9 @@ def make_loader(
     workers: int = 0,
     strict: bool = False,
 ) -> Loader:
-    """A loader of batches of `batch_size`, counted over all processes; a short last batch is kept.
+    """Make a loader of batches of `batch_size`, counted over all processes; a short last batch is kept.
 
-    The k-th batches of all shards join, in order of rank, to the k-th batch of a single process. A file that cannot be
-    read any more is skipped with one warning; with `strict` it is a `DataError`.
+    The k-th batches of all shards join, in order of rank, to the k-th batch of a single process.
     """
     if batch_size < 1 or workers < 0:
         raise ConfigError(f"expected batch_size >= 1 and workers >= 0, got {batch_size} and {workers}")
@@ -326,15 +299,13 @@ def make_loader(
     return Loader(_Groups([dataset], by_image=False), order, workers=workers, strict=strict)
 
 
-def image_loader(
-    datasets: Sequence[ViewDataset], n_views: int, *, shard: Shard | None = None, workers: int = 0
-) -> Loader:
-    """A loader of all views of several data sets in batches of whole images, about `n_views` in each.
+def image_loader(datasets: Sequence[ViewDataset], n_views: int, *, workers: int = 0) -> Loader:
+    """Make a loader of all views of several data sets in batches of whole images, about `n_views` in each.
 
     An image is decoded once for all its views, if they want it equally large. `Batch.entries` counts over the data sets
-    one after the other. Each process gets whole batches.
+    one after the other.
     """
     groups = _Groups(datasets, by_image=True)
     batch_size = max(1, n_views // max(map(len, groups.groups), default=1))
-    order = BatchOrder(len(groups.groups), batch_size, shuffle_seed=None, shard=shard or Shard(), whole_batches=True)
+    order = BatchOrder(len(groups.groups), batch_size, shuffle_seed=None, shard=Shard())
     return Loader(groups, order, workers=workers)

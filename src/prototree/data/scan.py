@@ -1,5 +1,4 @@
-"""Scan the headers of all files once, so that a bad one is found before hours of training and not during them; and
-digests of files by content.
+"""Scan the headers of all files once, so that a bad one is found before hours of training; digests of files.
 
 A file that is missing, empty, no image or too large is left out and listed as `Unreadable`. Sizes of images and digests
 of files are cached per folder, by file size and modification time, so that the next scan only asks the file system.
@@ -16,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from prototree.backbones.geometry import Size
 from prototree.data.dataset import ImageData, Sample, Unreadable
 from prototree.data.images import MAX_BYTES, check_header, load_image
 from prototree.errors import CheckpointError, DataError
@@ -57,9 +57,10 @@ def scan_files(data: ImageData, *, strict: bool = False, deep: bool = False) -> 
     splits = (data.train, data.test, data.validation_split)
     samples = [sample for split in splits for sample in split]
     with ThreadPoolExecutor(THREADS) as pool:
-        rows = dict(zip(samples, pool.map(scan, samples), strict=True))
-    unreadable = tuple(row for row in rows.values() if isinstance(row, Unreadable))
-    after = {_key(sample, data.root): row for sample, row in rows.items() if isinstance(row, list)}
+        results = dict(zip(samples, pool.map(scan, samples), strict=True))
+    unreadable = tuple(result for result in results.values() if isinstance(result, Unreadable))
+    rows = {sample: result for sample, result in results.items() if isinstance(result, list)}
+    after = {_key(sample, data.root): row for sample, row in rows.items()}
     if after != before:
         write_table(table, after)
     if strict and unreadable:
@@ -67,7 +68,7 @@ def scan_files(data: ImageData, *, strict: bool = False, deep: bool = False) -> 
             f"{describe_unreadable(data.root, unreadable)}\n"
             "repair or remove such files, or open the data without strict to skip them"
         )
-    sized = {sample: _with_size(sample, row) for sample, row in rows.items() if isinstance(row, list)}
+    sized = {sample: _with_size(sample, (int(row[2]), int(row[3]))) for sample, row in rows.items()}
     train, test, validation = (tuple(sized[sample] for sample in split if sample in sized) for split in splits)
     unreadable = data.unreadable + unreadable
     return dataclasses.replace(data, train=train, test=test, validation_split=validation, unreadable=unreadable)
@@ -78,8 +79,7 @@ def _key(sample: Sample, root: Path) -> str:
     return path[len(folder) + 1 :] if path.startswith(folder + os.sep) else path
 
 
-def _with_size(sample: Sample, row: Row) -> Sample:
-    size = (int(row[2]), int(row[3]))
+def _with_size(sample: Sample, size: Size) -> Sample:
     box = sample.box.clip(size) if sample.box is not None else None
     if box is not None and min(box.width, box.height) <= 0:
         logger.warning("%s: its box lies outside the image of %d x %d and is not used", sample.path, *size)
@@ -102,33 +102,32 @@ def file_digests(paths: Iterable[Path]) -> dict[Path, str]:
     digests: dict[Path, str] = {}
     with ThreadPoolExecutor(THREADS) as pool:
         for folder, files in folders.items():
-            digests |= _digests_in(folder, files, pool)
+            table = cache_file("digests", folder)
+            before = read_table(table)
+            rows, now = list(pool.map(_digest, files, (before.get(path.name, []) for path in files))), time.time_ns()
+            digests |= {path: str(row[-1]) for path, row in zip(files, rows, strict=True)}
+            settled = {
+                path.name: row
+                for path, row in zip(files, rows, strict=True)
+                if len(row) == 4 and now - int(row[2]) >= SETTLED
+            }
+            if any(before.get(name) != row for name, row in settled.items()):
+                write_table(table, before | settled)
     return digests
 
 
-def _digests_in(folder: Path, paths: Sequence[Path], pool: ThreadPoolExecutor) -> dict[Path, str]:
-    table = cache_file("digests", folder)
-    before = read_table(table)
-
-    def digest(path: Path) -> Row:
-        try:
-            status = os.stat(path)
-            # ctime is set by the system, so that an image replaced by one of the same length and mtime is read again.
-            stamp: Row = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-            row = before.get(path.name, [])
-            if row[:-1] == stamp:
-                return row
-            with open_regular(path, MAX_BYTES) as file:
-                content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-        except (OSError, ValueError):  # a path with a zero byte is a ValueError
-            return [f"unreadable {path}"]
-        return [*stamp, content]
-
-    rows, now = dict(zip(paths, pool.map(digest, paths), strict=True)), time.time_ns()
-    after = {path.name: row for path, row in rows.items() if len(row) == 4 and now - int(row[2]) >= SETTLED}
-    if any(before.get(name) != row for name, row in after.items()):
-        write_table(table, before | after)
-    return {path: str(row[-1]) for path, row in rows.items()}
+def _digest(path: Path, before: Row) -> Row:
+    """Length, mtime, ctime and digest of a file: what is cached, if the first three are the same."""
+    try:
+        status = os.stat(path)
+        # ctime is set by the system, so that an image replaced by one of the same length and mtime is read again.
+        stamp: Row = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        if before[:-1] == stamp:
+            return before
+        with open_regular(path, MAX_BYTES) as file:
+            return [*stamp, hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()]
+    except (OSError, ValueError):  # a path with a zero byte is a ValueError
+        return [f"unreadable {path}"]
 
 
 def cache_file(kind: str, folder: Path) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from prototree.data.dataset import ImageData, Sample
+from prototree.data.dataset import ImageData
 from prototree.data.folder import describe_ignored, describe_unsupported, unsupported_images
 from prototree.data.images import read_image
 from prototree.errors import ConfigError, DataError
@@ -25,13 +25,16 @@ _GAP, _MARGIN = 4, 28
 def summarize(
     data: ImageData, copies: Sequence[str] | None = None, near_duplicates: Sequence[str] | None = None
 ) -> str:
-    """The data set as a few aligned lines of text, with what is there more than once, if it was looked for."""
+    """Describe the data set in a few aligned lines, with what is there more than once, if it was looked for."""
     samples = data.train + data.test + data.validation_split
     sizes = [sample.size for sample in samples if sample.size is not None]
     train, test = (Counter(sample.label for sample in split) for split in (data.train, data.test))
     labels = range(data.n_classes)
     fewest = sorted(labels, key=lambda label: train[label])[:_SHOWN]
     validation = f", {len(data.validation_split):,} validation" if data.validation_split else ""
+    n_bad = len(data.unreadable) + len(unsupported_images(data.ignored))
+    reasons = [describe_unsupported(data.ignored), *(file.reason for file in data.unreadable)]
+    n_boxes, n_parts = sum(sample.box is not None for sample in samples), sum(len(sample.parts) for sample in samples)
     rows = [
         ("data", str(data.root)),
         ("format", data.kind),
@@ -42,19 +45,15 @@ def summarize(
         ("fewest", ", ".join(f"{data.class_names[label]} ({train[label]})" for label in fewest)),
         ("pixels", f"{'width':<10}{_range([width for width, _ in sizes])}"),
         ("", f"{'height':<10}{_range([height for _, height in sizes])}"),
+        *([("known", f"{n_boxes:,} boxes, {n_parts:,} visible parts")] if n_boxes or n_parts else []),
+        ("left out", f"{n_bad:,} file{'s' if n_bad > 1 else ''}" if n_bad else "nothing"),
+        *(("", reason) for reason in reasons if reason),
     ]
-    n_boxes, n_parts = sum(sample.box is not None for sample in samples), sum(len(sample.parts) for sample in samples)
-    if n_boxes or n_parts:
-        rows.append(("known", f"{n_boxes:,} boxes, {n_parts:,} visible parts"))
-    n_bad = len(data.unreadable) + len(unsupported_images(data.ignored))
-    rows.append(("left out", f"{n_bad:,} file{'s' if n_bad > 1 else ''}" if n_bad else "nothing"))
-    reasons = [describe_unsupported(data.ignored), *(file.reason for file in data.unreadable)]
-    rows += [("", reason) for reason in reasons if reason]
     if ignored := describe_ignored(data.ignored):
         rows.append(("not used", ignored))
     for name, lines in (("copies", copies), ("look alike", near_duplicates)):
         if lines is not None:
-            rows += [(name, lines[0]), *(("", line) for line in lines[1:])] if lines else [(name, "none")]
+            rows += zip([name, *[""] * len(lines)], lines or ["none"], strict=False)
     return "\n".join(f"{name:<11}{value}".rstrip() for name, value in rows)
 
 
@@ -75,50 +74,37 @@ def contact_sheet(data: ImageData, path: str | Path, *, per_class: int = 6, thum
     n_rows = math.ceil(data.n_classes / columns)
     sheet = Image.new("RGB", (columns * (width + _MARGIN) + _MARGIN, header + n_rows * height + _MARGIN // 2), _PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(text_size)
+
+    def write_line(name: str, counts: str, left: int, baseline: float, right: int) -> None:
+        """A name, cut to what fits between the edges, and counts at the right."""
+        room = right - left - font.getlength(counts) - font.getlength("m")
+        while font.getlength(name) > (room if room > 0 else right - left) and len(name) > 1:
+            name = name.removesuffix("…")[:-1].rstrip() + "…"
+        draw.text((left, baseline), name, fill=_INK, font=font, anchor="ls")
+        if room > 0:
+            draw.text((right, baseline), counts, fill=_FAINT, font=font, anchor="rs")
+
     counts = f"{data.n_classes} classes, {len(data.train):,} training and {len(data.test):,} test images"
-    _write_line(
-        draw,
-        data.root.stem or str(data.root),
-        counts,
-        (float(_MARGIN), header * 0.55, float(sheet.width - _MARGIN)),
-        font,
-    )
+    write_line(data.root.stem or str(data.root), counts, _MARGIN, header * 0.55, sheet.width - _MARGIN)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for label, name in enumerate(data.class_names):
-            samples = [sample for sample in data.train if sample.label == label]
+            paths = [sample.path for sample in data.train if sample.label == label]
             column, row = divmod(label, n_rows)
             left, top = _MARGIN + column * (width + _MARGIN), header + row * height
-            _write_line(draw, name, f"{len(samples):,}", (float(left), top + caption * 0.68, float(left + width)), font)
-            count = min(per_class, len(samples))
-            chosen = [samples[index * len(samples) // count] for index in range(count)]
-            for index, image in enumerate(pool.map(lambda sample: _thumbnail(sample, thumbnail), chosen)):
+            write_line(name, f"{len(paths):,}", left, top + caption * 0.68, left + width)
+            count = min(per_class, len(paths))
+            chosen = [paths[index * len(paths) // count] for index in range(count)]
+            for index, image in enumerate(pool.map(_thumbnail, chosen, [thumbnail] * count)):
                 sheet.paste(image, (left + index * (thumbnail + _GAP), top + caption))
     content = io.BytesIO()
     sheet.save(content, format="PNG")
     write_file(Path(path), content.getvalue())
 
 
-def _write_line(
-    draw: ImageDraw.ImageDraw,
-    name: str,
-    counts: str,
-    where: tuple[float, float, float],
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
-) -> None:
-    """A name, cut to what fits between the edges, and counts at the right."""
-    left, baseline, right = where
-    width = right - left - font.getlength(counts) - font.getlength("m")
-    while font.getlength(name) > (width if width > 0 else right - left) and len(name) > 1:
-        name = name.removesuffix("…")[:-1].rstrip() + "…"
-    draw.text((left, baseline), name, fill=_INK, font=font, anchor="ls")
-    if width > 0:
-        draw.text((right, baseline), counts, fill=_FAINT, font=font, anchor="rs")
-
-
-def _thumbnail(sample: Sample, side: int) -> Image.Image:
+def _thumbnail(path: Path, side: int) -> Image.Image:
     """The middle of the image as a square; a grey one where it cannot be read."""
     try:
-        image = read_image(sample.path, at_least=side)
+        image = read_image(path, at_least=side)
     except DataError:
         return Image.new("RGB", (side, side), _FAINT)
     return ImageOps.fit(image, (side, side), Image.Resampling.BICUBIC)

@@ -65,10 +65,8 @@ class Augmentation:
     def __call__(self, image: Image.Image) -> Float[Tensor, "3 size size"]:
         image = self.steps(resize_square(image, self.preprocessing))
         margin = self.preprocessing.resize - self.preprocessing.size
-        if margin > 0:
-            left, top = torch.randint(margin + 1, (2,)).tolist()
-            image = _crop(image, left, top, self.preprocessing.size)
-        return to_tensor(image, self.preprocessing)
+        left, top = torch.randint(margin + 1, (2,)).tolist() if margin > 0 else (0, 0)
+        return _crop_to_tensor(image, left, top, self.preprocessing)
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class EvalTransform:
 
 
 def augmentation(name: str, preprocessing: Preprocessing) -> Transform:
-    """The augmentation of this name, from an image (or a view of one) to the network's input.
+    """Look up an augmentation, from an image (or a view of one) to the network's input.
 
     `cub`, `cars`: the paper's. `light`: for any images; flips, small rotations and shifts, mild colour jitter.
     `colour`: mild colour jitter alone. `strong`: `light` after one random operation of TrivialAugmentWide. `none`:
@@ -95,21 +93,14 @@ def augmentation(name: str, preprocessing: Preprocessing) -> Transform:
 
 def eval_transform(image: Image.Image, preprocessing: Preprocessing) -> Float[Tensor, "3 size size"]:
     """An image as the network is shown it at test time: squashed, its centre cut out, normalised."""
-    image = resize_square(image, preprocessing)
-    if preprocessing.size < preprocessing.resize:
-        offset = center_offset(preprocessing)
-        image = _crop(image, offset, offset, preprocessing.size)
-    return to_tensor(image, preprocessing)
+    offset = center_offset(preprocessing)
+    return _crop_to_tensor(resize_square(image, preprocessing), offset, offset, preprocessing)
 
 
-def to_tensor(image: Image.Image, preprocessing: Preprocessing) -> Float[Tensor, "3 height width"]:
-    """An RGB image as a tensor, (x / 255 - mean) / std; nothing is resized."""
+def _crop_to_tensor(image: Image.Image, left: int, top: int, preprocessing: Preprocessing) -> Float[Tensor, "3 s s"]:
+    """Crop a square and normalise it: (x / 255 - mean) / std."""
+    image = image.crop((left, top, left + preprocessing.size, top + preprocessing.size))
     # One channel after the other is faster than all at once.
     values = torch.from_numpy(np.stack([np.asarray(band) for band in image.split()])).float()
-    mean = torch.tensor(preprocessing.mean).view(3, 1, 1)
-    std = torch.tensor(preprocessing.std).view(3, 1, 1)
-    return values.sub_(255.0 * mean).div_(255.0 * std)
-
-
-def _crop(image: Image.Image, left: int, top: int, side: int) -> Image.Image:
-    return image.crop((left, top, left + side, top + side))
+    mean, std = (255.0 * torch.tensor(channels).view(3, 1, 1) for channels in (preprocessing.mean, preprocessing.std))
+    return values.sub_(mean).div_(std)

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from prototree import io, locks
+from prototree import io
 from prototree.core import checkpoint
 from prototree.core.checkpoint import PROJECTED
 from prototree.core.model import ProtoTree
@@ -92,7 +92,7 @@ class EditSession:
         self._states: OrderedDict[tuple[Edit, ...], TreeState] = OrderedDict()
         io.make_folder(work)
         try:
-            self.close = weakref.finalize(self, locks.hold_folder(work))
+            self.close = weakref.finalize(self, io.hold_folder(work))
             """Unlock the work folder; happens by itself when the session is garbage-collected."""
         except ConfigError as error:
             raise EditError(

@@ -18,7 +18,7 @@ from prototree.core.ensemble import Ensemble, tree_vote
 from prototree.core.model import ProtoTree, TreeOutput, TreePrediction, distance_map
 from prototree.core.topology import Strategy
 from prototree.data.crops import FULL_IMAGE
-from prototree.data.cub import readable_names
+from prototree.data.cub_cars import readable_names
 from prototree.data.images import from_pillow, load_image
 from prototree.data.transforms import eval_transform
 from prototree.explanation.assets import PrototypePictures, open_photo, pictures_of, reduced, spreads_of

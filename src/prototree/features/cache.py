@@ -30,8 +30,7 @@ from prototree.data.loader import BatchOrder, Entry, Shard, ViewDataset, make_lo
 from prototree.data.scan import file_digests
 from prototree.errors import CheckpointError, TrainError
 from prototree.features.extract import VERSION, Extracted, FeatureFile, Tick, extract, read_header, write_files
-from prototree.io import read_json, write_json
-from prototree.locks import file_lock
+from prototree.io import file_lock, read_json, write_json
 
 FOLDER, USED = "prototree-features", "features.json"
 _ROWS = 256  # maps compared at a time, so that memory does not grow with the data

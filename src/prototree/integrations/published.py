@@ -29,7 +29,7 @@ from prototree.core import checkpoint
 from prototree.core.checkpoint import TRAINED
 from prototree.core.model import ProtoTree
 from prototree.core.topology import MAX_HEIGHT, Topology
-from prototree.data.cub import readable_names
+from prototree.data.cub_cars import readable_names
 from prototree.errors import CheckpointError, ConfigError, DataError, WeightsError
 from prototree.io import write_file
 from prototree.run import CONFIG, Run

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from prototree import locks
 from prototree.config import Config
 from prototree.core import checkpoint
 from prototree.core.checkpoint import PROJECTED, PRUNED, TRAINED
 from prototree.errors import ConfigError, ProtoTreeError
 from prototree.features.cache import FOLDER as FEATURES
 from prototree.features.cache import USED, remove_unfinished
-from prototree.io import make_folder, read_json, remove_leftovers, write_file
+from prototree.io import lock_folder, make_folder, read_json, remove_leftovers, write_file
 from prototree.pipeline.stages import UNCONSTRAINED
 from prototree.run import ASSETS, CONFIG, ERRORS, METRICS, NOTES, RESULTS, Run
 from prototree.training import distributed
@@ -107,7 +106,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Lock the folder of a run, made if need be, for this program; its processes are one program."""
     if distributed.is_main():
         make_folder(folder)
-    with locks.lock_folder(folder) if distributed.is_main() else contextlib.nullcontext():
+    with lock_folder(folder) if distributed.is_main() else contextlib.nullcontext():
         yield
 
 

@@ -28,9 +28,8 @@ from prototree.core import leaves
 from prototree.core.model import NearestPatches, ProtoTree, nearest_patches
 from prototree.core.nodes import LN2, RADIUS_RANGE, NodeFunction
 from prototree.core.projection import side_classes
-from prototree.data.crops import FULL_IMAGE, evaluation_views, random_views, source_views
+from prototree.data.crops import FULL_IMAGE, OccludedViews, evaluation_views, random_views, source_views
 from prototree.data.loader import ViewDataset, stable_seed
-from prototree.data.occlusion import OccludedViews
 from prototree.features.cache import FeatureMaps
 from prototree.training.calibrate import (
     MIN_HELD_OUT,

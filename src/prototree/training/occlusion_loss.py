@@ -24,8 +24,7 @@ from prototree.backbones.geometry import Box, PatchGrid
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.core.localization import peak_places, peak_squares
 from prototree.core.model import ProtoTree
-from prototree.data.crops import FULL_IMAGE, center_offset
-from prototree.data.occlusion import OccludedView
+from prototree.data.crops import FULL_IMAGE, OccludedView, center_offset
 from prototree.features.cache import FeatureMaps
 from prototree.training.nearest_gradient import flatten_patches, nearest_with_grad
 
