@@ -36,12 +36,13 @@ def projected(
     views: Callable[[Sample], Sequence[View]] = lambda _: (FULL_IMAGE,),
     size: tuple[int, int] = (1, 1),
     node_function: NodeFunction = PAPER,
+    height: int = 3,
 ) -> ProtoTree:
-    """A random tree of 7 nodes whose prototypes are patches of some views of the training images."""
+    """A random full tree whose prototypes are patches of some views of the training images."""
     torch.manual_seed(0)
     features = FeatureExtractor(backbone, 8)
-    tree = ProtoTree(Topology.full(3), features, data.class_names, size, node_function=node_function).eval()
-    tree.leaf_logits.data = 5 * torch.rand(8, len(data.class_names))
+    tree = ProtoTree(Topology.full(height), features, data.class_names, size, node_function=node_function).eval()
+    tree.leaf_logits.data = 5 * torch.rand(2**height, len(data.class_names))
     dataset = ViewDataset(data.train, views, tree.preprocessing)
     projection = project(tree, eval_batches(features, dataset).encoded(features))
     attach_sources(projection, dataset.entries, data.root)

@@ -6,7 +6,6 @@ Notation used for tensor shapes: B batch, D prototype depth, H W feature map, n 
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -40,7 +39,7 @@ _CLASS_IMAGES, _ALL_CLASS_IMAGES = 4, 1200  # so that a page of many classes sta
 
 @dataclass(frozen=True)
 class Matches:
-    """For n prototypes their k nearest images, one patch each, and what share of each class goes their way."""
+    """The k nearest images of n prototypes, one patch each, and what fraction of each class goes their way."""
 
     prototypes: tuple[int, ...]
     distance: Float[Tensor, "n k"]
@@ -66,7 +65,7 @@ def find_matches(
     """
     siblings = [(prototype + tree.topology.n_nodes) % tree.n_prototypes for prototype in prototypes]
     compared = list(dict.fromkeys([*prototypes, *siblings]))
-    own, other = ([compared.index(p) for p in rows] for rows in (prototypes, siblings))
+    columns, sibling_columns = ([compared.index(p) for p in rows] for rows in (prototypes, siblings))
     vectors, device, size = tree.prototypes.detach()[compared], tree.prototypes.device, (len(prototypes), k)
     histograms = SpreadCounts(tree, [tree.node_of(p)[0] for p in prototypes])
     is_right = torch.tensor([tree.node_of(p)[1] for p in prototypes], dtype=torch.bool, device=device)
@@ -81,7 +80,7 @@ def find_matches(
     n_seen = torch.zeros(tree.n_classes, device=device)
     for feature_map, labels, indices in maps:
         near = nearest_patches(feature_map, vectors)
-        distance, sibling = near.distance[:, own], near.distance[:, other]
+        distance, sibling = near.distance[:, columns], near.distance[:, sibling_columns]
         if tree.node_function.kind == "presence":
             comes, right, left = tree.similarity(distance, prototypes) > 0.5, distance, None
         else:
@@ -91,7 +90,7 @@ def find_matches(
         histograms.add(right[rows], left[rows] if left is not None else None, labels[rows])
         best.share.index_add_(1, labels, comes.float().T)
         n_seen += torch.bincount(labels, minlength=tree.n_classes)
-        best = _merge(tree, best, feature_map, distance.T, near.patch[:, own].T, indices)
+        best = _merge(tree, best, feature_map, distance.T, near.patch[:, columns].T, indices)
     return replace(best, share=best.share / n_seen.clamp_min(1), histograms=tuple(histograms.histograms()))
 
 
@@ -125,12 +124,8 @@ def _merge(
 
 def first_views(entries: Sequence[Entry]) -> Bool[Tensor, " images"]:
     """Mark each image's first view in the data, which shows it as it is shown when the tree predicts."""
-    first: dict[Path, int] = {}
-    for index, entry in enumerate(entries):
-        first.setdefault(entry.sample.path, index)
-    is_first = torch.zeros(len(entries), dtype=torch.bool)
-    is_first[list(first.values())] = True
-    return is_first
+    first = {entry.sample.path: index for index, entry in reversed(list(enumerate(entries)))}
+    return torch.tensor([first[entry.sample.path] == index for index, entry in enumerate(entries)], dtype=torch.bool)
 
 
 def decisive(
@@ -180,7 +175,7 @@ class SpreadCounts:
         """One histogram per node."""
         kind, (right, left) = self._tree.node_function.kind, self._counts.tolist()
         limits = (*HISTOGRAM_LIMITS[kind], DECISION_BOUNDARIES[kind])
-        return [DecisionHistogram(*limits, tuple(own), tuple(other)) for own, other in zip(right, left, strict=True)]
+        return [DecisionHistogram(*limits, *map(tuple, counts)) for counts in zip(right, left, strict=True)]
 
 
 @torch.no_grad()
@@ -199,7 +194,7 @@ def count_spreads(
 
 
 def class_pictures(data: ImageData) -> list[tuple[Picture, ...]]:
-    """Pick some training images of each class, histogram evenly over it. One that cannot be read is left out."""
+    """Pick some training images of each class, evenly spread over it. One that cannot be read is left out."""
     of_class: list[list[int]] = [[] for _ in data.class_names]
     for index, sample in enumerate(data.train):
         of_class[sample.label].append(index)
