@@ -17,6 +17,7 @@ from prototree.features.cache import eval_batches
 from prototree.pipeline.fit import fit
 from prototree.run import Run
 from prototree.training.sources import attach_sources
+from prototree_birds.dataset import write_birds
 from tiny_training import TINY, write_squares
 
 
@@ -28,6 +29,13 @@ def squares(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, ImageData]:
         patch.setenv("PROTOTREE_CACHE", str(folder / "cache"))
         data = open_data(write_squares(folder / "photos", train=12))
         return fit(data, folder / "run", settings=TINY), data
+
+
+@pytest.fixture(scope="session")
+def birds(tmp_path_factory: pytest.TempPathFactory) -> ImageData:
+    """Generated birds of three species, whose parts are known."""
+    folder = tmp_path_factory.mktemp("birds") / "b"
+    return open_data(write_birds(folder, n_species=3, train_per_species=6, test_per_species=4, size=64))
 
 
 def projected(

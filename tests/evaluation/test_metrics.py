@@ -105,6 +105,9 @@ def test_several_trees_are_judged_in_one_pass(tree: ProtoTree, data: list[tuple[
     both = evaluate_all({"large": tree, "small": smaller}, once)
     assert both["large"] == evaluate_maps(tree, data)
     assert both["small"] == evaluate_maps(smaller, data)
+    leaf = tree.with_topology(*tree.topology.keep_leaves(torch.arange(tree.topology.n_leaves).eq(1).numpy()))
+    found = evaluate_maps(leaf, data)
+    assert (found.path_length["greedy"].max, found.fidelity) == (0, {"max_path": 1.0, "greedy": 1.0})
 
 
 def test_nothing_to_evaluate_on(tree: ProtoTree) -> None:
@@ -112,13 +115,6 @@ def test_nothing_to_evaluate_on(tree: ProtoTree) -> None:
         evaluate_maps(tree, [])
     with pytest.raises(DataError):
         ensemble_metrics(Ensemble([tree]), [])
-
-
-def test_a_single_leaf_can_be_evaluated(tree: ProtoTree, data: list[tuple[torch.Tensor, ...]]) -> None:
-    leaf = tree.with_topology(*tree.topology.keep_leaves(torch.arange(tree.topology.n_leaves).eq(1).numpy()))
-    found = evaluate_maps(leaf, data)
-    assert found.path_length["greedy"].max == 0
-    assert found.fidelity == {"max_path": 1.0, "greedy": 1.0}
 
 
 def test_thousands_of_classes_are_measured_written_and_read_again(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from prototree.evaluation.schema import (
     QualityMetrics,
 )
 from prototree.evaluation.tables import prototype_text, quality_table, quality_text
-from prototree_birds.dataset import write_birds
 from tiny_explain import projected
 from tiny_training import write_squares
 
@@ -104,12 +103,6 @@ def test_which_prototypes_a_path_goes_to(tiny_backbone: Backbone) -> None:
         tree = ProtoTree(Topology.full(2), FeatureExtractor(tiny_backbone, 3), 2, node_function=node_function)
         taken = prototypes_taken(tree, nodes, right)
         assert [torch.nonzero(row)[:, 0].tolist() for row in taken] == expected
-
-
-@pytest.fixture(scope="module")
-def birds(tmp_path_factory: pytest.TempPathFactory) -> ImageData:
-    folder = tmp_path_factory.mktemp("birds") / "b"
-    return open_data(write_birds(folder, n_species=3, train_per_species=6, test_per_species=4, size=64))
 
 
 def purity_by_hand(tree: ProtoTree, samples: tuple[Sample, ...], prototype: int) -> float:

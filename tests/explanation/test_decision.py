@@ -210,15 +210,6 @@ def test_the_changes_change_the_answer_and_less_does_not(shape: list[int], seed:
     assert not (labels[leaf_of(log_odds + tried, topology)] == others[0]).any()
 
 
-def test_every_wrong_decision_crosses_one_half() -> None:
-    topology = Topology.full(2)  # leaves 0 and 1 below node 1, 2 and 3 below node 2
-    log_odds = np.array([log_odds_of(p) for p in (0.9, 0.2, 0.6)])
-    changes = smallest_change(log_odds, topology, np.array([1]))
-    assert [change.node for change in changes] == [0, 1]
-    assert changes[0].needed < 0.5 < changes[1].needed
-    assert [change.needed for change in changes] == pytest.approx([0.5, 0.5], abs=1e-4)
-
-
 def test_the_runner_up_is_the_next_class_that_a_leaf_stands_for() -> None:
     topology, log_odds, class_probs = Topology.full(1), np.array([2.0]), np.array([0.6, 0.3, 0.1])
     found = find_counterfactual(log_odds, topology, np.array([2, 0]), class_probs, 0)

@@ -9,15 +9,9 @@ from prototree.core.nodes import NodeFunction
 from prototree.data import Box, ImageData, open_data
 from prototree.errors import DataError
 from prototree.pipeline.fit import fit
-from prototree_birds.dataset import make_species, write_birds
+from prototree_birds.dataset import make_species
 from prototree_birds.ground_truth import deciding_parts, on_differences, part_pixels, read_species, touches
 from tiny_explain import projected
-
-
-@pytest.fixture(scope="module")
-def birds(tmp_path_factory: pytest.TempPathFactory) -> ImageData:
-    folder = tmp_path_factory.mktemp("birds") / "b"
-    return open_data(write_birds(folder, n_species=3, train_per_species=6, test_per_species=4, size=64))
 
 
 def test_parts_are_where_the_annotation_says(birds: ImageData) -> None:

@@ -10,7 +10,7 @@ from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.model import ProtoTree, distance_map
 from prototree.core.nodes import NodeFunction
 from prototree.core.topology import Topology
-from prototree.explanation.neighbours import class_sides, count_spreads, decisive, explain_classes, find_matches
+from prototree.explanation.neighbours import SpreadCounts, count_spreads, decisive, explain_classes, find_matches
 from prototree.features.cache import MapBatch
 
 N_PHOTOS, N_CLASSES = 23, 4
@@ -113,11 +113,11 @@ def test_a_class_on_both_sides_is_counted_on_neither(tiny_backbone: Backbone) ->
     tree = tree_of(tiny_backbone, QUESTIONS[0])
     with torch.no_grad():
         tree.leaf_logits.copy_(torch.eye(4)[[0, 1, 0, 2]] * 9)
-    right, left = class_sides(tree)
-    assert right[0].tolist() == [False, False, True, False]
-    assert left[0].tolist() == [False, True, False, False]
-    assert right[2].tolist() == [False, False, True, False]
-    assert left[2].tolist() == [True, False, False, False]
+    counts = SpreadCounts(tree, [0, 2])
+    counts.add(torch.ones(3, 2), None, torch.arange(3))
+    assert [(sum(h.right), sum(h.left)) for h in counts.histograms()] == [(1, 1), (1, 1)]
+    counts.add(torch.ones(1, 2), None, torch.tensor([0]))
+    assert [(sum(h.right), sum(h.left)) for h in counts.histograms()] == [(1, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("node_function", QUESTIONS, ids=lambda node_function: node_function.kind)

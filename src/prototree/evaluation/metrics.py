@@ -15,7 +15,7 @@ from prototree.backbones.backbone import FeatureExtractor
 from prototree.core.ensemble import Ensemble, TreeVote
 from prototree.core.leaves import class_log_probs
 from prototree.core.model import ProtoTree
-from prototree.core.topology import HARD, STRATEGIES, Strategy
+from prototree.core.topology import HARD, STRATEGIES
 from prototree.errors import DataError
 from prototree.evaluation.schema import ImageError, Metrics, NodeErrors, PathLengths
 from prototree.features.cache import EvalBatches, MapBatch
@@ -182,9 +182,9 @@ class BaselineAccuracy:
 class ErrorCollector:
     """Collects wrong predictions, and the node at which each image left the path of its true class (§1, §5.3)."""
 
-    def __init__(self, tree: ProtoTree, strategy: Strategy = "greedy") -> None:
-        self._tree, self._strategy = tree, strategy
-        self._leaf_labels, self._table = tree.leaf_logits.detach().argmax(dim=1), tree.leaf_table()
+    def __init__(self, tree: ProtoTree) -> None:
+        self._tree, self._table = tree, tree.leaf_table()
+        self._leaf_labels = tree.leaf_logits.detach().argmax(dim=1)
         self.errors: list[ImageError] = []
 
     def watch(self, maps: Iterable[MapBatch]) -> Iterator[MapBatch]:
@@ -198,7 +198,7 @@ class ErrorCollector:
         """Collect the wrong predictions of one batch."""
         routed = self._tree.forward_features(feature_map)
         predicted = self._tree.decode(routed, self._table)
-        predictions, leaves = predicted.labels(self._strategy), predicted.path(self._strategy).leaf
+        predictions, leaves = predicted.labels("greedy"), predicted.greedy.leaf
         for i in torch.nonzero(predictions != labels)[:, 0].tolist():
             label, leaf, log_probs = int(labels[i]), int(leaves[i]), routed.log_path_probs[i]
             node, goes_right, p_right, margin = None, False, None, None
@@ -237,7 +237,7 @@ class ErrorCollector:
         for entry in (*images, *nodes):
             entry["node"] = None if entry["node"] is None else entry["node"] + 1
         kind = self._tree.node_function.kind
-        return {"strategy": self._strategy, "node_kind": kind, "nodes": nodes, "images": images}
+        return {"strategy": "greedy", "node_kind": kind, "nodes": nodes, "images": images}
 
 
 @dataclass(frozen=True)

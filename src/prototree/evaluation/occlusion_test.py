@@ -37,8 +37,7 @@ _PAIRS_AT_ONCE = 16
 _BATCH = 32
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """An image, by its index in the data, that goes to a prototype's side, and its nearest patch."""
 
     image: int
@@ -125,7 +124,7 @@ def _test_group(
     after: dict[Method, list[_State]] = {}
     rows = torch.arange(len(pairs)).repeat_interleave(n_boxes)
     for method, shown in boxes.items():
-        occluded = [each for box in shown for each in (box, *random_boxes(box, side, RANDOM_BOXES, generator))]
+        occluded = [each for box in shown for each in (box, *random_boxes(box, side, generator))]
         after[method] = _states(tree, network, hidden(images[rows], occluded), prototypes[rows])
     noise = torch.randn(images.shape, generator=generator).to(images)
     noisy = _states(tree, network, images + NOISE * noise, prototypes)

@@ -134,7 +134,7 @@ def ood_table(sets: Mapping[str, Any]) -> Table:
     return Table("out of distribution", header, rows)
 
 
-def accuracy_table(title: str, pairs: Iterable[tuple[str, str, int]], most: int = 3) -> Table:
+def accuracy_table(title: str, pairs: Iterable[tuple[str, str, int]]) -> Table:
     """Tabulate the accuracy of each class, the hardest first, from labels, predictions and counts."""
     classes: dict[str, dict[str, int]] = {}
     for label, predicted, count in pairs:
@@ -142,7 +142,7 @@ def accuracy_table(title: str, pairs: Iterable[tuple[str, str, int]], most: int 
     rows = []
     for label, counts in classes.items():
         total, right = sum(counts.values()), counts.pop(label, 0)
-        others = sorted(counts.items(), key=lambda item: -item[1])[:most]
+        others = sorted(counts.items(), key=lambda item: -item[1])[:3]
         confused_with = ", ".join(f"{name} ({count})" for name, count in others) or "–"
         rows.append((right / total, (label, percent(right / total, 1), str(total), confused_with)))
     rows.sort(key=lambda row: row[0])

@@ -10,7 +10,6 @@ Notation used for tensor shapes: B batch, D prototype depth, H₁ W₁ prototype
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -23,11 +22,10 @@ from prototree.backbones.geometry import Box
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.core.model import ProtoTree, extract_patches
 from prototree.core.nodes import NodeFunction
-from prototree.explanation.records import PerturbationEffect
+from prototree.explanation.records import Perturbation, PerturbationEffect
 
 Features = Callable[[Tensor], Tensor]  # images B×3×h×w to feature maps B×D×H×W
 Images = Float[Tensor, "B 3 h w"]
-Perturbation = Literal["hue", "saturation", "contrast", "texture", "shape"]
 
 STEPS = (0.3, 0.6, 0.9)  # from the mean colour (0) to the image (1)
 RANDOM_BOXES = 3
@@ -132,9 +130,9 @@ def hidden(images: Images, boxes: Sequence[Box]) -> Images:
     return torch.where(mask, images.mean(dim=(2, 3), keepdim=True), images)
 
 
-def random_boxes(box: Box, side: int, count: int, generator: torch.Generator) -> list[Box]:
+def random_boxes(box: Box, side: int, generator: torch.Generator) -> list[Box]:
     """Draw boxes of the same size, anywhere in a square image."""
-    corners = torch.rand(count, 2, generator=generator, dtype=torch.float64).tolist()
+    corners = torch.rand(RANDOM_BOXES, 2, generator=generator, dtype=torch.float64).tolist()
     free_x, free_y = max(side - box.width, 0.0), max(side - box.height, 0.0)
     return [Box.from_corner(free_x * x, free_y * y, box.width, box.height) for x, y in corners]
 

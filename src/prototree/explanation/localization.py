@@ -26,7 +26,7 @@ from prototree.explanation.records import CONTEXT_SCALE, Heatmap, Location, Matc
 
 Grid = Float[ndarray, "_ _"]  # values over the network's input; its cells tile it
 
-MASS = 0.5  # of what is positive in a grid, that its box must hold
+_MASS = 0.5  # of what is positive in a grid, that its box must hold
 _FLAT = 1e-6  # a range below this is no pattern but rounding
 
 
@@ -75,7 +75,7 @@ def occlude_findings(
     side, rows, boxes = probes.images.shape[-1], list[int](), list[Box]()
     for row, of_probe in enumerate(findings):
         for finding in of_probe:
-            boxes += [finding.box, *random_boxes(finding.box, side, RANDOM_BOXES, generator)]
+            boxes += [finding.box, *random_boxes(finding.box, side, generator)]
             rows += [row] * (1 + RANDOM_BOXES)
     if not boxes:
         return [[] for _ in findings]
@@ -90,8 +90,8 @@ def occlude_findings(
     ]
 
 
-def smallest_box(grid: Grid, preprocessing: Preprocessing, fraction: float = MASS) -> Box:
-    """Find the box of least area, in pixels of the input, that holds this fraction of what is positive in the grid.
+def smallest_box(grid: Grid, preprocessing: Preprocessing) -> Box:
+    """Find the box of least area, in pixels of the input, that holds half of what is positive in the grid.
 
     Boxes end at the grid's cells. Of several the one that holds most is taken. The whole input if nothing is positive.
     """
@@ -107,7 +107,7 @@ def smallest_box(grid: Grid, preprocessing: Preprocessing, fraction: float = MAS
     held = strips[:, right] - strips[:, left]
     area = (bottom - top)[:, None] * (right - left)[None, :]
     # Area counts in whole cells, so a term below 1 only decides among equals.
-    cost = np.where(held >= fraction * total * (1 - 1e-9), area - 0.5 * held / total, np.inf)
+    cost = np.where(held >= _MASS * total * (1 - 1e-9), area - 0.5 * held / total, np.inf)
     i, j = np.unravel_index(int(cost.argmin()), cost.shape)
     down, across = preprocessing.size / rows, preprocessing.size / columns
     return Box(float(left[j]) * across, float(top[i]) * down, float(right[j]) * across, float(bottom[i]) * down)

@@ -7,13 +7,12 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numpy import ndarray
 from torch import Tensor
 
 from prototree.core.model import ProtoTree, nearest_patches
+from prototree.core.projection import side_classes
 from prototree.data import ImageData
 from prototree.data.images import load_image
 from prototree.data.loader import Entry
@@ -141,26 +140,13 @@ def decisive(
     return (left - right) / (left + right).clamp_min(torch.finfo(right.dtype).tiny)
 
 
-def class_sides(tree: ProtoTree) -> tuple[Bool[ndarray, "N K"], Bool[ndarray, "N K"]]:
-    """List for each node the classes of the leaves on its right, and on its left; a class of both is in neither."""
-    topology = tree.topology
-    sides = np.zeros((2, topology.n_nodes, tree.n_classes), dtype=bool)
-    labels = tree.leaf_logits.detach().argmax(dim=1).cpu().numpy()
-    for path, turns, label in zip(topology.paths, topology.goes_right, labels, strict=True):
-        on_path = path >= 0
-        sides[turns[on_path].astype(int), path[on_path], label] = True
-    left, right = sides
-    return right & ~left, left & ~right
-
-
 class SpreadCounts:
     """Histograms of training images around the boundary of each node, counted batch by batch."""
 
     def __init__(self, tree: ProtoTree, nodes: Sequence[int]) -> None:
-        device = tree.prototypes.device
-        self._tree, self._nodes = tree, list(nodes)
-        self._sides = [torch.as_tensor(side[self._nodes], device=device) for side in class_sides(tree)]
-        self._counts = torch.zeros((2, len(self._nodes), HISTOGRAM_BINS), dtype=torch.long, device=device)
+        self._tree, self._nodes, (left, right) = tree, list(nodes), side_classes(tree)
+        self._sides = ((right & ~left)[self._nodes], (left & ~right)[self._nodes])  # a class of both is in neither
+        self._counts = left.new_zeros((2, len(self._nodes), HISTOGRAM_BINS), dtype=torch.long)
 
     def add(self, right: Float[Tensor, "B n"], left: Float[Tensor, "B n"] | None, labels: Int[Tensor, " B"]) -> None:
         """Count images of these classes, with their distances to each node's prototypes."""

@@ -139,8 +139,12 @@ class _Examiner:
         sources = [self._source(i) for i in group]
         numbers = [self._matches.prototypes[i] for i in group]
         patches = [patch for _, _, patch, _ in sources]
-        pixels = [_pixels(tree, sample, view) for sample, view, _, _ in sources]
-        probes = Probes.of(tree, torch.stack(pixels).to(device), numbers, torch.tensor(patches, device=device))
+
+        def pixels(sample: Sample, view: View) -> Tensor:
+            return ViewDataset((sample,), lambda _: (view,), tree.preprocessing)[0].image
+
+        images = torch.stack([pixels(sample, view) for sample, view, *_ in sources]).to(device)
+        probes = Probes.of(tree, images, numbers, torch.tensor(patches, device=device))
         generator = torch.Generator().manual_seed(stable_seed("explain", *numbers))
         with torch.no_grad():
             dists = patch_distances(network(probes.images), probes.prototypes)
@@ -190,7 +194,3 @@ class _Examiner:
         frame = InputFrame(view, image_size(sample), self._tree.preprocessing)
         name = image_name(self._root, sample.path)
         return ImageContext(name, sample.label, frame, photo, reduced(photo, side))
-
-
-def _pixels(tree: ProtoTree, sample: Sample, view: View) -> Tensor:
-    return ViewDataset((sample,), lambda _: (view,), tree.preprocessing)[0].image

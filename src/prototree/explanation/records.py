@@ -17,6 +17,7 @@ Picture = UInt8[ndarray, "_ _ 3"]  # of any height and width; two in one datacla
 Heatmap = Float[ndarray, "_ _"]  # from 0 to 1, to be stretched over the whole photo; 0 where the network did not look
 Method = Literal["peak", "cell", "attribution", "occlusion"]
 NodeKind = Literal["presence", "pairwise"]  # as in `core.nodes`, which needs torch
+Perturbation = Literal["hue", "saturation", "contrast", "texture", "shape"]
 Side = Literal["right", "left"]
 
 CONTEXT_SCALE = 3.0  # how many times as wide as a patch the picture is that shows it in its context
@@ -64,7 +65,7 @@ class Match:
 class PerturbationEffect:
     """Why a prototype matches: how the similarity changes when one property of its photo is altered."""
 
-    name: Literal["hue", "saturation", "contrast", "texture", "shape"]
+    name: Perturbation
     change: float  # similarity after minus before; far below 0: the property matters
 
 
