@@ -60,7 +60,9 @@ def _page(store: AssetStore, number: int, source: SourcePictures) -> Any:
     page = store.prototype(number, source, "")
     if not page.nearest:
         return LEFT_OUT
-    return _plain([page.nearest, page.class_pass_rate, page.perturbation_effects, page.spread, page.source.where])
+    return _plain(
+        [page.nearest, page.class_pass_rate, page.perturbation_effects, page.histogram, page.source.locations]
+    )
 
 
 def _value(look: Callable[[], Any]) -> Any:
