@@ -20,8 +20,7 @@ from prototree.core.model import ProtoTree
 from prototree.core.projection import project
 from prototree.core.pruning import prune
 from prototree.core.topology import Topology
-from prototree.evaluation.errors import ErrorCollector
-from prototree.evaluation.metrics import evaluate_all
+from prototree.evaluation.metrics import ErrorCollector, evaluate_all
 from prototree.features.cache import MapBatch
 
 BATCH, DEPTH, CLASSES = 32, 256, 200

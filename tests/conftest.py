@@ -18,9 +18,9 @@ from prototree.core.topology import Topology
 from prototree.data import ImageData, open_data
 from prototree.evaluation import plots
 from prototree.pipeline import stages
-from tiny_explain import squares
+from tiny_explain import birds, squares
 
-__all__ = ["browser", "open_page", "squares"]  # fixtures
+__all__ = ["birds", "browser", "open_page", "squares"]  # fixtures
 
 torch.set_num_threads(1)  # tests run side by side, one process a core
 

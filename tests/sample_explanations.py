@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from prototree.explanation.records import (
     OcclusionEffect,
     PatchComparison,
     PathExplanation,
+    Perturbation,
     PerturbationEffect,
     Picture,
     PrototypeExplanation,
@@ -110,7 +111,7 @@ def tree(
             projection_distance=0.001 * number,
             nearest=tuple(match(seed + 17 * number + 1 + i, n_classes, ("cell",)) for i in range(n_nearest)),
             class_pass_rate=tuple(rng.random() for _ in range(n_classes)),
-            perturbation_effects=tuple(PerturbationEffect(name, rng.uniform(-0.6, 0.1)) for name in CAUSES),
+            perturbation_effects=tuple(PerturbationEffect(p, rng.uniform(-0.6, 0.1)) for p in get_args(Perturbation)),
             note='long "beak" <b>' if number == 1 else "",
             histogram=histogram(seed + number % topology.n_nodes, node_kind),
         )
@@ -224,11 +225,6 @@ def random_topology(n_nodes: int, seed: int = 0) -> Topology:
     for leaf, (side, parent) in enumerate(open_ends):
         side[parent] = ~leaf
     return Topology.from_children(left, right)[0]
-
-
-CAUSES: tuple[Literal["hue", "saturation", "contrast", "texture", "shape"], ...] = (
-    "hue", "saturation", "contrast", "texture", "shape",
-)  # fmt: skip
 
 
 def _leaf(leaf: int, n_leaves: int, n_classes: int) -> tuple[float, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from prototree_birds import write_birds
 
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.model import ProtoTree
@@ -30,18 +31,26 @@ def squares(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, ImageData]:
         return fit(data, folder / "run", settings=TINY), data
 
 
+@pytest.fixture(scope="session")
+def birds(tmp_path_factory: pytest.TempPathFactory) -> ImageData:
+    """Generated birds of three species, whose parts are known."""
+    folder = tmp_path_factory.mktemp("birds") / "b"
+    return open_data(write_birds(folder, n_species=3, train_per_species=6, test_per_species=4, size=64))
+
+
 def projected(
     backbone: Backbone,
     data: ImageData,
     views: Callable[[Sample], Sequence[View]] = lambda _: (FULL_IMAGE,),
     size: tuple[int, int] = (1, 1),
     node_function: NodeFunction = PAPER,
+    height: int = 3,
 ) -> ProtoTree:
-    """A random tree of 7 nodes whose prototypes are patches of some views of the training images."""
+    """A random full tree whose prototypes are patches of some views of the training images."""
     torch.manual_seed(0)
     features = FeatureExtractor(backbone, 8)
-    tree = ProtoTree(Topology.full(3), features, data.class_names, size, node_function=node_function).eval()
-    tree.leaf_logits.data = 5 * torch.rand(8, len(data.class_names))
+    tree = ProtoTree(Topology.full(height), features, data.class_names, size, node_function=node_function).eval()
+    tree.leaf_logits.data = 5 * torch.rand(2**height, len(data.class_names))
     dataset = ViewDataset(data.train, views, tree.preprocessing)
     projection = project(tree, eval_batches(features, dataset).encoded(features))
     attach_sources(projection, dataset.entries, data.root)

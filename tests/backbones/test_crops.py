@@ -157,4 +157,4 @@ def test_attribution_runs_only_the_crop_that_shows_the_patch(
     monkeypatch.setattr(tree.features.backbone, "forward_single", counted)
     found = attribute(tree.features, probes, torch.Generator().manual_seed(1))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert sum(seen) == 3 * len(probes), "three steps on the way to each picture, at one crop each"
+    assert sum(seen) == 3 * len(images), "three steps on the way to each picture, at one crop each"

@@ -1,6 +1,9 @@
-"""Every number recomputed by an independent slow loop."""
+"""Metrics of trees and ensembles recomputed by independent slow loops, and wrong predictions made by hand."""
 
+import copy
+import dataclasses
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -10,12 +13,22 @@ import torch
 import oracle
 from conftest import random_maps
 from prototree.backbones.backbone import Backbone, FeatureExtractor
-from prototree.core.model import ProtoTree
+from prototree.core.confidence import Calibration
+from prototree.core.ensemble import Ensemble
+from prototree.core.model import ProtoTree, TreePrediction
+from prototree.core.nodes import NodeFunction, NodeKind
 from prototree.core.pruning import prune
 from prototree.core.topology import Topology
-from prototree.errors import DataError
+from prototree.errors import ConfigError, DataError
 from prototree.evaluation import plots
-from prototree.evaluation.metrics import ImagePredictions, compute_metrics, evaluate_all, evaluate_maps
+from prototree.evaluation.metrics import (
+    ErrorCollector,
+    ImagePredictions,
+    compute_metrics,
+    ensemble_metrics,
+    evaluate_all,
+    evaluate_maps,
+)
 from prototree.evaluation.schema import read_metrics
 from prototree.evaluation.tables import class_table, confusion_pairs
 from prototree.io import MAX_TEXT_BYTES, write_json
@@ -92,22 +105,20 @@ def test_several_trees_are_judged_in_one_pass(tree: ProtoTree, data: list[tuple[
     both = evaluate_all({"large": tree, "small": smaller}, once)
     assert both["large"] == evaluate_maps(tree, data)
     assert both["small"] == evaluate_maps(smaller, data)
+    leaf = tree.with_topology(*tree.topology.keep_leaves(torch.arange(tree.topology.n_leaves).eq(1).numpy()))
+    found = evaluate_maps(leaf, data)
+    assert (found.path_length["greedy"].max, found.fidelity) == (0, {"max_path": 1.0, "greedy": 1.0})
 
 
 def test_nothing_to_evaluate_on(tree: ProtoTree) -> None:
-    with pytest.raises(DataError, match="at least one image"):
+    with pytest.raises(DataError):
         evaluate_maps(tree, [])
+    with pytest.raises(DataError):
+        ensemble_metrics(Ensemble([tree]), [])
 
 
-def test_a_single_leaf_can_be_evaluated(tree: ProtoTree, data: list[tuple[torch.Tensor, ...]]) -> None:
-    leaf = tree.with_topology(*tree.topology.keep_leaves(torch.arange(tree.topology.n_leaves).eq(1).numpy()))
-    found = evaluate_maps(leaf, data)
-    assert found.path_length["greedy"].max == 0
-    assert found.fidelity == {"max_path": 1.0, "greedy": 1.0}
-
-
-def test_ten_thousand_classes_are_measured_written_and_read_again(tmp_path: Path) -> None:
-    k, m = 10_000, 30_000
+def test_thousands_of_classes_are_measured_written_and_read_again(tmp_path: Path) -> None:
+    k, m = 3_000, 9_000
     features = FeatureExtractor(Backbone("resnet18", None, image_size=32, feature_level=-3), 4)
     label, said = (torch.randint(k, (m,), generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     said[: m // 2] = label[: m // 2]
@@ -120,7 +131,159 @@ def test_ten_thousand_classes_are_measured_written_and_read_again(tmp_path: Path
     again = read_metrics(tmp_path)
     assert sum(count for _, _, count in confusion_pairs(again, "projected")) == m
     table = class_table(again, "projected")
-    assert len(table.rows) == sum(share is not None for share in found.class_accuracy) > 9000
+    assert len(table.rows) == sum(share is not None for share in found.class_accuracy) > 2700
     assert len(table.to_markdown()) < MAX_TEXT_BYTES
     matrix = plots.confusion(confusion_pairs(again, "projected"), again["classes"], "")
     assert matrix.axes[0].images[0].get_size()[0] <= 1000
+
+
+def tree_of_four(backbone: Backbone) -> ProtoTree:
+    """Leaf k says class k; each prototype asks for one channel, so that a map sets each similarity by hand."""
+    tree = ProtoTree(Topology.full(2), FeatureExtractor(backbone, 3), 5)
+    tree.prototypes.data = torch.eye(3)[:, :, None, None] * 10
+    tree.leaf_logits.data = torch.eye(4, 5) * 20
+    return tree
+
+
+def map_with(*similarities: float) -> torch.Tensor:
+    """One patch for each node, at the distance that gives this similarity; far from the other prototypes."""
+    patches = [torch.eye(3)[node] * (10 + math.log(s)) for node, s in enumerate(similarities)]
+    return torch.stack(patches, dim=1)[None, :, None]  # 1 3 1 3
+
+
+def test_the_responsible_node_is_where_the_path_left_that_of_the_true_class(tiny_backbone: Backbone) -> None:
+    finder = ErrorCollector(tree_of_four(tiny_backbone))
+    # Goes left at the root (0.2), then right at node 1 (0.9): leaf 1. The similarity at node 2 is 0.6.
+    feature_map = map_with(0.2, 0.9, 0.6)
+    maps = [(feature_map.repeat(4, 1, 1, 1), torch.arange(4), torch.arange(4))]
+    assert list(finder.watch(maps)) == maps
+    by_label = {error.label: error for error in finder.errors}
+    assert set(by_label) == {0, 2, 3}
+    assert all(error.prediction == 1 for error in finder.errors)
+    assert (by_label[0].node, by_label[0].goes_right) == (1, True)
+    assert by_label[0].p_right == pytest.approx(0.9, abs=1e-5)
+    assert by_label[0].margin == pytest.approx(math.log(0.9 / 0.1), abs=1e-4)
+    assert (by_label[3].node, by_label[3].goes_right) == (0, False)
+    assert by_label[3].p_right == pytest.approx(0.2, abs=1e-5)
+    assert by_label[3].margin == pytest.approx(math.log(0.8 * 0.9 / (0.2 * 0.6)), abs=1e-4)
+    by_node = finder.by_node()
+    assert [(b.node, b.n_errors, b.n_goes_right) for b in by_node] == [(0, 2, 0), (1, 1, 1)]
+    assert by_node[0].mean_abs_margin == pytest.approx(0.3, abs=1e-5)
+
+
+def test_errors_are_written_in_the_order_of_the_data_with_nodes_counted_from_1(tiny_backbone: Backbone) -> None:
+    finder = ErrorCollector(tree_of_four(tiny_backbone))
+    finder.update(map_with(0.2, 0.9, 0.6).repeat(3, 1, 1, 1), torch.tensor([0, 4, 3]), torch.tensor([7, 5, 6]))
+    content = finder.to_json()
+    assert [(image["index"], image["node"]) for image in content["images"]] == [(5, None), (6, 1), (7, 2)]
+    assert content["images"][0]["margin"] is None, "no leaf stands for class 4"
+    assert [node["node"] for node in content["nodes"]] == [1, 2]
+    assert content["node_kind"] == "presence"
+
+
+@pytest.fixture
+def trees(tiny_tree: ProtoTree) -> list[ProtoTree]:
+    others = []
+    for seed in (1, 2):
+        tree = tiny_tree.with_topology(*tiny_tree.topology.keep_leaves(torch.arange(8).ne(seed).numpy()))
+        tree.leaf_logits.data = 5 * torch.rand(7, 5, generator=torch.Generator().manual_seed(seed))
+        others.append(tree)
+    return [tiny_tree, *others]
+
+
+@pytest.mark.parametrize("strategy", ["soft", "max_path"])
+def test_probabilities_are_averaged_not_their_logarithms(trees: list[ProtoTree], strategy: str) -> None:
+    images = torch.rand(4, 3, 64, 64)
+    expected = sum(tree.predict(images).class_probs(strategy) for tree in trees) / 3  # they ask as the paper's do
+    torch.testing.assert_close(Ensemble(trees).class_probs(images, strategy), expected)
+    torch.testing.assert_close(expected.sum(dim=1), torch.ones(4))
+
+
+def test_a_greedy_path_counts_as_much_as_its_tree_is_sure_of_it(trees: list[ProtoTree]) -> None:
+    images = torch.rand(4, 3, 64, 64)
+    trees[1].calibration, trees[2].calibration = Calibration(0.0, 2.0), Calibration(0.0, -2.0)  # always 88 %, 12 %
+    found = Ensemble(trees[1:]).class_probs(images, "greedy")
+    sure, unsure = (tree.predict(images).class_probs("greedy") for tree in trees[1:])
+    weight = torch.sigmoid(torch.tensor(2.0))
+    torch.testing.assert_close(found, weight * sure + (1 - weight) * unsure)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "in_vote"), [("pairwise", 8.0, 4.0), ("presence", 6.0, 3.0), ("presence", 1.5, 1.0)]
+)
+def test_in_a_vote_questions_are_half_as_sharp_but_alone_they_are_not(
+    tiny_tree: ProtoTree, kind: NodeKind, own: float, in_vote: float
+) -> None:
+    def tree_of(sharpness: float) -> ProtoTree:
+        generator, node_function = torch.Generator().manual_seed(0), NodeFunction(kind, sharpness)
+        options = {"generator": generator, "node_function": node_function}
+        tree = ProtoTree(tiny_tree.topology, tiny_tree.features, 5, **options)
+        tree.leaf_logits.data = 5 * torch.rand(8, 5, generator=torch.Generator().manual_seed(1))
+        return tree.eval()
+
+    images = torch.rand(4, 3, 64, 64)
+    sharp, soft = tree_of(own), tree_of(in_vote)
+    assert not torch.allclose(sharp.predict(images).soft, soft.predict(images).soft)
+    torch.testing.assert_close(Ensemble([sharp, sharp]).class_probs(images), soft.predict(images).soft)
+    torch.testing.assert_close(Ensemble([sharp]).class_probs(images), sharp.predict(images).soft)
+
+
+def test_trees_that_do_not_fit_together_are_refused(trees: list[ProtoTree]) -> None:
+    names = trees[0].class_names
+    for trees[2].class_names in ((*names[:4], "magpie"), (*names[1:], names[0])):
+        with pytest.raises(ConfigError):
+            Ensemble(trees)
+    trees[2].class_names = names
+    trees[1].preprocessing = dataclasses.replace(trees[1].preprocessing, resize=99)
+    for group in (trees, []):
+        with pytest.raises(ConfigError):
+            Ensemble(group)
+
+
+def test_every_number_of_an_ensemble_by_a_slow_loop(trees: list[ProtoTree]) -> None:
+    images, labels = torch.rand(9, 3, 64, 64, generator=torch.Generator().manual_seed(3)), torch.arange(9) % 5
+    found = ensemble_metrics(Ensemble(trees), zip(images.split(4), labels.split(4), strict=True))
+    each = [tree.predict(images) for tree in trees]
+    assert found.n_images == 9
+
+    def weight(one: TreePrediction, strategy: str, i: int) -> float:
+        return float(one.confidence[i]) if strategy == "greedy" else 1.0
+
+    for strategy in ("soft", "max_path", "greedy"):
+        alone = [one.accuracy[strategy] for one in found.alone]
+        assert alone == [sum((one.labels(strategy) == labels).tolist()) / 9 for one in each]
+        for group in found.ensembles:
+            probs = [
+                sum(weight(one, strategy, i) * one.class_probs(strategy)[i] for one in each[: group.n_trees])
+                for i in range(9)
+            ]
+            right = [int(p.argmax()) == int(label) for p, label in zip(probs, labels, strict=True)]
+            assert group.accuracy[strategy] == sum(right) / 9
+            if strategy != "soft":
+                lengths = sum(int(one.path(strategy).length.sum()) for one in each[: group.n_trees])
+                assert group.mean_path_prototypes[strategy] == pytest.approx(lengths / 9)
+    assert [group.n_trees for group in found.ensembles] == [1, 2, 3]
+    assert [group.n_prototypes for group in found.ensembles] == [7, 13, 19]
+    assert [one.n_prototypes for one in found.alone] == [7, 6, 6]
+    assert found.ensembles[0] == found.alone[0]
+    assert found.all_trees.top5 == 1.0  # of five classes
+
+
+def test_the_same_backbone_runs_once_and_another_is_noticed(
+    trees: list[ProtoTree], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = copy.deepcopy(trees[1])
+    changed = copy.deepcopy(trees[2])
+    with torch.no_grad():
+        next(changed.features.backbone.parameters()).add_(0.1)
+    ensemble = Ensemble([trees[0], copied, changed])
+    calls = []
+    forward = type(copied.features.backbone).forward
+    monkeypatch.setattr(
+        type(copied.features.backbone), "forward", lambda self, x: calls.append(self) or forward(self, x)
+    )
+    images = torch.rand(2, 3, 64, 64)
+    found = ensemble.class_probs(images)
+    assert len(calls) == 2
+    expected = sum(tree.predict(images).soft for tree in ensemble.trees) / 3
+    torch.testing.assert_close(found, expected)

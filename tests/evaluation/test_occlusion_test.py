@@ -46,15 +46,7 @@ def image(path: Path, cells: Cells) -> Sample:
 def tested(tiny_backbone: Backbone, tmp_path: Path):  # type: ignore[no-untyped-def]
     """Test one image on a tree of one node: red to the right, blue (of a pairwise node) to the left."""
 
-    def run(
-        cells: Cells,
-        node_function: NodeFunction,
-        prototype: int = 0,
-        patch: int = 6,
-        *,
-        parts: bool = True,
-        blue: float = 1,
-    ) -> list[PairSummary]:
+    def run(cells: Cells, node_function: NodeFunction, prototype=0, patch=6, *, parts=True, blue=1.0):  # type: ignore[no-untyped-def]
         tree = ProtoTree(Topology.full(1), FeatureExtractor(tiny_backbone, 3), 2, node_function=node_function).eval()
         mean, std = (torch.tensor(values) for values in (tree.preprocessing.mean, tree.preprocessing.std))
         for number, colour in enumerate((RED, BLUE)[: node_function.prototypes_per_node]):

@@ -31,7 +31,6 @@ from prototree.evaluation.schema import (
     QualityMetrics,
 )
 from prototree.evaluation.tables import prototype_text, quality_table, quality_text
-from prototree_birds import write_birds
 from tiny_explain import projected
 from tiny_training import write_squares
 
@@ -39,24 +38,15 @@ PAIRWISE = NodeFunction("pairwise", 6.0)
 
 
 def test_a_pair_is_inside_if_one_of_it_is() -> None:
-    parts = [
-        Part("left wing", 12.0, 12.0),
-        Part("right wing", 90.0, 12.0),
-        Part("beak", 20.0, 20.1),
-        Part("left", 0.0, 0.0),
-    ]
+    names = {"left wing": (12.0, 12.0), "right wing": (90.0, 12.0), "beak": (20.0, 20.1), "left": (0.0, 0.0)}
+    parts = [Part(name, *point) for name, point in names.items()]
     box = Box(10.0, 10.0, 20.0, 20.0)
     assert parts_inside(parts, box) == {"wing": True, "beak": False, "left": False}
     assert parts_inside(parts[::-1], box)["wing"], "whichever comes first"
 
 
 def test_purity_counts_only_images_that_show_the_part() -> None:
-    images = [
-        {"beak": True, "tail": False},
-        {"beak": False, "tail": True},
-        {"tail": True},
-        {"beak": True},
-    ]
+    images = [{"beak": True, "tail": False}, {"beak": False, "tail": True}, {"tail": True}, {"beak": True}]
     # beak: 2 of 3, tail: 2 of 3; both have two hits, so the first one stays
     assert purest(images) == PartFraction("beak", 2 / 3, 3)
     assert purest([*images, {"tail": True}]) == PartFraction("tail", 3 / 4, 4)
@@ -115,17 +105,6 @@ def test_which_prototypes_a_path_goes_to(tiny_backbone: Backbone) -> None:
         assert [torch.nonzero(row)[:, 0].tolist() for row in taken] == expected
 
 
-def test_the_nearest_images_come_in_order_and_unreadable_ones_never() -> None:
-    assert nearest_images(torch.tensor([3.0, torch.inf, 1.0, 1.0, *range(10, 22)])) == [2, 3, 0, *range(4, 11)]
-    assert nearest_images(torch.tensor([torch.inf])) == []
-
-
-@pytest.fixture(scope="module")
-def birds(tmp_path_factory: pytest.TempPathFactory) -> ImageData:
-    folder = tmp_path_factory.mktemp("birds") / "b"
-    return open_data(write_birds(folder, n_species=3, train_per_species=6, test_per_species=4, size=64))
-
-
 def purity_by_hand(tree: ProtoTree, samples: tuple[Sample, ...], prototype: int) -> float:
     """PIP-Net's definition, one image after the other."""
     rows = []
@@ -149,7 +128,7 @@ def purity_by_hand(tree: ProtoTree, samples: tuple[Sample, ...], prototype: int)
 
 
 def test_purity_agrees_with_counting_by_hand(tiny_backbone: Backbone, birds: ImageData) -> None:
-    tree, ticks = projected(tiny_backbone, birds, node_function=PAIRWISE), list[tuple[int, int]]()
+    tree, ticks = projected(tiny_backbone, birds, node_function=PAIRWISE, height=1), list[tuple[int, int]]()
     found = measure_prototypes(tree, birds, images=1, attribution=False, tick=lambda *done: ticks.append(done))
     for split, samples in (("train", birds.train), ("test", birds.test)):
         for one in found.prototypes:
@@ -159,16 +138,15 @@ def test_purity_agrees_with_counting_by_hand(tiny_backbone: Backbone, birds: Ima
     assert ticks[-1][0] <= ticks[-1][1]
     assert found.occlusion["peak"].n_images == sum(1 for one in found.prototypes if one.occlusion)
     assert measure_prototypes(tree, birds, images=1, attribution=False) == found, "the same every time"
-    assert measure_prototypes(tree, birds, images=0).occlusion == {}
+    assert nearest_images(torch.tensor([3.0, torch.inf, 1.0, 1.0])) == [2, 3, 0], "unreadable ones never"
     with pytest.raises(ConfigError, match="-1"):
         measure_prototypes(tree, birds, images=-1)
 
 
 def test_data_without_parts_gives_occlusion_alone(tiny_backbone: Backbone, tmp_path: Path) -> None:
     data = open_data(write_squares(tmp_path / "photos", train=3, test=2))
-    found = measure_prototypes(
-        projected(tiny_backbone, data, node_function=PAIRWISE), data, images=1, attribution=False
-    )
+    tree = projected(tiny_backbone, data, node_function=PAIRWISE, height=1)
+    found = measure_prototypes(tree, data, images=1, attribution=False)
     assert found.purity == {}
     assert found.stability is None
     assert "cell" in found.occlusion

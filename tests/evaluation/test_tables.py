@@ -3,9 +3,8 @@
 import csv
 import io
 
-import pytest
-
 from prototree.evaluation.tables import (
+    LabelledAccuracy,
     Table,
     baseline_text,
     class_table,
@@ -26,21 +25,9 @@ def test_markdown_and_csv_keep_every_cell() -> None:
     assert lines[4].count("|") - lines[4].count("\\|") == 3, "a bar in a name is not a new column"
 
 
-@pytest.mark.parametrize(
-    ("share", "digits", "words"),
-    [
-        (0.0, 0, "0 %"),
-        (0.004, 0, "<1 %"),
-        (0.5, 0, "50 %"),
-        (0.997, 0, ">99 %"),
-        (1.0, 0, "100 %"),
-        (0.9834, 1, "98.3 %"),
-        (0.004, 1, "0.4 %"),
-        (0.9996, 1, "100.0 %"),
-    ],
-)
-def test_shares_as_people_write_them(share: float, digits: int, words: str) -> None:
-    assert percent(share, digits) == words
+def test_percentages_as_people_write_them() -> None:
+    assert [percent(value) for value in (0.0, 0.004, 0.5, 0.997, 1.0)] == ["0 %", "<1 %", "50 %", ">99 %", "100 %"]
+    assert [percent(value, 1) for value in (0.9834, 0.004, 0.9996)] == ["98.3 %", "0.4 %", "100.0 %"]
 
 
 def test_the_hardest_class_comes_first_with_what_it_is_taken_for() -> None:
@@ -50,14 +37,7 @@ def test_the_hardest_class_comes_first_with_what_it_is_taken_for() -> None:
 
 
 def test_names_mean_nothing_in_markdown() -> None:
-    names = (
-        "[x](http://evil.example)",
-        "<img src=x onerror=alert(1)>",
-        "a|b",
-        "*bold*",
-        "two\nlines",
-        "`code` $x$ a_b_c",
-    )
+    names = ("[x](http://evil.example)", "<img src=x onerror=alert(1)>", "a|b", "*bold*", "two\nlines", "`code` $x$")
     text = Table("t", ("class",), tuple((name,) for name in names)).to_markdown()
     assert "<img" not in text
     assert "](" not in text.replace("\\](", "")
@@ -95,11 +75,7 @@ def stage_figures(soft: float, greedy: float) -> dict[str, object]:
 
 
 def test_stages_that_agree_share_a_row() -> None:
-    stages = {
-        "trained": stage_figures(0.9, 0.8),
-        "pruned": stage_figures(0.9, 0.8),
-        "projected": stage_figures(0.9, 0.7),
-    }
+    stages = {**dict.fromkeys(("trained", "pruned"), stage_figures(0.9, 0.8)), "projected": stage_figures(0.9, 0.7)}
     rows = stage_table({"stages": stages}, "run").rows
     assert [row[0] for row in rows] == ["trained, pruned", "projected"]
     assert rows[1][1:4] == ("90.0 %", "90.0 %", "70.0 %")
@@ -112,3 +88,15 @@ def test_what_a_tree_costs_is_said_where_there_was_a_classifier() -> None:
     assert "costs 2.4 points" in words
     assert baseline_text({"baseline_accuracy": None, "stages": stages}) == baseline_text({"stages": stages}) == ""
     assert "costs" not in baseline_text({"baseline_accuracy": 0.2, "stages": stages}), "a better tree costs nothing"
+
+
+def test_predictions_beside_the_labels_of_a_list() -> None:
+    counts = LabelledAccuracy(("crow", "wren"))
+    pairs = [("crow", "crow"), ("wren", "crow"), ("wren", "wren"), ("wren", None), ("owl", "crow")]
+    for label, prediction in pairs:
+        counts.add(label, prediction)
+    assert counts.n_images == 4
+    accuracy, unknown = counts.words()
+    assert "2 of 3" in accuracy
+    assert "'owl'" in unknown
+    assert [row[:3] for row in counts.table().rows] == [("wren", "33.3 %", "3"), ("crow", "100.0 %", "1")]

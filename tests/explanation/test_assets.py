@@ -43,24 +43,30 @@ def data(tmp_path: Path) -> ImageData:
     return ImageData(root, "folder", ("a", "b", "c", "d", "e"), (sample,), ())
 
 
-def test_crop_and_photo_from_the_data(tree: ProtoTree, data: ImageData) -> None:
-    shown = PrototypePictures(tree, data).of(2)
-    assert shown.crop.shape == (16, 24, 3)
-    assert (shown.crop == (0, 255, 0)).all()
-    assert (shown.photo == np.asarray(four_colours())).all()
-    assert shown.size == (64, 32)
-
-
 def test_stored_pictures_serve_where_the_data_is_not(tree: ProtoTree, data: ImageData, tmp_path: Path) -> None:
-    AssetStore(tree, tmp_path / "pictures").save_pictures(data)
-    assert (tmp_path / "pictures" / "000.webp").exists()
-    pictures = PrototypePictures(tree, None, tmp_path / "pictures")
+    folder = tmp_path / "pictures"
+    AssetStore(tree, folder).save_pictures(data)
+    assert (folder / "000.webp").exists()
+    pictures = PrototypePictures(tree, None, folder)
     assert pictures.complete
-    assert pictures.of(6).size == (64, 32)
-    assert (pictures.crop(6) == (0, 255, 0)).all()
-    assert pictures.photo(6).shape == (32, 64, 3)
     gone = dataclasses.replace(data, root=tmp_path / "moved")
-    assert np.array_equal(PrototypePictures(tree, gone, tmp_path / "pictures").crop(6), pictures.crop(6))
+    for source in (PrototypePictures(tree, data), pictures, PrototypePictures(tree, gone, folder)):
+        assert source.of(6).size == (64, 32)
+        assert source.crop(6).shape == (16, 24, 3)
+        assert (source.crop(6) == (0, 255, 0)).all()
+        assert source.photo(6).shape == (32, 64, 3)
+    data.train[0].path.unlink()
+    AssetStore(tree, folder).save_pictures(data)
+    assert PrototypePictures(tree, None, folder).complete, "where a photo is gone, its stored picture stays"
+
+
+@pytest.mark.parametrize("damage", [b"", b"RIFF nonsense"])
+def test_a_damaged_picture_or_none_is_grey(tree: ProtoTree, data: ImageData, tmp_path: Path, damage: bytes) -> None:
+    tree.sources = (None, *tree.sources[1:])
+    AssetStore(tree, tmp_path).save_pictures(data)
+    (tmp_path / "001.webp").write_bytes(damage)
+    pictures = PrototypePictures(tree, None, tmp_path)
+    assert [(pictures.crop(row) == GREY).all() for row in range(3)] == [True, True, False]
 
 
 def test_pictures_of_another_projection_are_not_used(tree: ProtoTree, data: ImageData, tmp_path: Path) -> None:
@@ -87,29 +93,6 @@ def test_stored_again_the_same_pictures_need_no_disk(
     assert PrototypePictures(tree, None, tmp_path / "pictures").complete
 
 
-def test_where_a_photo_is_gone_its_stored_picture_stays(tree: ProtoTree, data: ImageData, tmp_path: Path) -> None:
-    AssetStore(tree, tmp_path / "pictures").save_pictures(data)
-    data.train[0].path.unlink()
-    AssetStore(tree, tmp_path / "pictures").save_pictures(data)
-    pictures = PrototypePictures(tree, None, tmp_path / "pictures")
-    assert pictures.complete
-    assert (pictures.crop(6) == (0, 255, 0)).all()
-
-
-@pytest.mark.parametrize("damage", [b"", b"RIFF nonsense"])
-def test_a_damaged_picture_is_grey(tree: ProtoTree, data: ImageData, tmp_path: Path, damage: bytes) -> None:
-    AssetStore(tree, tmp_path).save_pictures(data)
-    (tmp_path / "001.webp").write_bytes(damage)
-    pictures = PrototypePictures(tree, None, tmp_path)
-    assert (pictures.crop(1) == GREY).all()
-    assert not (pictures.crop(2) == GREY).all()
-
-
-def test_a_prototype_without_source_is_grey(tree: ProtoTree, data: ImageData) -> None:
-    tree.sources = (None, *tree.sources[1:])
-    assert (PrototypePictures(tree, data).crop(0) == GREY).all()
-
-
 @pytest.mark.parametrize("image", ["../secret.png", "/etc/secret.png"])
 def test_sources_cannot_lead_out_of_the_data(tree: ProtoTree, data: ImageData, image: str) -> None:
     four_colours().save(data.root.parent / "secret.png")
@@ -118,16 +101,13 @@ def test_sources_cannot_lead_out_of_the_data(tree: ProtoTree, data: ImageData, i
     assert (PrototypePictures(tree, data).photo(0) == GREY).all()
 
 
-def test_a_box_is_cut_out_of_a_reduced_photo_at_the_same_place() -> None:
+def test_a_box_is_cut_out_of_a_reduced_photo_at_the_same_place_and_never_grows() -> None:
     photo = LoadedImage(four_colours((64, 32)), (640, 320))  # decoded at a tenth
     assert (cut_out(photo, Box(320.0, 160.0, 480.0, 320.0)) == (255, 255, 0)).all()
     assert cut_out(photo, Box(639.0, 319.0, 640.0, 320.0)).shape == (1, 1, 3)
     assert cut_out(photo, Box(-50.0, 0.0, 0.0, 10.0)).shape == (1, 1, 3)
-
-
-def test_photos_shrink_and_never_grow() -> None:
     assert reduced(LoadedImage(Image.new("RGB", (1000, 10)), (1000, 10)), 100).shape == (1, 100, 3)
-    assert reduced(LoadedImage(Image.new("RGB", (30, 20)), (30, 20)), 100).shape == (20, 30, 3)
+    assert reduced(LoadedImage(Image.new("RGB", (30, 20)), (30, 20)), 100).shape == (20, 30, 3), "never enlarged"
 
 
 @pytest.fixture
@@ -199,24 +179,21 @@ def test_surroundings_are_three_times_as_wide_and_know_where_the_patch_is() -> N
     photo[20:30, 40:50] = 255  # a picture of a quarter of the photo's size
     found = PatchContext.of(photo, (480, 240), Box(160.0, 80.0, 200.0, 120.0))
     assert found.picture.shape == (30, 30, 3)
-    assert found.frame == pytest.approx((1 / 3, 1 / 3, 2 / 3, 2 / 3))
     left, top, right, bottom = (round(30 * edge) for edge in found.frame)
     assert (found.picture[top:bottom, left:right] == 255).all()
     assert found.picture.sum() == photo.sum()
 
 
-def test_surroundings_of_an_oblong_patch_keep_the_proportions_of_the_photo() -> None:
-    """The network may see a photo pressed together; people see it as it is."""
-    found = PatchContext.of(np.zeros((90, 120, 3), dtype=np.uint8), (120, 90), Box(50.0, 30.0, 60.0, 60.0))
-    assert found.picture.shape == (90, 90, 3)
-    assert found.frame == pytest.approx((40 / 90, 1 / 3, 50 / 90, 2 / 3))
-
-
-def test_surroundings_in_a_flat_photo_hold_the_whole_patch() -> None:
-    assert Box(10.0, 5.0, 60.0, 15.0).context_square(3.0, (200, 30)) == Box(10.0, 0.0, 60.0, 30.0)
-
-
-def test_surroundings_at_a_corner_stay_in_the_photo() -> None:
-    found = PatchContext.of(np.zeros((60, 60, 3), dtype=np.uint8), (60, 60), Box(50.0, 0.0, 60.0, 10.0))
-    assert found.picture.shape == (30, 30, 3)
-    assert found.frame == pytest.approx((2 / 3, 0, 1, 1 / 3))
+@pytest.mark.parametrize(
+    ("size", "box", "side", "frame"),
+    [
+        ((120, 90), (50.0, 30.0, 60.0, 60.0), 90, (40 / 90, 1 / 3, 50 / 90, 2 / 3)),  # people see it as it is
+        ((60, 60), (50.0, 0.0, 60.0, 10.0), 30, (2 / 3, 0, 1, 1 / 3)),  # stays in the photo
+    ],
+)
+def test_surroundings_of_an_oblong_patch_and_at_a_corner(
+    size: tuple[int, int], box: tuple[float, ...], side: int, frame: tuple[float, ...]
+) -> None:
+    found = PatchContext.of(np.zeros((size[1], size[0], 3), dtype=np.uint8), size, Box(*box))
+    assert found.picture.shape == (side, side, 3)
+    assert found.frame == pytest.approx(frame)

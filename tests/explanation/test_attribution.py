@@ -2,25 +2,32 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
+from torch.nn.functional import avg_pool2d, pad
 
 from prototree.backbones.preprocessing import Preprocessing
 from prototree.core.nodes import LN2, PAPER
 from prototree.data import Box
 from prototree.explanation.attribution import (
+    PERTURBATIONS,
     Probes,
+    _blur,
     attribute,
+    bend_shape,
     hidden,
-    hide_boxes,
+    lower_contrast,
     occlude,
     patch_distances,
     random_boxes,
+    remove_saturation,
     similarities,
+    smooth_texture,
+    turn_hue,
 )
-from prototree.explanation.localization import smallest_box
+from prototree.explanation.localization import Finding, occlude_findings, smallest_box
 
 INPUT = Preprocessing(size=32, resize=32)
 
@@ -80,17 +87,14 @@ def test_occlusion_finds_the_place_for_several_prototypes_at_once() -> None:
 
 
 def test_hiding_the_right_box_costs_more_than_random_ones() -> None:
-    probes = probe()
-    boxes = [[Box(24.0, 8.0, 32.0, 16.0), Box(0.0, 0.0, 8.0, 8.0)]]
-    right, wrong = hide_boxes(looks_at_its_cell, probes, boxes, [1.0], generator())[0]
+    boxes, grid = (Box(24.0, 8.0, 32.0, 16.0), Box(0.0, 0.0, 8.0, 8.0)), np.zeros((1, 1))
+    findings = [[Finding("cell", box, grid) for box in boxes]]
+    right, wrong = (f.occlusion for f in occlude_findings(looks_at_its_cell, probe(), findings, [1.0], generator())[0])
     assert right.before == 1.0
     assert right.box_occluded < 0.2
     assert right.random_occluded > 0.5
     assert wrong.box_occluded == pytest.approx(1.0)
-
-
-def test_nothing_to_hide() -> None:
-    assert hide_boxes(looks_at_its_cell, probe(), [[]], [1.0], generator()) == [[]]
+    assert occlude_findings(looks_at_its_cell, probe(), [[]], [1.0], generator()) == [[]]
 
 
 def test_hidden_pixels_get_the_mean_colour_and_others_stay() -> None:
@@ -105,8 +109,82 @@ def test_hidden_pixels_get_the_mean_colour_and_others_stay() -> None:
 
 
 def test_random_boxes_keep_their_size_and_stay_inside() -> None:
-    for box in random_boxes(Box(1.0, 2.0, 6.0, 12.0), 32, 50, generator()):
+    rng = generator()
+    for box in [box for _ in range(20) for box in random_boxes(Box(1.0, 2.0, 6.0, 12.0), 32, rng)]:
         assert (box.width, box.height) == pytest.approx((5.0, 10.0))
         assert Box(-1e-6, -1e-6, 32.0 + 1e-6, 32.0 + 1e-6).contains_box(box)
     whole = Box(0.0, 0.0, 32.0, 32.0)
-    assert random_boxes(whole, 32, 1, generator()) == [whole]
+    assert set(random_boxes(whole, 32, rng)) == {whole}
+
+
+LUMA = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+
+
+def images(seed: int = 0) -> Tensor:
+    coarse = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.interpolate(coarse, size=(64, 64), mode="bilinear")
+
+
+def lightness(x: Tensor) -> Tensor:
+    return (LUMA * x).sum(dim=1)
+
+
+@pytest.mark.parametrize("name", list(PERTURBATIONS))
+def test_every_alteration_alters_and_stays_in_range(name: str) -> None:
+    before = images()
+    after = PERTURBATIONS[name](before)  # type: ignore[index]
+    assert after.shape == before.shape
+    assert after.min() >= -1e-5
+    assert after.max() <= 1 + 1e-5
+    assert torch.equal(after, PERTURBATIONS[name](before))  # type: ignore[index]
+    textured = before + 0.1 * torch.rand(before.shape, generator=torch.Generator().manual_seed(1)) - 0.05
+    assert (PERTURBATIONS[name](textured.clamp(0, 1)) - textured).abs().mean() > 0.005  # type: ignore[index]
+
+
+def test_hue_keeps_lightness_and_turns_colours_round() -> None:
+    before = images()
+    after = turn_hue(before)
+    assert torch.allclose(lightness(after), lightness(before), atol=1e-5)
+    colour, turned = before - lightness(before)[:, None], after - lightness(after)[:, None]
+    cosine = torch.cosine_similarity(colour, turned, dim=1)
+    assert cosine[colour.norm(dim=1) > 0.05].max() < -0.999
+    muted = 0.4 + 0.2 * images()  # room on the screen on both sides: nothing is weakened
+    assert torch.allclose(turn_hue(turn_hue(muted)), muted, atol=1e-5)
+
+
+def test_grey_keeps_lightness_and_contrast_the_mean_colour() -> None:
+    grey, flat = remove_saturation(images()), lower_contrast(images())
+    assert torch.allclose(lightness(grey), lightness(images()), atol=1e-5)
+    assert torch.allclose(grey[:, 0], grey[:, 2])
+    assert torch.allclose(turn_hue(grey), grey, atol=1e-6)
+    assert torch.allclose(flat.mean(dim=(2, 3)), images().mean(dim=(2, 3)), atol=1e-5)
+    assert torch.allclose(flat.std(), 0.4 * images().std(), rtol=0.3)
+
+
+def test_texture_goes_and_edges_stay() -> None:
+    image = torch.zeros(1, 3, 64, 64)
+    image[..., 32:] = 0.8
+    noise = 0.06 * torch.from_numpy(np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype(np.float32))
+    noisy = (image + 0.1 + noise).clamp(0, 1)
+    after = smooth_texture(noisy)
+    assert after[..., 4:28].std() < 0.4 * noisy[..., 4:28].std()
+    step = (after[..., 33:35].mean() - after[..., 29:31].mean()) / 0.8
+    assert step > 0.85
+
+
+@pytest.mark.parametrize("radius", [1, 3, 40])
+def test_a_blur_is_the_mean_over_a_window_that_is_mirrored_at_the_edges(radius: int) -> None:
+    image = images()
+    edge = min(radius, image.shape[-1] - 1)
+    expected = avg_pool2d(pad(image, (edge,) * 4, mode="reflect"), 2 * edge + 1, stride=1)
+    torch.testing.assert_close(_blur(image, radius), expected, atol=1e-5, rtol=0)
+
+
+def test_shape_moves_outlines_and_keeps_colours() -> None:
+    image = torch.zeros(1, 3, 64, 64)
+    image[..., 20:44, 20:44] = torch.tensor([0.9, 0.2, 0.1]).view(3, 1, 1)
+    after = bend_shape(image)
+    moved = (after - image).abs().amax(dim=1)[0] > 0.3
+    assert 0.02 < moved.float().mean() < 0.3
+    assert not avg_pool2d(moved[None, None].float(), 9)[0, 0, 3, 3]  # the middle of the square is as it was
+    assert after.mean().item() == pytest.approx(image.mean().item(), rel=0.15)

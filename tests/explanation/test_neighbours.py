@@ -10,7 +10,7 @@ from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.model import ProtoTree, distance_map
 from prototree.core.nodes import NodeFunction
 from prototree.core.topology import Topology
-from prototree.explanation.neighbours import class_sides, count_spreads, decisive, explain_classes, find_matches
+from prototree.explanation.neighbours import SpreadCounts, count_spreads, decisive, explain_classes, find_matches
 from prototree.features.cache import MapBatch
 
 N_PHOTOS, N_CLASSES = 23, 4
@@ -46,25 +46,19 @@ def test_running_best_is_the_best_of_all(tree: ProtoTree, size: int) -> None:
     assert torch.allclose(found.share, right)
 
 
-def test_fewer_photos_than_asked_for(tree: ProtoTree) -> None:
+def test_fewer_photos_than_asked_for_and_equal_distances_in_the_order_of_the_data(tree: ProtoTree) -> None:
     maps = random_maps(3, 2, 8, 4, 4, dtype=torch.float32)
     found = find_matches(tree, batches(maps, torch.tensor([0, 2])), [1], 4)
     assert sorted(found.index[0].tolist()) == [-1, -1, 0, 1]
     assert torch.isfinite(found.distance).tolist() == [[True, True, False, False]]
     assert found.share[0, 1] == 0  # a class without photos
-
-
-def test_equal_distances_stay_in_the_order_of_the_data(tree: ProtoTree) -> None:
-    same = random_maps(3, 1, 8, 4, 4, dtype=torch.float32).expand(9, -1, -1, -1)
+    same = maps[:1].expand(9, -1, -1, -1)
     found = find_matches(tree, batches(same, torch.zeros(9, dtype=torch.long), 2), [0], 3)
     assert found.index.tolist() == [[0, 1, 2]]
 
 
 def test_a_choice_shares_out_every_class_between_its_two_prototypes(tiny_backbone: Backbone) -> None:
-    torch.manual_seed(0)
-    tree = ProtoTree(
-        Topology.full(2), FeatureExtractor(tiny_backbone, 8), N_CLASSES, node_function=NodeFunction("pairwise", 6.0)
-    ).eval()
+    tree = tree_of(tiny_backbone, QUESTIONS[1])
     maps, labels = random_maps(3, N_PHOTOS, 8, 4, 4, dtype=torch.float32), torch.arange(N_PHOTOS) % N_CLASSES
     found = find_matches(tree, batches(maps, labels), range(6), 2)
     goes_right = tree.forward_features(maps).p_right > 0.5
@@ -115,24 +109,15 @@ def test_what_training_counts_is_what_a_report_counts(tiny_backbone: Backbone, n
     assert tuple(histograms) == find_matches(tree, batches(maps, labels), range(3), 2, counted).histograms
 
 
-def test_a_photo_that_is_there_twice_is_counted_once(tiny_backbone: Backbone) -> None:
-    tree = tree_of(tiny_backbone, QUESTIONS[0])
-    maps = random_maps(3, 4, 8, 4, 4, dtype=torch.float32)
-    batch = [(maps, torch.tensor([0, 0, 1, 1]), torch.arange(4))]
-    counted = torch.tensor([True, False, True, False])
-    histogram = find_matches(tree, batch, [1], 2, counted).histograms[0]
-    assert (sum(histogram.right), sum(histogram.left)) == (1, 1)
-
-
 def test_a_class_on_both_sides_is_counted_on_neither(tiny_backbone: Backbone) -> None:
     tree = tree_of(tiny_backbone, QUESTIONS[0])
     with torch.no_grad():
         tree.leaf_logits.copy_(torch.eye(4)[[0, 1, 0, 2]] * 9)
-    right, left = class_sides(tree)
-    assert right[0].tolist() == [False, False, True, False]
-    assert left[0].tolist() == [False, True, False, False]
-    assert right[2].tolist() == [False, False, True, False]
-    assert left[2].tolist() == [True, False, False, False]
+    counts = SpreadCounts(tree, [0, 2])
+    counts.add(torch.ones(3, 2), None, torch.arange(3))
+    assert [(sum(h.right), sum(h.left)) for h in counts.histograms()] == [(1, 1), (1, 1)]
+    counts.add(torch.ones(1, 2), None, torch.tensor([0]))
+    assert [(sum(h.right), sum(h.left)) for h in counts.histograms()] == [(1, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("node_function", QUESTIONS, ids=lambda node_function: node_function.kind)

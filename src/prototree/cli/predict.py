@@ -43,7 +43,7 @@ def predict(
     threads: Annotated[int, typer.Option(metavar="N", help="Threads that read images; 0: one per core.", min=0)] = 0,
 ) -> None:
     """Classify images. One that cannot be read becomes a row with the reason."""
-    from prototree.evaluation.errors import LabelledAccuracy
+    from prototree.evaluation.tables import LabelledAccuracy
     from prototree.inference.io import STANDARD_INPUT, list_images, prediction_file
     from prototree.inference.predict import DEFAULT_TOP, check_min_confidence, iter_predictions, open_models
     from prototree.reporting.text import plain

@@ -26,8 +26,7 @@ from prototree.editing.edits import Edit, Exclude, History, from_json, read_hist
 from prototree.editing.state import EditMetrics, TreeState
 from prototree.editing.workbench import Workbench
 from prototree.errors import CheckpointError, ConfigError, EditError
-from prototree.evaluation.errors import ErrorCollector
-from prototree.evaluation.metrics import evaluate_all
+from prototree.evaluation.metrics import ErrorCollector, evaluate_all
 from prototree.features.cache import FeatureCache, StoredMaps, cache_tree_features
 from prototree.features.extract import Tick
 from prototree.run import CONFIG, ERRORS, METRICS, METRICS_VERSION, NOTES, Run

@@ -1,28 +1,28 @@
-"""Metrics of a tree in one pass over the test images: accuracy, fidelity, path length, calibration (Tables 1–3, S4–6).
+"""Metrics of a tree or an ensemble in one pass over the test images (Tables 1–3, S4–6), and its wrong predictions.
 
-Notation used for tensor shapes: B batch, M images, K classes.
+Notation used for tensor shapes: B batch, M images, K classes, T trees.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prototree.backbones.backbone import FeatureExtractor
+from prototree.core.ensemble import Ensemble, TreeVote
 from prototree.core.leaves import class_log_probs
-from prototree.core.model import ProtoTree, TreePrediction
-from prototree.core.topology import HARD, STRATEGIES, Strategy
+from prototree.core.model import ProtoTree
+from prototree.core.topology import HARD, STRATEGIES
 from prototree.errors import DataError
-from prototree.evaluation.schema import Metrics, PathLengths
+from prototree.evaluation.schema import ImageError, Metrics, NodeErrors, PathLengths
 from prototree.features.cache import EvalBatches, MapBatch
 from prototree.training.head import Baseline
 
 _CALIBRATION_BINS = 15
 _LEAF_BINS = 20
-
-__all__ = ["BaselineAccuracy", "Metrics", "PathLengths", "compute_metrics", "evaluate_all", "evaluate_maps"]
 
 
 @dataclass(frozen=True)
@@ -43,27 +43,12 @@ class ImagePredictions:
     in_top5: Bool[Tensor, " M"]
 
     @classmethod
-    def of(cls, predicted: TreePrediction, labels: Int[Tensor, " M"], indices: Int[Tensor, " M"]) -> "ImagePredictions":
-        """Keep what the metrics need of a batch."""
-        top5 = predicted.soft.topk(min(5, predicted.soft.shape[1]), dim=1).indices
-        confidence, label = predicted.soft.max(dim=1)
-        return cls(
-            index=indices,
-            label=labels,
-            soft=label,
-            max_path=predicted.labels("max_path"),
-            greedy=predicted.labels("greedy"),
-            max_path_length=predicted.max_path.length,
-            greedy_length=predicted.greedy.length,
-            soft_confidence=confidence,
-            confidence=predicted.confidence,
-            ood_score=predicted.ood_score,
-            is_known=~predicted.abstained,
-            in_top5=(top5 == labels.to(top5.device)[:, None]).any(dim=1),
-        )
-
-    def prediction(self, strategy: Strategy) -> Int[Tensor, " M"]:
-        return {"soft": self.soft, "max_path": self.max_path, "greedy": self.greedy}[strategy]
+    def join(cls, batches: Sequence["ImagePredictions"]) -> "ImagePredictions":
+        """Concatenate batches in the order of the data."""
+        names = [field.name for field in fields(cls)]
+        columns = {name: torch.cat([getattr(batch, name).cpu() for batch in batches]) for name in names}
+        order = columns["index"].argsort()
+        return cls(**{name: column[order] for name, column in columns.items()})
 
 
 @torch.no_grad()
@@ -72,21 +57,30 @@ def predict_all(trees: Sequence[ProtoTree], maps: Iterable[MapBatch]) -> list[Im
     batches: list[list[ImagePredictions]] = [[] for _ in trees]
     tables = [tree.leaf_table() for tree in trees]
     for feature_map, labels, indices in maps:
-        for tree, table, own in zip(trees, tables, batches, strict=True):
-            if len(labels):
-                own.append(ImagePredictions.of(tree.decode(tree.forward_features(feature_map), table), labels, indices))
+        if not len(labels):
+            continue
+        for tree, table, predictions in zip(trees, tables, batches, strict=True):
+            predicted = tree.decode(tree.forward_features(feature_map), table)
+            confidence, soft = predicted.soft.max(dim=1)
+            predictions.append(
+                ImagePredictions(
+                    index=indices,
+                    label=labels,
+                    soft=soft,
+                    max_path=predicted.labels("max_path"),
+                    greedy=predicted.labels("greedy"),
+                    max_path_length=predicted.max_path.length,
+                    greedy_length=predicted.greedy.length,
+                    soft_confidence=confidence,
+                    confidence=predicted.confidence,
+                    ood_score=predicted.ood_score,
+                    is_known=~predicted.abstained,
+                    in_top5=_in_top5(predicted.soft, labels),
+                )
+            )
     if not all(batches):
         raise DataError("expected at least one image to evaluate on, got none")
-    return [_in_order(own) for own in batches]
-
-
-def _in_order(batches: list[ImagePredictions]) -> ImagePredictions:
-    columns = {
-        field.name: torch.cat([getattr(batch, field.name).cpu() for batch in batches])
-        for field in fields(ImagePredictions)
-    }
-    order = columns["index"].argsort()
-    return ImagePredictions(**{name: column[order] for name, column in columns.items()})
+    return [ImagePredictions.join(predictions) for predictions in batches]
 
 
 def evaluate_maps(tree: ProtoTree, maps: Iterable[MapBatch]) -> Metrics:
@@ -102,12 +96,16 @@ def evaluate_maps(tree: ProtoTree, maps: Iterable[MapBatch]) -> Metrics:
 def evaluate_all(trees: Mapping[str, ProtoTree], maps: Iterable[MapBatch]) -> dict[str, Metrics]:
     """Compute the metrics of several trees that share their features, such as the stages of a run, in one pass."""
     predictions = predict_all(list(trees.values()), maps)
-    return {name: compute_metrics(tree, own) for (name, tree), own in zip(trees.items(), predictions, strict=True)}
+    return {
+        name: compute_metrics(tree, predicted)
+        for (name, tree), predicted in zip(trees.items(), predictions, strict=True)
+    }
 
 
 def compute_metrics(tree: ProtoTree, predicted: ImagePredictions) -> Metrics:
-    """Compute the metrics from what the tree predicts."""
+    """Compute accuracy, fidelity, path length and calibration from what the tree predicts."""
     label, n_classes, is_known = predicted.label, tree.n_classes, predicted.is_known
+    by_strategy = {strategy: getattr(predicted, strategy) for strategy in STRATEGIES}
     is_right = predicted.greedy == label
     total = torch.bincount(label, minlength=n_classes).tolist()
     hits = torch.bincount(label[is_right], minlength=n_classes).tolist()
@@ -116,9 +114,9 @@ def compute_metrics(tree: ProtoTree, predicted: ImagePredictions) -> Metrics:
     pairs, counts = torch.unique(torch.stack([label, predicted.greedy], dim=1), dim=0, return_counts=True)
     return Metrics(
         n_images=len(label),
-        accuracy={s: _fraction(predicted.prediction(s) == label) for s in STRATEGIES},
-        fidelity={s: _fraction(predicted.prediction(s) == predicted.soft) for s in HARD},
-        path_length={s: _lengths(getattr(predicted, f"{s}_length")) for s in HARD},
+        accuracy={s: _fraction(by_strategy[s] == label) for s in STRATEGIES},
+        fidelity={s: _fraction(by_strategy[s] == predicted.soft) for s in HARD},
+        path_length={s: _path_lengths(getattr(predicted, f"{s}_length")) for s in HARD},
         top5=_fraction(predicted.in_top5),
         ece=_calibration_error(predicted.soft_confidence, predicted.soft == label),
         confidence_ece=_calibration_error(predicted.confidence, is_right),
@@ -126,7 +124,7 @@ def compute_metrics(tree: ProtoTree, predicted: ImagePredictions) -> Metrics:
         coverage=_fraction(is_known),
         selective_accuracy=_fraction(is_right[is_known]) if is_known.any() else None,
         class_accuracy=[right / count if count else None for right, count in zip(hits, total, strict=True)],
-        confusion=[(true, said, n) for (true, said), n in zip(pairs.tolist(), counts.tolist(), strict=True)],
+        confusion=[(*pair, count) for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True)],
         n_prototypes=tree.n_prototypes,
         n_leaves=tree.topology.n_leaves,
         leaf_max_probs=leaf_max_probs.tolist(),
@@ -134,11 +132,16 @@ def compute_metrics(tree: ProtoTree, predicted: ImagePredictions) -> Metrics:
     )
 
 
+def _in_top5(probs: Float[Tensor, "*T B K"], labels: Int[Tensor, " B"]) -> Bool[Tensor, "*T B"]:
+    top5 = probs.topk(min(5, probs.shape[-1]), dim=-1).indices
+    return (top5 == labels.to(top5.device)[:, None]).any(dim=-1)
+
+
 def _fraction(hits: Bool[Tensor, " M"]) -> float:
     return int(hits.sum()) / len(hits)
 
 
-def _lengths(lengths: Int[Tensor, " M"]) -> PathLengths:
+def _path_lengths(lengths: Int[Tensor, " M"]) -> PathLengths:
     exact = lengths.double()
     return PathLengths(float(exact.mean()), float(exact.std(correction=0)), int(lengths.min()), int(lengths.max()))
 
@@ -172,5 +175,139 @@ class BaselineAccuracy:
                 yield features.from_map(backbone_map).clone(), labels, inputs.entries.to(device)
 
     def accuracy(self) -> float | None:
-        """None where there is no classifier."""
+        """Return the accuracy so far; None where there is no classifier."""
         return self._n_right / self._n_images if self._n_images else None
+
+
+class ErrorCollector:
+    """Collects wrong predictions, and the node at which each image left the path of its true class (§1, §5.3)."""
+
+    def __init__(self, tree: ProtoTree) -> None:
+        self._tree, self._table = tree, tree.leaf_table()
+        self._leaf_labels = tree.leaf_logits.detach().argmax(dim=1)
+        self.errors: list[ImageError] = []
+
+    def watch(self, maps: Iterable[MapBatch]) -> Iterator[MapBatch]:
+        """Pass the maps on, so that they need to be computed only once."""
+        for batch in maps:
+            self.update(*batch)
+            yield batch
+
+    @torch.no_grad()
+    def update(self, feature_map: Tensor, labels: Int[Tensor, " B"], indices: Int[Tensor, " B"]) -> None:
+        """Collect the wrong predictions of one batch."""
+        routed = self._tree.forward_features(feature_map)
+        predicted = self._tree.decode(routed, self._table)
+        predictions, leaves = predicted.labels("greedy"), predicted.greedy.leaf
+        for i in torch.nonzero(predictions != labels)[:, 0].tolist():
+            label, leaf, log_probs = int(labels[i]), int(leaves[i]), routed.log_path_probs[i]
+            node, goes_right, p_right, margin = None, False, None, None
+            right_leaves = torch.nonzero(self._leaf_labels == label)[:, 0]
+            if len(right_leaves):
+                right_leaf = int(right_leaves[log_probs[right_leaves].argmax()])
+                margin = float(log_probs[leaf] - log_probs[right_leaf])
+                node, goes_right = self._last_common_node(leaf, right_leaf)
+                p_right = float(routed.p_right[i, node])
+            error = ImageError(label, int(predictions[i]), node, goes_right, p_right, margin, int(indices[i]))
+            self.errors.append(error)
+
+    def _last_common_node(self, leaf: int, other: int) -> tuple[int, bool]:
+        """Find the node at which the paths to two leaves part, and which way the first one goes."""
+        paths, goes_right = self._tree.topology.paths, self._tree.topology.goes_right
+        is_common = (paths[leaf] == paths[other]) & (goes_right[leaf] == goes_right[other])
+        depth = int(is_common.cumprod().sum())
+        return int(paths[leaf, depth]), bool(goes_right[leaf, depth])
+
+    def by_node(self) -> list[NodeErrors]:
+        """Count the errors that each node is responsible for, most first."""
+        by_node: dict[int, list[ImageError]] = {}
+        for error in self.errors:
+            if error.node is not None:
+                by_node.setdefault(error.node, []).append(error)
+        counts = []
+        for node, errors in by_node.items():
+            margin = sum(abs((error.p_right or 0.0) - 0.5) for error in errors) / len(errors)
+            counts.append(NodeErrors(node, len(errors), sum(error.goes_right for error in errors), margin))
+        return sorted(counts, key=lambda count: (-count.n_errors, count.node))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of errors.json, where nodes are counted from 1."""
+        images = [asdict(error) for error in sorted(self.errors, key=lambda error: error.index)]
+        nodes = [asdict(count) for count in self.by_node()]
+        for entry in (*images, *nodes):
+            entry["node"] = None if entry["node"] is None else entry["node"] + 1
+        kind = self._tree.node_function.kind
+        return {"strategy": "greedy", "node_kind": kind, "nodes": nodes, "images": images}
+
+
+@dataclass(frozen=True)
+class GroupMetrics:
+    """The metrics of some trees together (Table 1)."""
+
+    n_trees: int
+    accuracy: dict[str, float]  # by strategy
+    top5: float  # soft
+    n_prototypes: int  # in all trees: the size of the global explanation
+    mean_path_prototypes: dict[str, float]  # on the paths of one image through all trees
+
+
+@dataclass(frozen=True)
+class EnsembleMetrics:
+    """The metrics of an ensemble on one data set (§6.2)."""
+
+    n_images: int
+    alone: list[GroupMetrics]  # each tree
+    ensembles: list[GroupMetrics]  # the first 1, 2, … trees together
+
+    @property
+    def all_trees(self) -> GroupMetrics:
+        return self.ensembles[-1]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@torch.no_grad()
+def ensemble_metrics(
+    ensemble: Ensemble,
+    batches: Iterable[tuple[Tensor, Int[Tensor, " _"]]],
+    vote: Callable[[Tensor], list[TreeVote]] | None = None,
+) -> EnsembleMetrics:
+    """Compute the metrics of each tree alone, and of the first 1, 2, … together, in one pass over images with labels.
+
+    With `vote`, batches may be anything that it makes votes of, such as maps of a backbone that the trees share.
+    """
+    vote, n_trees, n_images = vote or ensemble.votes, len(ensemble.trees), 0
+    for tree in ensemble.trees:
+        tree.eval()
+    in_top5 = torch.zeros(2 * n_trees, dtype=torch.float64)  # first the trees alone, then the ensembles
+    right = {strategy: torch.zeros_like(in_top5) for strategy in STRATEGIES}
+    length = {strategy: torch.zeros_like(in_top5) for strategy in HARD}
+    for images, labels in batches:
+        if not len(labels):
+            continue
+        votes, n_images = vote(images), n_images + len(labels)
+        for strategy in STRATEGIES:
+            alone = torch.stack([tree_vote.decisions.class_probs(strategy) for tree_vote in votes])
+            together = torch.stack([tree_vote.weighted(strategy) for tree_vote in votes]).cumsum(dim=0)
+            scores = torch.cat([alone, alone[:1], together[1:]])  # a sum is largest where the mean is
+            right[strategy] += (scores.argmax(dim=2) == labels).sum(dim=1).cpu()
+            if strategy == "soft":
+                in_top5 += _in_top5(scores, labels).sum(dim=1).cpu()
+            else:
+                lengths = torch.stack([tree_vote.decisions.path(strategy).length.sum() for tree_vote in votes]).cpu()
+                length[strategy] += torch.cat([lengths, lengths.cumsum(dim=0)])
+    if not n_images:
+        raise DataError("expected at least one image to evaluate on, got none")
+    sizes = torch.tensor([tree.n_prototypes for tree in ensemble.trees])
+    groups = [
+        GroupMetrics(
+            n_trees=1 if i < n_trees else i - n_trees + 1,
+            accuracy={s: float(right[s][i] / n_images) for s in STRATEGIES},
+            top5=float(in_top5[i] / n_images),
+            n_prototypes=n_prototypes,
+            mean_path_prototypes={s: float(length[s][i] / n_images) for s in HARD},
+        )
+        for i, n_prototypes in enumerate(torch.cat([sizes, sizes.cumsum(0)]).tolist())
+    ]
+    return EnsembleMetrics(n_images, groups[:n_trees], groups[n_trees:])

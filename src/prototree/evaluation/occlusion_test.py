@@ -1,7 +1,6 @@
 """Occlusion test (deletion test): does a node decide otherwise when the box that is shown for it is occluded?
 
 Compared with random boxes of the same size; noise all over the image tests whether the match stays on the same parts.
-
 Notation used for tensor shapes: B pairs of an image and a prototype, h w pixels.
 """
 
@@ -38,8 +37,7 @@ _PAIRS_AT_ONCE = 16
 _BATCH = 32
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """An image, by its index in the data, that goes to a prototype's side, and its nearest patch."""
 
     image: int
@@ -68,7 +66,6 @@ class _State(NamedTuple):
 class _PairResult(NamedTuple):
     """Before, and for each method with the box occluded, then with random boxes occluded."""
 
-    prototype: int
     is_stable: bool
     before: _State
     after: dict[Method, list[_State]]
@@ -95,10 +92,10 @@ def run_occlusion_test(
         group = ordered[first : first + _PAIRS_AT_ONCE]
         pixels = {index: dataset[index].image for index in {pair.image for pair in group}}
         images = torch.stack([pixels[pair.image] for pair in group]).to(tree.prototypes.device)
-        for result in _test_group(tree, network, group, images, parts, attribution):
-            results[result.prototype].append(result)
+        for pair, result in zip(group, _test_group(tree, network, group, images, parts, attribution), strict=True):
+            results[pair.prototype].append(result)
         progress.add(TICKS * len(group))
-    return [_summary(own, has_parts=any(parts)) for own in results]
+    return [_summary(pair_results, has_parts=any(parts)) for pair_results in results]
 
 
 def _test_group(
@@ -110,7 +107,7 @@ def _test_group(
     attribution: Features | None,
 ) -> list[_PairResult]:
     """Test a few pairs, all their altered images together."""
-    grid, side, each = tree.grid, images.shape[-1], 1 + RANDOM_BOXES
+    grid, side, n_boxes = tree.grid, images.shape[-1], 1 + RANDOM_BOXES
     seed = stable_seed("altered photos", *(n for pair in pairs for n in (pair.image, pair.prototype)))
     generator, prototypes = torch.Generator().manual_seed(seed), torch.tensor([pair.prototype for pair in pairs])
     before = _states(tree, network, images, prototypes)
@@ -122,64 +119,63 @@ def _test_group(
         patch = torch.tensor([pair.patch for pair in pairs], device=images.device)
         probes = Probes.of(tree, images, prototypes.tolist(), patch)
         with torch.enable_grad():
-            contributions = attribute(attribution, probes, generator)
-        boxes["attribution"] = [find_in_grid("attribution", own, tree.preprocessing).box for own in contributions]
+            maps = attribute(attribution, probes, generator)
+        boxes["attribution"] = [find_in_grid("attribution", values, tree.preprocessing).box for values in maps]
     after: dict[Method, list[_State]] = {}
-    rows = torch.arange(len(pairs)).repeat_interleave(each)
-    for method, own in boxes.items():
-        occluded = [one for box in own for one in (box, *random_boxes(box, side, RANDOM_BOXES, generator))]
+    rows = torch.arange(len(pairs)).repeat_interleave(n_boxes)
+    for method, shown in boxes.items():
+        occluded = [each for box in shown for each in (box, *random_boxes(box, side, generator))]
         after[method] = _states(tree, network, hidden(images[rows], occluded), prototypes[rows])
     noise = torch.randn(images.shape, generator=generator).to(images)
     noisy = _states(tree, network, images + NOISE * noise, prototypes)
     results = []
     for i, pair in enumerate(pairs):
-        old, new = (
-            parts_inside(parts[pair.image], grid.box(*peak).square(BOX_FRACTION * grid.side))
-            for peak in (pair.peak, noisy[i].peak)
-        )
-        tested = {method: states[i * each : (i + 1) * each] for method, states in after.items()}
-        results.append(_PairResult(pair.prototype, old == new, before[i], tested))
+        squares = (grid.box(*peak).square(BOX_FRACTION * grid.side) for peak in (pair.peak, noisy[i].peak))
+        clean_parts, noisy_parts = (parts_inside(parts[pair.image], square) for square in squares)
+        states = {method: after[method][i * n_boxes : (i + 1) * n_boxes] for method in after}
+        results.append(_PairResult(clean_parts == noisy_parts, before[i], states))
     return results
 
 
 def _states(tree: ProtoTree, network: Features, images: Float[Tensor, "B 3 h w"], prototypes: Tensor) -> list[_State]:
     """Send images through the tree, each with its own prototype."""
     states, n_nodes = list[_State](), tree.topology.n_nodes
-    for pixels, own in zip(images.split(_BATCH), prototypes.to(images.device).split(_BATCH), strict=True):
+    for pixels, asked in zip(images.split(_BATCH), prototypes.to(images.device).split(_BATCH), strict=True):
         feature_map = network(pixels)
         routed, rows = tree.forward_features(feature_map), torch.arange(len(pixels), device=images.device)
-        node, is_right = own % n_nodes, own < n_nodes
-        dists = patch_distances(feature_map, tree.prototypes[own]).view(len(pixels), *tree.grid.shape)
+        node, is_right = asked % n_nodes, asked < n_nodes
+        dists = patch_distances(feature_map, tree.prototypes[asked]).view(len(pixels), *tree.grid.shape)
         distance = routed.distance / tree.radius
         flips = (routed.p_right[rows, node] > 0.5) != is_right
         in_radius = (distance.unflatten(1, (-1, n_nodes)) <= 1).any(dim=1)[rows, node]
-        middles = peaks(tree, dists, routed.patch[rows, own], own)
-        columns = (distance[rows, own].tolist(), flips.tolist(), (flips | ~in_radius).tolist(), middles.tolist())
+        middles = peaks(tree, dists, routed.patch[rows, asked], asked)
+        columns = (distance[rows, asked].tolist(), flips.tolist(), (flips | ~in_radius).tolist(), middles.tolist())
         states += [_State(d, f, lost, (row, column)) for d, f, lost, (row, column) in zip(*columns, strict=True)]
     return states
 
 
 def _summary(results: Sequence[_PairResult], *, has_parts: bool) -> PairSummary:
+    """Average what became of the images of one prototype."""
     if not results:
         return PairSummary()
 
     def rates(method: Method) -> OcclusionRates:
-        boxes = [one.after[method][0] for one in results]
-        random = [state for one in results for state in one.after[method][1:]]
-        in_radius = [one.after[method] for one in results if not one.before.is_lost]
+        boxes = [result.after[method][0] for result in results]
+        random = [state for result in results for state in result.after[method][1:]]
+        in_radius = [result.after[method] for result in results if not result.before.is_lost]
         return OcclusionRates(
             len(results),
             flip_rate=_mean([state.flips for state in boxes]),
             random_flip_rate=_mean([state.flips for state in random]),
-            distance=_mean([one.before.distance for one in results]),
+            distance=_mean([result.before.distance for result in results]),
             distance_occluded=_mean([state.distance for state in boxes]),
             random_distance_occluded=_mean([state.distance for state in random]),
             n_in_radius=len(in_radius),
-            loss_rate=_mean([own[0].is_lost for own in in_radius]) if in_radius else None,
-            random_loss_rate=_mean([state.is_lost for own in in_radius for state in own[1:]]) if in_radius else None,
+            loss_rate=_mean([states[0].is_lost for states in in_radius]) if in_radius else None,
+            random_loss_rate=_mean([s.is_lost for states in in_radius for s in states[1:]]) if in_radius else None,
         )
 
-    stability = _mean([one.is_stable for one in results]) if has_parts else None
+    stability = _mean([result.is_stable for result in results]) if has_parts else None
     return PairSummary(stability, {method: rates(method) for method in results[0].after})
 
 

@@ -1,9 +1,7 @@
 """Out-of-distribution detection: how well a tree tells images of classes that it does not know from its own.
 
-An image is rejected when the confidence is low or its patches are unusually far from those that decide. As a score: the
-rank that an image would have among the own ones, by confidence and by distance, whichever is worse.
-
-Notation used for tensor shapes: M images of the known classes, m others.
+The score is the rank that an image would have among the tree's own ones, by confidence and by distance, whichever is
+worse. Notation used for tensor shapes: M images of the known classes, m others.
 """
 
 from collections.abc import Sequence
@@ -40,8 +38,8 @@ def evaluate_ood(
     A source is a folder of images, or a data set whose test images are used.
 
     Examples:
-        >>> found = evaluate_ood("runs/photos", ["ood/"])  # doctest: +SKIP
-        >>> list(found), sorted(found["ood"].auroc)  # doctest: +SKIP
+        >>> metrics = evaluate_ood("runs/photos", ["ood/"])  # doctest: +SKIP
+        >>> list(metrics), sorted(metrics["ood"].auroc)  # doctest: +SKIP
         (['ood'], ['both', 'confidence', 'distance'])
     """
     run, observer = Run.open(folder), observer or Observer()
@@ -62,9 +60,9 @@ def evaluate_ood(
         batches = eval_batches(tree.features, dataset, run=run.folder, workers=config.workers)
         return predict_all([tree], batches.encoded(tree.features, tree.prototypes.device))[0]
 
-    own = predictions(images.test, "its own classes")
-    metrics = {name: ood_metrics(own, predictions(samples, name)) for name, samples in sets.items()}
-    run.update_metrics(ood={**run.metrics.get("ood", {}), **{name: asdict(one) for name, one in metrics.items()}})
+    known = predictions(images.test, "its own classes")
+    metrics = {name: ood_metrics(known, predictions(samples, name)) for name, samples in sets.items()}
+    run.update_metrics(ood={**run.metrics.get("ood", {}), **{name: asdict(values) for name, values in metrics.items()}})
     return metrics
 
 
@@ -75,10 +73,10 @@ def ood_images(source: str | Path) -> tuple[Sample, ...]:
     return tuple(Sample(path, 0) for path in paths) if paths else open_data(source).test
 
 
-def ood_metrics(own: ImagePredictions, ood: ImagePredictions) -> OODMetrics:
+def ood_metrics(known: ImagePredictions, ood: ImagePredictions) -> OODMetrics:
     """Compare what one tree predicts for its own test images and for images of no known class."""
-    inside, outside = _scores(own, own), _scores(own, ood)
-    limit = inside["both"].sort().values[int((1 - COVERAGE) * len(own.index))]
+    inside, outside = _scores(known, known), _scores(known, ood)
+    limit = inside["both"].sort().values[int((1 - COVERAGE) * len(known.index))]
     return OODMetrics(
         n_images=len(ood.index),
         auroc={score: auroc(inside[score], outside[score]) for score in inside},
@@ -95,12 +93,10 @@ def auroc(high: Float[Tensor, " M"], low: Float[Tensor, " m"]) -> float:
     return float((below + not_above).double().mean()) / (2 * len(low))
 
 
-def _scores(own: ImagePredictions, predicted: ImagePredictions) -> dict[str, Float[Tensor, " M"]]:
+def _scores(known: ImagePredictions, predicted: ImagePredictions) -> dict[str, Float[Tensor, " M"]]:
+    def rank(values: Float[Tensor, " M"], among: Float[Tensor, " m"]) -> Float[Tensor, " M"]:
+        return torch.searchsorted(among.sort().values, values.contiguous()).double() / len(among)
+
     confidence, distance = predicted.confidence.double(), -predicted.ood_score.double()
-    ranks = (_rank(own.confidence.double(), confidence), _rank(-own.ood_score.double(), distance))
-    return {"confidence": confidence, "distance": distance, "both": torch.minimum(*ranks)}
-
-
-def _rank(own: Float[Tensor, " M"], values: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-    """The fraction of own images with a lower value."""
-    return torch.searchsorted(own.sort().values, values.contiguous()).double() / len(own)
+    both = torch.minimum(rank(confidence, known.confidence.double()), rank(distance, -known.ood_score.double()))
+    return {"confidence": confidence, "distance": distance, "both": both}

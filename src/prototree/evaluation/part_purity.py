@@ -1,18 +1,17 @@
 """Prototype quality: part purity, consistency, stability and the occlusion test, for every prototype of a tree.
 
-*Part purity* is PIP-Net's (Nauta et al., 2023), *consistency* and *stability* are those of Huang et al. (2023), adapted
-to a tree: what they ask of the images of a prototype's class, we ask of the images that go to the prototype's side of
-its node. `docs/explanations.md` has the definitions and how far to trust each.
-
+*Part purity* is PIP-Net's (Nauta et al., 2023), *consistency* and *stability* are those of Huang et al. (2023), over
+images that go to a prototype's side of its node instead of those of its class. `docs/explanations.md` defines each.
 Notation used for tensor shapes: M images, P prototypes.
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +27,7 @@ from prototree.data.loader import ViewDataset, stable_seed
 from prototree.errors import ConfigError
 from prototree.evaluation.occlusion_test import BOX_FRACTION, TICKS, Pair, parts_inside, run_occlusion_test
 from prototree.evaluation.schema import (
+    ByMethod,
     Method,
     OcclusionRates,
     OnDifference,
@@ -55,7 +55,7 @@ CONSISTENT = 0.8  # fraction of the images that must show the same part
 PART_RELATED = 0.5  # purity above which PIP-Net calls a prototype related to a part
 _RANDOM_DRAWS = 5
 
-ByMethod = dict[Method, dict[Split, PartFraction]]
+Value = TypeVar("Value")
 
 
 def evaluate_prototypes(
@@ -74,13 +74,11 @@ def evaluate_prototypes(
         0.64
     """
     run, observer = Run.open(run), observer or Observer()
-    tree, opened, config = run.tree(), run.data(data), run.config
+    tree, opened, workers = run.tree(), run.data(data), run.config.workers
     if not any(sample.parts for sample in (*opened.train, *opened.test)):
         observer.stage("the data does not say where parts are; only occlusion is measured")
     observer.stage(f"finding {tree.n_prototypes} prototypes in the images, and occluding them")
-    metrics = measure_prototypes(
-        tree, opened, images=images, tick=observer.caching, workers=config.workers, run=run.folder
-    )
+    metrics = measure_prototypes(tree, opened, images=images, tick=observer.caching, workers=workers, run=run.folder)
     run.update_metrics(prototype_quality={"tree": checkpoint.fingerprint(tree), **metrics.to_json()})
     return metrics
 
@@ -100,89 +98,87 @@ def measure_prototypes(
     """
     if images < 0:
         raise ConfigError(f"expected a number of images to test of at least 0, got {images}")
-    network = frozen_features(tree.eval().features)
+    network, rows = frozen_features(tree.eval().features), range(tree.n_prototypes)
     splits: dict[Split, Sequence[Sample]] = {"train": data.train, "test": data.test}
-    progress = Progress(tick, sum(map(len, splits.values())) + TICKS * images * tree.n_prototypes)
-    qualities = [PrototypeQuality(row) for row in range(tree.n_prototypes)]
-    baselines: dict[Split, PurityBaseline] = {}
-    for split, samples in splits.items():
-        matches = match_split(tree, samples, run=run, workers=workers, progress=progress)
-        if any(matches.parts):
-            qualities = [_with_parts(tree, matches, split, one) for one in qualities]
-            baselines[split] = _purity_baseline(tree, matches)
-    pairs = [pair for row in range(tree.n_prototypes) for pair in matches.sample(row, images)]
-    dataset = ViewDataset(matches.samples, evaluation_views, tree.preprocessing)
+    progress = Progress(tick, sum(map(len, splits.values())) + TICKS * images * len(rows))
+    matches = {
+        split: match_split(tree, samples, run=run, workers=workers, progress=progress)
+        for split, samples in splits.items()
+    }
+    with_parts = {split: match for split, match in matches.items() if any(match.parts)}
+    tested = matches["test"]
+    pairs = [pair for row in rows for pair in tested.sample(row, images)]
+    dataset = ViewDataset(tested.samples, evaluation_views, tree.preprocessing)
     slower = fast_features(tree) if attribution else None
-    tests = run_occlusion_test(tree, network, dataset, pairs, matches.parts, attribution=slower, progress=progress)
-    on_parts = _on_differences(tree, data)
-    for row, test in enumerate(tests):
-        qualities[row] = replace(
-            qualities[row],
+    tests = run_occlusion_test(tree, network, dataset, pairs, tested.parts, attribution=slower, progress=progress)
+    differences: dict[int, dict[Method, OnDifference]] = {}
+    if (data.root / "parts" / "looks.txt").exists():  # generated birds, whose differing parts are known
+        from prototree_birds.ground_truth import on_differences
+
+        differences = on_differences(tree, data)
+    qualities = [
+        PrototypeQuality(
+            row,
+            purity=_part_fractions(tree, with_parts, row, BOX_FRACTION, nearest=True),
+            consistency=_part_fractions(tree, with_parts, row, BOX_FRACTION),
+            consistency_wide=_part_fractions(tree, with_parts, row, WIDE_FRACTION),
             stability=test.stability,
             occlusion=test.occlusion,
-            on_discriminative_part=on_parts.get(row, {}),
+            on_discriminative_part=differences.get(row, {}),
         )
-    return summarise(qualities, baselines)
-
-
-def _on_differences(tree: ProtoTree, data: ImageData) -> dict[int, dict[Method, OnDifference]]:
-    """For generated birds, whose differing parts are known: how often a prototype lies on one."""
-    if not (data.root / "parts" / "looks.txt").exists():
-        return {}
-    from prototree_birds.ground_truth import on_differences
-
-    return on_differences(tree, data)
+        for row, test in enumerate(tests)
+    ]
+    return summarise(qualities, {split: _purity_baseline(tree, match) for split, match in with_parts.items()})
 
 
 def summarise(qualities: list[PrototypeQuality], baselines: dict[Split, PurityBaseline]) -> QualityMetrics:
     """Average the quality of a tree's prototypes."""
 
-    def fractions(metric: str) -> dict[Method, dict[Split, list[float]]]:
-        """Of each prototype for which a metric is known."""
-        values: dict[Method, dict[Split, list[float]]] = {}
+    def means(metric: str, mean: Callable[[list[float]], Value]) -> dict[Method, dict[Split, Value]]:
+        """Average a metric over the prototypes for which it is known."""
+        values: dict[Method, dict[Split, Value]] = {}
         for method, split in product(METHODS, SPLITS):
-            known = [getattr(one, metric).get(method, {}).get(split) for one in qualities]
-            if own := [part.fraction for part in known if part is not None]:
-                values.setdefault(method, {})[split] = own
+            known = [getattr(quality, metric).get(method, {}).get(split) for quality in qualities]
+            if fractions := [part.fraction for part in known if part is not None]:
+                values.setdefault(method, {})[split] = mean(fractions)
         return values
-
-    def consistency(metric: str) -> dict[Method, dict[Split, float]]:
-        return {
-            method: {split: fmean(float(value >= CONSISTENT) for value in own) for split, own in splits.items()}
-            for method, splits in fractions(metric).items()
-        }
 
     def purity(values: list[float]) -> Purity:
         return Purity(fmean(values), pstdev(values), fmean(float(value > PART_RELATED) for value in values))
 
-    stability = [one.stability for one in qualities if one.stability is not None]
-    tested = dict.fromkeys(method for one in qualities for method in one.occlusion)
-    on_parts: dict[Method, list[OnDifference]] = {}
-    for one in qualities:
-        for method, box in one.on_discriminative_part.items():
-            on_parts.setdefault(method, []).append(box)
+    def consistency(values: list[float]) -> float:
+        return fmean(float(value >= CONSISTENT) for value in values)
+
+    def by_method(metric: str) -> dict[Method, list[Any]]:
+        values: dict[Method, list[Any]] = {}
+        for quality in qualities:
+            for method, value in getattr(quality, metric).items():
+                values.setdefault(method, []).append(value)
+        return values
+
+    stability = [quality.stability for quality in qualities if quality.stability is not None]
     return QualityMetrics(
         prototypes=qualities,
-        purity={m: {split: purity(own) for split, own in splits.items()} for m, splits in fractions("purity").items()},
+        purity=means("purity", purity),
         baselines=baselines,
-        consistency=consistency("consistency"),
-        consistency_wide=consistency("consistency_wide"),
+        consistency=means("consistency", consistency),
+        consistency_wide=means("consistency_wide", consistency),
         stability=fmean(stability) if stability else None,
-        occlusion={m: mean_rates([one.occlusion[m] for one in qualities if m in one.occlusion]) for m in tested},
+        occlusion={method: mean_rates(rates) for method, rates in by_method("occlusion").items()},
         on_discriminative_part={
-            method: Touching(len(own), fmean(float(one.touches) for one in own), fmean(one.by_chance for one in own))
-            for method, own in on_parts.items()
+            method: Touching(len(boxes), fmean(float(b.touches) for b in boxes), fmean(b.by_chance for b in boxes))
+            for method, boxes in by_method("on_discriminative_part").items()
         },
     )
 
 
 def mean_rates(rates: list[OcclusionRates]) -> OcclusionRates:
     """Average occlusion rates over all images tested, each with each prototype on its path."""
-    counts = {name: sum(getattr(one, name) for one in rates) for name in ("n_images", "n_in_radius")}
+    counts = {name: sum(getattr(rate, name) for rate in rates) for name in ("n_images", "n_in_radius")}
 
     def mean(name: str) -> float | None:
         weight = "n_in_radius" if "loss" in name else "n_images"
-        total = sum(getattr(one, weight) * (getattr(one, name) or 0.0) for one in rates)
+        total = sum(getattr(rate, weight) * (getattr(rate, name) or 0.0) for rate in rates)
         return total / counts[weight] if counts[weight] else None
 
     names = [name for name in OcclusionRates.__dataclass_fields__ if name not in counts]
@@ -195,17 +191,13 @@ class SplitMatches:
 
     samples: Sequence[Sample]
     parts: Sequence[tuple[Part, ...]]  # M, in pixels of the network's input
-    distance: Float[Tensor, "M P"]
+    distance: Float[Tensor, "M P"]  # infinite for an image that cannot be read
     patch: Int[Tensor, "M P"]
     peak: Float[Tensor, "M P 2"]  # row and column, between the patches
     goes: Bool[Tensor, "M P"]  # whether the image's greedy path goes to the prototype's side
 
-    def nearest(self, row: int) -> list[int]:
-        """The nearest ten images, nearest first; fewer where there are fewer."""
-        return nearest_images(self.distance[:, row])
-
     def going(self, row: int) -> list[int]:
-        """The images that go to a prototype's side."""
+        """List the images that go to a prototype's side."""
         indices: list[int] = torch.nonzero(self.goes[:, row])[:, 0].tolist()
         return indices
 
@@ -220,12 +212,7 @@ class SplitMatches:
 
 @torch.no_grad()
 def match_split(
-    tree: ProtoTree,
-    samples: Sequence[Sample],
-    *,
-    run: Path | None = None,
-    workers: int,
-    progress: Progress,
+    tree: ProtoTree, samples: Sequence[Sample], *, run: Path | None, workers: int, progress: Progress
 ) -> SplitMatches:
     """Send every image through the tree; one that cannot be read goes nowhere."""
     dataset = ViewDataset(samples, evaluation_views, tree.preprocessing)
@@ -258,32 +245,24 @@ def prototypes_taken(
 
 
 def nearest_images(distance: Float[Tensor, " M"]) -> list[int]:
-    """The nearest ten, nearest first; fewer where there are fewer."""
+    """List the nearest ten images, nearest first; fewer where there are fewer."""
     order = torch.sort(distance, stable=True).indices[:NEAREST].tolist()
     return [i for i in order if torch.isfinite(distance[i])]
 
 
-def _with_parts(tree: ProtoTree, matches: SplitMatches, split: Split, one: PrototypeQuality) -> PrototypeQuality:
-    grid, row = tree.grid, one.prototype_row
-
-    def added(before: ByMethod, images: list[int], fraction: float) -> ByMethod:
-        after = {method: dict(own) for method, own in before.items()}
-        for method in METHODS:
-            inside = []
-            for i in images:
-                at = matches.peak[i, row].tolist() if method == "peak" else grid.row_column(int(matches.patch[i, row]))
-                inside.append(parts_inside(matches.parts[i], grid.box(*at).square(fraction * grid.side)))
-            if (best := purest(inside)) is not None:
-                after.setdefault(method, {})[split] = best
-        return after
-
-    nearest, going = matches.nearest(row), matches.going(row)
-    return replace(
-        one,
-        purity=added(one.purity, nearest, BOX_FRACTION),
-        consistency=added(one.consistency, going, BOX_FRACTION),
-        consistency_wide=added(one.consistency_wide, going, WIDE_FRACTION),
-    )
+def _part_fractions(
+    tree: ProtoTree, matches: Mapping[Split, SplitMatches], row: int, fraction: float, *, nearest: bool = False
+) -> ByMethod:
+    """Find the purest part of a prototype's boxes in its nearest images, or else in all that go to its side."""
+    grid, values = tree.grid, ByMethod()
+    for method, (split, match) in product(METHODS, matches.items()):
+        inside = []
+        for i in nearest_images(match.distance[:, row]) if nearest else match.going(row):
+            at = match.peak[i, row].tolist() if method == "peak" else grid.row_column(int(match.patch[i, row]))
+            inside.append(parts_inside(match.parts[i], grid.box(*at).square(fraction * grid.side)))
+        if (best := purest(inside)) is not None:
+            values.setdefault(method, {})[split] = best
+    return values
 
 
 def purest(images: Iterable[Mapping[str, bool]]) -> PartFraction | None:
@@ -315,7 +294,7 @@ def _purity_baseline(tree: ProtoTree, matches: SplitMatches) -> PurityBaseline:
 
     at_random, in_middle = list[float](), list[float]()
     for row in range(tree.n_prototypes):
-        images = matches.nearest(row)
+        images = nearest_images(matches.distance[:, row])
         for boxes in [[rng.choice(on_object[i]) for i in images] for _ in range(_RANDOM_DRAWS)]:
             at_random += purity(images, boxes)
         in_middle += purity(images, [objects[i] for i in images])

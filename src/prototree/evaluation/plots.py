@@ -27,7 +27,7 @@ def available() -> bool:
 
 
 def leaf_max_probs(maxima: Sequence[float], n_classes: int, title: str) -> "Figure":
-    """The supplement's histogram: the largest class probability of every leaf."""
+    """Plot the supplement's histogram: the largest class probability of every leaf."""
     figure, axes = _canvas(6.0, 3.6)
     axes.hist(maxima, bins=[i / 40 for i in range(41)], color=_BLUE)
     axes.axvline(1 / n_classes, color=_ORANGE, linestyle=":", label=f"uniform, 1/{n_classes}")
@@ -37,21 +37,17 @@ def leaf_max_probs(maxima: Sequence[float], n_classes: int, title: str) -> "Figu
 
 
 def confusion(pairs: Iterable[tuple[int, int, int]], class_names: Sequence[str], title: str) -> "Figure":
-    """True classes against predicted ones, as shares of the true class; of many classes, several share a pixel.
-
-    `pairs` are the true class, the predicted one and the number of photos.
-    """
+    """Plot the confusion matrix from label, prediction and number of images; of many classes, several share a pixel."""
     side = min(max(4.5, 0.2 * len(class_names) + 2.5), 14.0)
     figure, axes = _canvas(side, side)
     n_pixels = min(len(class_names), _MAX_PIXELS)
     counts = np.zeros((n_pixels, n_pixels))
-    for true, said, count in pairs:
-        counts[true * n_pixels // len(class_names), said * n_pixels // len(class_names)] += count
+    for label, predicted, count in pairs:
+        counts[label * n_pixels // len(class_names), predicted * n_pixels // len(class_names)] += count
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     extent = (-0.5, len(class_names) - 0.5, len(class_names) - 0.5, -0.5)
     picture = axes.imshow(shares, cmap="viridis", vmin=0, vmax=1, extent=extent)
-    bar = figure.colorbar(picture, ax=axes, fraction=0.04)
-    bar.set_label("share of the true class")
+    figure.colorbar(picture, ax=axes, fraction=0.04, label="share of the true class")
     if len(class_names) <= _NAMED_CLASSES:
         ticks = range(len(class_names))
         plain = [name.replace("$", r"\$") for name in class_names]  # not mathematics
@@ -64,7 +60,7 @@ def confusion(pairs: Iterable[tuple[int, int, int]], class_names: Sequence[str],
 def accuracy_by_height(
     trees: Mapping[int, Sequence[float]], ensembles: Mapping[int, float], enough_leaves: int, title: str
 ) -> "Figure":
-    """The figure of §6.2: accuracy of the trees of each height, and of the ensemble of all of them."""
+    """Plot the figure of §6.2: accuracy of the trees of each height, and of the ensemble of all of them."""
     figure, axes = _canvas(6.0, 3.8)
     for height, values in trees.items():
         axes.plot([height] * len(values), [100 * value for value in values], "o", color=_BLUE, alpha=0.35)
@@ -81,7 +77,7 @@ def accuracy_by_height(
 
 
 def png(figure: "Figure") -> bytes:
-    """The picture as a file."""
+    """Encode a figure as PNG."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
     return buffer.getvalue()

@@ -1,7 +1,6 @@
 """Records of `metrics.json` and `errors.json`, and how these files are read. No torch here.
 
-They may come with trees that others made: what makes no sense is refused when it is read, so that no table need doubt
-it. Keys that we do not know are left as they are.
+They may come with trees that others made: what makes no sense is refused when it is read; unknown keys stay.
 """
 
 import json
@@ -23,8 +22,9 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1 + 1e-6)]  # a mean of ones may round above
 Split = Literal["train", "test"]
+# What a box stands around: the peak of the similarity map, as pages show it, the nearest cell, or attribution.
 Method = Literal["peak", "cell", "attribution"]
-"""What a box stands around: the peak of the similarity map, as pages show it, the nearest cell, or attribution."""
+ByMethod = dict[Method, dict[Split, "PartFraction"]]
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ class PrototypeQuality:
     """The quality of one prototype. What the data cannot tell is missing: None, or not in the dictionary."""
 
     prototype_row: Count
-    purity: dict[Method, dict[Split, PartFraction]] = field(default_factory=dict)  # over the nearest images
-    consistency: dict[Method, dict[Split, PartFraction]] = field(default_factory=dict)  # over those that go its way
-    consistency_wide: dict[Method, dict[Split, PartFraction]] = field(default_factory=dict)
+    purity: ByMethod = field(default_factory=dict)  # over the nearest images
+    consistency: ByMethod = field(default_factory=dict)  # over those that go its way
+    consistency_wide: ByMethod = field(default_factory=dict)
     stability: Fraction | None = None
     occlusion: dict[Method, OcclusionRates] = field(default_factory=dict)
     on_discriminative_part: dict[Method, OnDifference] = field(default_factory=dict)
@@ -221,7 +221,7 @@ def read_metrics(folder: Path) -> dict[str, Any]:
     """Read a run's metrics.json; empty where there is none."""
     path = folder / METRICS
     content = expect_version(read_json(path), METRICS_VERSION, path) if path.exists() else {}
-    checked = _check(_MetricsFile, content, path)
+    checked = _validate(_MetricsFile, content, path)
     for stage in checked.stages.values():
         labels = [label for pair in stage.confusion for label in pair[:2]]
         if len(stage.class_accuracy) != len(checked.classes) or max(labels, default=-1) >= len(checked.classes):
@@ -232,13 +232,13 @@ def read_metrics(folder: Path) -> dict[str, Any]:
 def read_errors(path: Path, n_classes: int) -> dict[str, Any]:
     """Read errors.json of a tree of so many classes."""
     content = read_json(path)
-    checked = _check(_ErrorsFile, content, path)
+    checked = _validate(_ErrorsFile, content, path)
     if not all(max(image.label, image.prediction) < n_classes for image in checked.images):
         raise damaged(path, ValueError("it speaks of classes that the tree does not have"))
     return content
 
 
-def _check(kind: type, content: dict[str, Any], path: Path) -> Any:
+def _validate(kind: type, content: dict[str, Any], path: Path) -> Any:
     try:
         text = json.dumps(content, ensure_ascii=False).encode(errors="replace")  # a file's name need not be UTF-8
         return _adapter(kind).validate_json(text, strict=True)
@@ -248,7 +248,6 @@ def _check(kind: type, content: dict[str, Any], path: Path) -> Any:
 
 
 def damaged(path: Path, error: Exception) -> CheckpointError:
-    """The error for a file of metrics that says something else than it should."""
-    return CheckpointError(
-        f"{path} is damaged ({error}); restore it from a copy, or remove it and run prototree evaluate with --data"
-    )
+    """Make the error for a file of metrics that says something else than it should."""
+    remedy = "restore it from a copy, or remove it and run prototree evaluate with --data"
+    return CheckpointError(f"{path} is damaged ({error}); {remedy}")

@@ -1,13 +1,11 @@
-"""Results as tables and sentences, for a terminal, a document or a spreadsheet. No torch here.
-
-All take the content of metrics.json or errors.json, or a part of it.
-"""
+"""Results as tables and sentences, from the content of metrics.json or errors.json or a part of it. No torch here."""
 
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _LAST_FIRST = ("projected", "pruned", "trained")
@@ -41,8 +39,8 @@ class Table:
 
 def markdown(text: str) -> str:
     """Escape text for Markdown and HTML: names of classes and files come from outside."""
-    one_line = "".join(c if c.isprintable() else " " for c in text)
-    escaped = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", one_line)
+    line = "".join(c if c.isprintable() else " " for c in text)
+    escaped = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", line)
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -60,17 +58,17 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 
 def stage_name(stage: str) -> str:
-    """What people are told that a stage is."""
+    """Name a stage for people."""
     return {"projected_any_class": "projected onto patches of any class"}.get(stage, stage.replace("_", " "))
 
 
 def confusion_pairs(metrics: Mapping[str, Any], stage: str) -> list[tuple[int, int, int]]:
-    """Label, prediction and number of images, of each pair that occurs."""
+    """List label, prediction and number of images of each pair that occurs."""
     return [(label, predicted, count) for label, predicted, count in metrics["stages"][stage]["confusion"]]
 
 
 def stage_table(metrics: Mapping[str, Any], title: str) -> Table:
-    """What a run reached; stages that agree in every number share a row."""
+    """Tabulate the accuracy of each stage of a run; stages that agree in every number share a row."""
     stages: dict[tuple[str, ...], list[str]] = {}
     for stage, values in metrics.get("stages", {}).items():
         length = values["path_length"]["greedy"]
@@ -85,7 +83,7 @@ def stage_table(metrics: Mapping[str, Any], title: str) -> Table:
 
 
 def baseline_text(metrics: Mapping[str, Any]) -> str:
-    """What reading the features as a tree costs, as a sentence; nothing where there was no classifier."""
+    """Compare the tree with its baseline in a sentence; nothing where there was no classifier."""
     baseline, stages = metrics.get("baseline_accuracy"), metrics.get("stages", {})
     if baseline is None or not stages:
         return ""
@@ -101,7 +99,7 @@ def baseline_text(metrics: Mapping[str, Any]) -> str:
 
 
 def detail_table(metrics: Mapping[str, Any]) -> Table:
-    """Fidelity of the hard strategies to the soft one, and calibration, by stage."""
+    """Tabulate the fidelity of the hard strategies to the soft one, and calibration, by stage."""
     rows = tuple(
         (
             stage_name(stage),
@@ -120,31 +118,31 @@ def detail_table(metrics: Mapping[str, Any]) -> Table:
 
 
 def ood_table(sets: Mapping[str, Any]) -> Table:
-    """How images of no known class are told from the test images; from `ood` in metrics.json."""
+    """Tabulate how images of no known class are told from the test images; from `ood` in metrics.json."""
     rows = tuple(
         (
             name,
-            str(one["n_images"]),
-            *(_number(one["auroc"][score], 3) for score in ("confidence", "distance", "both")),
-            percent(one["fpr_at_95_tpr"], 1),
-            percent(one["coverage"], 1),
+            str(values["n_images"]),
+            *(_number(values["auroc"][score], 3) for score in ("confidence", "distance", "both")),
+            percent(values["fpr_at_95_tpr"], 1),
+            percent(values["coverage"], 1),
         )
-        for name, one in sets.items()
+        for name, values in sets.items()
     )
     auroc = ("AUROC of confidence", "of distance", "of both")
     header = ("images of no known class", "number", *auroc, "FPR at 95 % TPR", "answered by this tree")
     return Table("out of distribution", header, rows)
 
 
-def accuracy_table(title: str, pairs: Iterable[tuple[str, str, int]], most: int = 3) -> Table:
-    """Accuracy of each class, the hardest first, and what it is taken for; from labels, predictions and counts."""
+def accuracy_table(title: str, pairs: Iterable[tuple[str, str, int]]) -> Table:
+    """Tabulate the accuracy of each class, the hardest first, from labels, predictions and counts."""
     classes: dict[str, dict[str, int]] = {}
     for label, predicted, count in pairs:
         classes.setdefault(label, {})[predicted] = count
     rows = []
     for label, counts in classes.items():
         total, right = sum(counts.values()), counts.pop(label, 0)
-        others = sorted(counts.items(), key=lambda item: -item[1])[:most]
+        others = sorted(counts.items(), key=lambda item: -item[1])[:3]
         confused_with = ", ".join(f"{name} ({count})" for name, count in others) or "–"
         rows.append((right / total, (label, percent(right / total, 1), str(total), confused_with)))
     rows.sort(key=lambda row: row[0])
@@ -152,50 +150,76 @@ def accuracy_table(title: str, pairs: Iterable[tuple[str, str, int]], most: int 
 
 
 def class_table(metrics: Mapping[str, Any], stage: str) -> Table:
-    """Accuracy of each class on the greedy path after a stage."""
+    """Tabulate the accuracy of each class on the greedy path after a stage."""
     names, pairs = metrics["classes"], confusion_pairs(metrics, stage)
     named = [(names[label], names[predicted], count) for label, predicted, count in pairs]
     return accuracy_table(f"accuracy by class, {stage} tree, greedy", named)
 
 
+@dataclass
+class LabelledAccuracy:
+    """Accuracy of predictions beside the labels of a list; a prediction of None is an abstention."""
+
+    class_names: Sequence[str]
+    pairs: Counter[tuple[str, str | None]] = field(default_factory=Counter)  # label and prediction
+    unknown: Counter[str] = field(default_factory=Counter)  # labels that the tree has no class for
+
+    def add(self, label: str, prediction: str | None) -> None:
+        if label in self.class_names:
+            self.pairs[label, prediction] += 1
+        else:
+            self.unknown[label] += 1
+
+    @property
+    def n_images(self) -> int:
+        return self.pairs.total()
+
+    def words(self) -> list[str]:
+        """Say the accuracy in sentences."""
+        n_answers = sum(count for (_, prediction), count in self.pairs.items() if prediction is not None)
+        n_right = sum(count for (label, prediction), count in self.pairs.items() if label == prediction)
+        words = []
+        if self.n_images:
+            accuracy = f" ({percent(n_right / n_answers, 1)})" if n_answers else ""
+            silent = self.n_images - n_answers
+            abstained = f"; no answer for {silent} {'photo' if silent == 1 else 'photos'}" if silent else ""
+            words.append(f"{n_right} of {n_answers} answers are right{accuracy}{abstained}")
+        if self.unknown:
+            names = [*map(repr, list(self.unknown)[:3]), *["…"] * (len(self.unknown) > 3)]
+            words.append(f"photos not counted: {self.unknown.total()} (the tree has no class {', '.join(names)})")
+        return words
+
+    def table(self) -> Table:
+        """Tabulate the accuracy of each class, the hardest first, and what it is taken for."""
+        pairs = [(label, predicted or "no answer", count) for (label, predicted), count in self.pairs.items()]
+        return accuracy_table("what each class is taken for", pairs)
+
+
 def node_error_table(errors: Mapping[str, Any]) -> Table:
-    """The nodes at which wrong predictions left the path of their true class; from the content of errors.json."""
-    rows = tuple(
-        (
-            str(node["node"]),
-            str(node["n_errors"]),
-            str(node["n_goes_right"]),
-            str(node["n_errors"] - node["n_goes_right"]),
-            _number(node["mean_abs_margin"]),
-        )
-        for node in errors["nodes"]
-    )
+    """Tabulate the nodes at which wrong predictions left the path of their true class; from errors.json."""
+    rows = []
+    for node in errors["nodes"]:
+        n_errors, n_goes_right = node["n_errors"], node["n_goes_right"]
+        counts = map(str, (node["node"], n_errors, n_goes_right, n_errors - n_goes_right))
+        rows.append((*counts, _number(node["mean_abs_margin"])))
     header = ("node", "errors", *_WRONG_TURNS[errors["node_kind"]], "mean |p of right − 0.5|")
-    return Table("nodes with the most errors", header, rows)
+    return Table("nodes with the most errors", header, tuple(rows))
 
 
 def image_error_table(errors: Mapping[str, Any], class_names: Sequence[str]) -> Table:
-    """The wrong predictions, the closest decisions first: those that the smallest change would put right."""
-    images = sorted(errors["images"], key=lambda one: float("inf") if one["margin"] is None else one["margin"])
-    rows = tuple(
-        (
-            one["image"],
-            class_names[one["label"]],
-            class_names[one["prediction"]],
-            "no leaf has its class"
-            if one["node"] is None
-            else f"{one['node']}, {'right' if one['goes_right'] else 'left'}",
-            _number(one["p_right"], 3),
-            _number(one["margin"]),
-        )
-        for one in images
-    )
+    """Tabulate wrong predictions, the closest decisions first: those that the smallest change would put right."""
+    rows = []
+    for image in sorted(errors["images"], key=lambda im: float("inf") if im["margin"] is None else im["margin"]):
+        side = f"{image['node']}, {'right' if image['goes_right'] else 'left'}"
+        left_at = "no leaf has its class" if image["node"] is None else side
+        names = (class_names[image["label"]], class_names[image["prediction"]])
+        rows.append((image["image"], *names, left_at, _number(image["p_right"], 3), _number(image["margin"])))
     header = ("photo", "label", "prediction", "left its path at node", "p of right there", "margin")
-    return Table(f"wrong predictions ({errors['strategy'].replace('_', '-')})", header, rows)
+    return Table(f"wrong predictions ({errors['strategy'].replace('_', '-')})", header, tuple(rows))
 
 
 def ensemble_table(metrics: Mapping[str, Any], names: Sequence[str]) -> Table:
-    """Every tree of an ensemble alone, and the first 2, 3, … of them together."""
+    """Tabulate every tree of an ensemble alone, and the first 2, 3, … of them together."""
 
     def row(name: str, group: Mapping[str, Any]) -> tuple[str, ...]:
         accuracy = (percent(group["accuracy"][strategy], 1) for strategy in _STRATEGIES)
@@ -209,7 +233,7 @@ def ensemble_table(metrics: Mapping[str, Any], names: Sequence[str]) -> Table:
 
 
 def quality_text(quality: Mapping[str, Any]) -> str:
-    """Prototype quality of a whole tree in one line; nothing where nothing was measured."""
+    """Say the prototype quality of a whole tree in one line; nothing where nothing was measured."""
     sentences = []
     if purity := quality.get("purity", {}).get("peak", {}).get("test"):
         sentences.append(f"in {_tenths(purity['mean'])} of 10 photos the patch lies on the same part")
@@ -222,7 +246,7 @@ def quality_text(quality: Mapping[str, Any]) -> str:
 
 
 def prototype_text(quality: Mapping[str, Any]) -> list[str]:
-    """Quality of one prototype, a sentence each."""
+    """Say the quality of one prototype, a sentence for each metric."""
     sentences = []
     if purity := quality.get("purity", {}).get("peak", {}).get("test"):
         part, shown = purity["part"], purity["n_images"]
@@ -234,14 +258,14 @@ def prototype_text(quality: Mapping[str, Any]) -> list[str]:
     if rates := quality.get("occlusion", {}).get("peak"):
         flips, chance = (round(rates[name] * rates["n_images"], 1) for name in ("flip_rate", "random_flip_rate"))
         sentences.append(
-            f"OcclusionEffect it sends {flips:g} of {rates['n_images']} test photos the other way, "
+            f"Hiding it sends {flips:g} of {rates['n_images']} test photos the other way, "
             f"hiding random patches of the same size {chance:g}."
         )
     return sentences
 
 
 def quality_table(quality: Mapping[str, Any]) -> Table:
-    """Prototype quality of a tree, a metric per row, on training and on test images."""
+    """Tabulate the prototype quality of a tree, a metric per row, on training and on test images."""
 
     def spread(values: Mapping[str, float] | None) -> str:
         if values is None:
@@ -268,12 +292,12 @@ def quality_table(quality: Mapping[str, Any]) -> Table:
                 rows.append((f"{name}, {box}", "–", f"{value} ({chance})"))
         moved = f"{_number(rates['distance'])} → {_number(rates['distance_occluded'])}"
         rows.append((f"distance in radii, {box}", "–", f"{moved} ({_number(rates['random_distance_occluded'])})"))
-    for method, one in quality["on_discriminative_part"].items():
-        touching = f"{percent(one['touching'])} of {one['n_prototypes']} (by chance {percent(one['by_chance'])})"
+    for method, boxes in quality["on_discriminative_part"].items():
+        touching = f"{percent(boxes['touching'])} of {boxes['n_prototypes']} (by chance {percent(boxes['by_chance'])})"
         rows.append((f"on a part in which its two sides differ, {_METHODS[method]}", touching, "–"))
     return Table("prototype quality", ("metric", "training photos", "test photos"), tuple(rows))
 
 
 def _tenths(fraction: float) -> str:
-    """`7`, or `fewer than 1`, of ten."""
+    """Write `7`, or `fewer than 1`, of ten."""
     return "fewer than 1" if 0 < fraction < 0.05 else f"{round(10 * fraction)}"

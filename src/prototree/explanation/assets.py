@@ -1,17 +1,15 @@
 """Assets of a run: pictures and page data about its tree, in one folder with one list, there also without the images.
 
-Projection stores a crop and a small picture of each prototype's image, and how training images lie at each node; a
-report adds neighbours, class shares, heat maps and tests. The list names the tree that they are of, its prototypes'
-sources, and the digest of every file: what is of another tree or damaged is never shown.
+Projection stores pictures of each prototype's image and histograms of the nodes; a report adds neighbours, heat maps
+and tests. The list names the tree, its sources and the digest of every file: what does not fit is never shown.
 """
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypedDict, get_args
+from typing import Any, get_args
 
 import numpy as np
 from PIL import Image
@@ -37,7 +35,6 @@ from prototree.explanation.records import (
     PerturbationEffect,
     Picture,
     PrototypeExplanation,
-    Side,
     TreeExplanation,
 )
 from prototree.io import DIGESTS, read_json, read_listed, write_listed
@@ -84,20 +81,11 @@ def cut_out(photo: LoadedImage, box: Box, side: int = CROP_SIDE) -> Picture:
     return reduced(LoadedImage(crop, crop.size), side)
 
 
-class NodeFields(TypedDict):
-    """What a tree says of a prototype's node."""
-
-    prototype: int
-    node: int
-    side: Side
-    radius: float
-
-
-def node_fields(tree: ProtoTree, prototype: int) -> NodeFields:
-    """Look up the node of a prototype, its side and its radius."""
+def node_fields(tree: ProtoTree, prototype: int) -> dict[str, Any]:
+    """Look up the node of a prototype, its side and its radius, as fields of a `PrototypeExplanation`."""
     node, is_right = tree.node_of(prototype)
     radius = float(tree.radius[prototype])
-    return NodeFields(prototype=prototype, node=node, side="right" if is_right else "left", radius=radius)
+    return {"prototype": prototype, "node": node, "side": "right" if is_right else "left", "radius": radius}
 
 
 @dataclass(frozen=True)
@@ -129,14 +117,10 @@ class AssetStore:
             source and [source.image, *(round(edge, 3) for edge in source.display_box or source.patch_box)]
             for source in self._tree.sources
         ]
-        return {
-            "version": VERSION,
-            "tree": checkpoint.fingerprint(self._tree),
-            "sources": json.loads(json.dumps(sources)),
-        }
+        return {"version": VERSION, "tree": checkpoint.fingerprint(self._tree), "sources": sources}
 
     def files(self) -> list[Path]:
-        """The files that hold the assets."""
+        """List the files that hold the assets."""
         return [self._folder / name for name in (*self._content[DIGESTS], ASSET_LIST)] if self._content else []
 
     @property
@@ -170,25 +154,23 @@ class AssetStore:
 
     def save_histograms(self, histograms: Sequence[DecisionHistogram]) -> None:
         """Store how training images lie at each node."""
-        self._save({}, {"histograms": [[list(one.right), list(one.left)] for one in histograms]})
+        self._save({}, {"histograms": [[list(h.right), list(h.left)] for h in histograms]})
 
     def save_pages(self, explanation: TreeExplanation) -> None:
         """Store what pages show beyond the prototypes' own pictures, so that they need no training images."""
         pictures = dict(_page_pictures(explanation))
         encoded = thread_map(partial(webp, quality=_PAGE_QUALITY), pictures.values())
-        nodes = explanation.prototypes[: len(explanation.left)]  # the right prototypes have the numbers of the nodes
-        histograms = [
-            [list(one.histogram.right), list(one.histogram.left)] for one in nodes if one.histogram is not None
-        ]
+        of_nodes = [p.histogram for p in explanation.prototypes[: len(explanation.left)]]  # right prototypes come first
+        histograms = [[list(h.right), list(h.left)] for h in of_nodes if h is not None]
         pages = {
-            "prototypes": [_encode_prototype(one) for one in explanation.prototypes],
+            "prototypes": [_encode_prototype(prototype) for prototype in explanation.prototypes],
             "class_images": [len(known.photos) for known in explanation.classes],
         }
         files = dict(zip(pictures, encoded, strict=True))
         self._save(files, {"pages": pages, "histograms": histograms}, sync=False)
 
     def pictures(self, row: int) -> SourcePictures | None:
-        """The stored pictures of a prototype; None where they cannot be used."""
+        """Read the stored pictures of a prototype; None where they cannot be used."""
         try:
             if not self._content or (size := self._content["sizes"][row]) is None:
                 return None
@@ -199,7 +181,7 @@ class AssetStore:
             return None
 
     def histograms(self) -> dict[int, DecisionHistogram]:
-        """By node, how training images lie there; nothing where that was never counted."""
+        """Read how training images lie at each node; nothing where that was never counted."""
         try:
             stored = enumerate(self._content.get("histograms", ()))
             return {node: _histogram(self._tree, counts) for node, counts in stored}
@@ -208,7 +190,7 @@ class AssetStore:
             return {}
 
     def class_pictures(self) -> list[tuple[Picture, ...]]:
-        """Some images of each class; none where none are stored."""
+        """Read images of each class; none where none are stored."""
         counts = self._content.get("pages", {}).get("class_images", ())
         pictures: list[tuple[Picture, ...]] = [()] * self._tree.n_classes
         for label, count in enumerate(counts if len(counts) == self._tree.n_classes else ()):
@@ -221,31 +203,21 @@ class AssetStore:
 
     def prototype(self, row: int, shown: SourcePictures, note: str) -> PrototypeExplanation:
         """Explain a prototype from what is stored: at least its pictures and its box, without heat and neighbours."""
-        tree, source, page = self._tree, self._tree.sources[row], self._page(row)
-        locations: tuple[Location, ...] = page.get("locations", ())
+        source, page = self._tree.sources[row], self._page(row)
+        locations, context = page.pop("locations", ()), page.pop("context", None)
         if not locations:
-            box = Box(*(source.display_box or source.patch_box)) if source is not None else Box.whole(shown.size)
+            box = _shown_box(source) if source is not None else Box.whole(shown.size)
             heat = np.zeros(shown.photo.shape[:2], dtype=np.float32)
             locations = (Location("peak" if source is not None and source.display_box else "cell", box, heat, None),)
-        match = Match(
-            image=source.image if source is not None else "",
-            label=source.label if source is not None else None,
-            similarity=1.0 if source is not None or page else 0.0,
-            size=shown.size,
-            photo=shown.photo,
-            crop=shown.crop,
-            locations=locations,
-            context=page.get("context"),
-        )
+        image, label = (source.image, source.label) if source is not None else ("", None)
+        similarity = 1.0 if source is not None or page else 0.0
+        fields = {"nearest": (), "class_pass_rate": (), "perturbation_effects": (), **page}
         return PrototypeExplanation(
-            **node_fields(tree, row),
-            source=match,
+            **node_fields(self._tree, row),
+            source=Match(image, label, similarity, shown.size, shown.photo, shown.crop, locations, context),
             projection_distance=source.distance if source is not None else None,
-            nearest=page.get("nearest", ()),
-            class_pass_rate=page.get("class_pass_rate", ()),
-            perturbation_effects=page.get("perturbation_effects", ()),
             note=note,
-            histogram=page.get("histogram"),
+            **fields,
         )
 
     def _page(self, row: int) -> dict[str, Any]:
@@ -254,14 +226,14 @@ class AssetStore:
             if not self.has_pages:
                 return {}
             stored, n_classes = self._content["pages"]["prototypes"][row], self._tree.n_classes
-            shares, node = tuple(map(float, stored["class_pass_rate"])), self._tree.node_of(row)[0]
-            if len(shares) not in (0, n_classes) or len(stored["nearest"]) > _MOST_NEIGHBOURS:
+            rates, node = tuple(map(float, stored["class_pass_rate"])), self._tree.node_of(row)[0]
+            if len(rates) not in (0, n_classes) or len(stored["nearest"]) > _MOST_NEIGHBOURS:
                 raise ValueError("it is of a tree with other classes")
             return {
                 "locations": tuple(map(_decode_location, stored["locations"])),
                 "context": self._picture(_name(row, "context")) if stored["context"] else None,
-                "nearest": tuple(self._neighbour(row, rank, one) for rank, one in enumerate(stored["nearest"])),
-                "class_pass_rate": shares,
+                "nearest": tuple(self._neighbour(row, rank, match) for rank, match in enumerate(stored["nearest"])),
+                "class_pass_rate": rates,
                 "perturbation_effects": tuple(
                     PerturbationEffect(name, float(change)) for name, change in stored["perturbation_effects"]
                 ),
@@ -275,22 +247,17 @@ class AssetStore:
         label, (width, height) = int(stored["label"]), stored["size"]
         if not 0 <= label < self._tree.n_classes:
             raise ValueError("it names a class that the tree does not have")
-        heat: Heatmap = np.zeros((1, 1), dtype=np.float32)
-        where = (Location("cell", Box(*map(float, stored["box"])), heat, None),)
+        box, heat = Box(*map(float, stored["box"])), np.zeros((1, 1), dtype=np.float32)
         photo, crop = self._picture(_name(row, rank, "photo")), self._picture(_name(row, rank))
         size, similarity = (int(width), int(height)), float(stored["similarity"])
-        return Match(str(stored["image"]), label, similarity, size, photo, crop, where)
+        return Match(str(stored["image"]), label, similarity, size, photo, crop, (Location("cell", box, heat, None),))
 
     def _picture(self, name: str) -> Picture:
         return np.asarray(read_image(read_listed(self._folder, self._content, name))).copy()
 
 
 class PrototypePictures:
-    """The crop and the image of each prototype: from the data where it is, else as stored in the run, else grey.
-
-    >>> pictures = PrototypePictures(tree, data)
-    >>> pictures.crop(0)
-    """
+    """The crop and the image of each prototype: from the data where it is, else as stored in the run, else grey."""
 
     def __init__(self, tree: ProtoTree, data: ImageData | None = None, stored: Path | None = None) -> None:
         samples = (*data.train, *data.test, *data.validation) if data is not None else ()
@@ -300,19 +267,19 @@ class PrototypePictures:
         self.of = lru_cache(maxsize=_PICTURES_IN_MEMORY)(self._find)
 
     def crop(self, prototype: int) -> Picture:
-        """The prototype's patch, cut out of its image."""
+        """Return the prototype's patch, cut out of its image."""
         return self.of(prototype).crop
 
     def photo(self, prototype: int) -> Picture:
-        """The image that the prototype was found in."""
+        """Return the image that the prototype was found in."""
         return self.of(prototype).photo
 
     def context(self, prototype: int) -> PatchContext | None:
-        """The patch with its surroundings; None if there is no picture of it."""
+        """Return the patch with its surroundings; None if there is no picture of it."""
         source, shown = self._sources[prototype], self.of(prototype)
         if source is None or not shown.found:
             return None
-        return PatchContext.of(shown.photo, shown.size, Box(*(source.display_box or source.patch_box)))
+        return PatchContext.of(shown.photo, shown.size, _shown_box(source))
 
     @property
     def complete(self) -> bool:
@@ -327,9 +294,7 @@ class PrototypePictures:
                 if source.image not in self._paths:
                     raise DataError(f"expected the image {source.image} in the data, found none of that name")
                 photo = open_photo(self._paths[source.image])
-                return SourcePictures(
-                    cut_out(photo, Box(*(source.display_box or source.patch_box))), reduced(photo), photo.size
-                )
+                return SourcePictures(cut_out(photo, _shown_box(source)), reduced(photo), photo.size)
             except DataError as error:
                 log.warning("no picture of prototype %d from the data: %s", prototype, error)
         if source is not None and self._store is not None and (stored := self._store.pictures(prototype)) is not None:
@@ -348,38 +313,39 @@ def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None 
 
 
 def spreads_of(run: Run, tree: ProtoTree) -> dict[int, DecisionHistogram]:
-    """By node, how the training images lie there, as the run's training or last report counted them; else nothing."""
+    """Read how the training images lie at each node, as the run's training or last report counted them."""
     return AssetStore(tree, run.folder / ASSETS).histograms()
 
 
 def _page_pictures(explanation: TreeExplanation) -> Iterator[tuple[str, Picture]]:
-    for one in explanation.prototypes:
-        if one.source.context is not None:
-            yield _name(one.prototype, "context"), one.source.context
-        for rank, match in enumerate(one.nearest):
-            yield _name(one.prototype, rank), match.crop
+    for prototype in explanation.prototypes:
+        row = prototype.prototype
+        if prototype.source.context is not None:
+            yield _name(row, "context"), prototype.source.context
+        for rank, match in enumerate(prototype.nearest):
+            yield _name(row, rank), match.crop
             small = Image.fromarray(match.photo)
             small.thumbnail((THUMB_SIDE, THUMB_SIDE))
-            yield _name(one.prototype, rank, "photo"), np.asarray(small).copy()
+            yield _name(row, rank, "photo"), np.asarray(small).copy()
     for label, known in enumerate(explanation.classes):
         for number, example in enumerate(known.photos):
             yield f"class-{label:04d}-{number}.webp", example
 
 
-def _encode_prototype(one: PrototypeExplanation) -> dict[str, Any]:
+def _encode_prototype(prototype: PrototypeExplanation) -> dict[str, Any]:
+    effects = [[effect.name, round(effect.change, 4)] for effect in prototype.perturbation_effects]
     return {
-        "context": one.source.context is not None,
-        "class_pass_rate": [round(share, 4) for share in one.class_pass_rate],
-        "perturbation_effects": [[cause.name, round(cause.change, 4)] for cause in one.perturbation_effects],
+        "context": prototype.source.context is not None,
+        "class_pass_rate": [round(rate, 4) for rate in prototype.class_pass_rate],
+        "perturbation_effects": effects,
         "locations": [
             {
-                "method": where.method,
-                "box": [round(edge, 2) for edge in where.box.edges],
-                "heat": _encode_heat(where.heat),
-                "occlusion": where.occlusion
-                and [where.occlusion.before, where.occlusion.box_occluded, where.occlusion.random_occluded],
+                "method": location.method,
+                "box": [round(edge, 2) for edge in location.box.edges],
+                "heat": _encode_heat(location.heat),
+                "occlusion": location.occlusion and list(astuple(location.occlusion)),
             }
-            for where in one.source.locations
+            for location in prototype.source.locations
         ],
         "nearest": [
             {
@@ -389,7 +355,7 @@ def _encode_prototype(one: PrototypeExplanation) -> dict[str, Any]:
                 "size": list(match.size),
                 "box": [round(edge, 2) for edge in match.locations[0].box.edges],
             }
-            for match in one.nearest
+            for match in prototype.nearest
         ],
     }
 
@@ -397,13 +363,13 @@ def _encode_prototype(one: PrototypeExplanation) -> dict[str, Any]:
 def _decode_location(stored: Mapping[str, Any]) -> Location:
     if stored["method"] not in get_args(Method):
         raise ValueError(f"expected a method of localisation, got {stored['method']!r}")
-    hiding = OcclusionEffect(*map(float, stored["occlusion"])) if stored["occlusion"] is not None else None
+    occlusion = OcclusionEffect(*map(float, stored["occlusion"])) if stored["occlusion"] is not None else None
     heat = np.frombuffer(bytes.fromhex(stored["heat"]), dtype=np.uint8).reshape(_HEAT_SIDE, _HEAT_SIDE)
-    return Location(stored["method"], Box(*map(float, stored["box"])), heat.astype(np.float32) / 255, hiding)
+    return Location(stored["method"], Box(*map(float, stored["box"])), heat.astype(np.float32) / 255, occlusion)
 
 
 def _encode_heat(heat: Heatmap) -> str:
-    """Heatmap on a coarse grid, a byte a cell."""
+    """Encode a heat map on a coarse grid, a byte a cell."""
     picture = Image.fromarray(np.nan_to_num(np.asarray(heat, dtype=np.float32)).clip(0, 1))
     coarse = np.asarray(picture.resize((_HEAT_SIDE, _HEAT_SIDE), Image.Resampling.BOX))
     return (coarse * 255).round().astype(np.uint8).tobytes().hex()
@@ -413,18 +379,21 @@ def _histogram(tree: ProtoTree, counts: Any) -> DecisionHistogram:
     right, left = (tuple(map(int, side)) for side in counts)
     if not len(right) == len(left) == HISTOGRAM_BINS or min(*right, *left) < 0:
         raise ValueError("its images are counted in other ranges")
-    return DecisionHistogram(
-        *HISTOGRAM_LIMITS[tree.node_function.kind], DECISION_BOUNDARIES[tree.node_function.kind], right, left
-    )
+    kind = tree.node_function.kind
+    return DecisionHistogram(*HISTOGRAM_LIMITS[kind], DECISION_BOUNDARIES[kind], right, left)
 
 
 def _name(row: int, *parts: int | str) -> str:
-    """The file of a picture: of a prototype's patch, its `photo`, what is `around` it, or a neighbour by its rank."""
+    """Name the file of a prototype's patch, its `photo`, its `context`, or a neighbour by its rank."""
     return f"{'-'.join([f'{row:03d}', *map(str, parts)])}.webp"
 
 
+def _shown_box(source: PrototypeSource) -> Box:
+    return Box(*(source.display_box or source.patch_box))
+
+
 def _size_from(source: PrototypeSource | None) -> Size:
-    """The least size of an image that holds the box, where the image itself is nowhere."""
+    """Compute the least size of an image that holds the box, where the image itself is nowhere."""
     if source is None:
         return (1, 1)
     edges = (source.patch_box[2:], source.crop_region[2:] if source.crop_region else (1.0, 1.0))

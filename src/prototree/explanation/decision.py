@@ -1,6 +1,6 @@
-"""Local explanation (§5.3): how one tree, or an ensemble, decides about one image, as plain data.
+"""Local explanation (§5.3): how one tree, or an ensemble, decides about one image, with a counterfactual explanation.
 
->>> decision = explain_image(run, "bird.jpg")
+Notation used for shapes: B batch, D prototype depth, H W feature map, N nodes, L leaves, K classes, m some leaves.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,21 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 
 from prototree.backbones.inference import frozen_features
 from prototree.core.ensemble import Ensemble, tree_vote
 from prototree.core.model import ProtoTree, TreeOutput, TreePrediction, distance_map
-from prototree.core.topology import Strategy
+from prototree.core.topology import Strategy, Topology
 from prototree.data.crops import FULL_IMAGE
 from prototree.data.cub_cars import readable_names
 from prototree.data.images import from_pillow, load_image
 from prototree.data.transforms import eval_transform
 from prototree.explanation.assets import PrototypePictures, open_photo, pictures_of, reduced, spreads_of
 from prototree.explanation.attribution import Probes, attribute, occlude
-from prototree.explanation.counterfactual import find_counterfactual
 from prototree.explanation.localization import ImageContext, InputFrame, find_in_grid, find_match, occlude_findings
 from prototree.explanation.neighbours import decisive
 from prototree.explanation.records import (
@@ -31,7 +31,9 @@ from prototree.explanation.records import (
     DecisionExplanation,
     DecisionHistogram,
     EnsembleExplanation,
+    Flip,
     Match,
+    Nearer,
     PatchComparison,
     PathExplanation,
     Step,
@@ -43,9 +45,11 @@ FEW_IMAGES = 8  # that a network explains as it is: making it faster takes as lo
 _PATHS: tuple[Strategy, ...] = ("greedy", "max_path")  # the explanation first
 _SIDE = 480  # pixels of the longer side of the image that is explained
 
+MARGIN = 1e-4  # how far past the balance a changed similarity goes, in log-odds: enough to be no tie in float32
+
 ImageFile = str | Path | Image.Image
-Network = Callable[[Float[Tensor, "B 3 h w"]], Float[Tensor, "B D H W"]]
-"""Images to feature maps."""
+Model = Run | ProtoTree | str | Path
+Network = Callable[[Float[Tensor, "B 3 h w"]], Float[Tensor, "B D H W"]]  # images to feature maps
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Explainer:
     network: Network | None = None  # the tree's own as it runs fastest; None: as it is
 
     @classmethod
-    def open(cls, model: Run | ProtoTree | str | Path, data: str | Path | None = None) -> "Explainer":
+    def open(cls, model: Model, data: str | Path | None = None) -> "Explainer":
         """Open a run or a tree; `data` only where the run's pictures are not stored."""
         opened = run_or_tree_at(model)
         if isinstance(opened, ProtoTree):
@@ -139,11 +143,11 @@ class Explainer:
             probes = Probes.of(tree, images.expand(len(asked), -1, -1, -1), asked, patch)
             generator = torch.Generator().manual_seed(0)
             if attribution:
-                for own, grid in zip(findings, attribute(tree.features, probes, generator), strict=True):
-                    own.append(find_in_grid("attribution", grid, tree.preprocessing))
+                for finding, grid in zip(findings, attribute(tree.features, probes, generator), strict=True):
+                    finding.append(find_in_grid("attribution", grid, tree.preprocessing))
             if occlusion:
-                for own, grid in zip(findings, occlude(tree.features, probes, similarity), strict=True):
-                    own.append(find_in_grid("occlusion", grid, tree.preprocessing))
+                for finding, grid in zip(findings, occlude(tree.features, probes, similarity), strict=True):
+                    finding.append(find_in_grid("occlusion", grid, tree.preprocessing))
             findings = occlude_findings(tree.features, probes, findings, similarity, generator)
         return {prototype: context.match(tree, similarity[i], findings[i]) for i, prototype in enumerate(asked)}
 
@@ -155,12 +159,12 @@ class Explainer:
         left = distance[:, n_nodes:] if is_pairwise else None
         at = decisive(tree, range(n_nodes), distance[:, :n_nodes], left)[0].tolist()
 
-        def seen(prototype: int, p_right: float) -> PatchComparison:
+        def compare(prototype: int, p_right: float) -> PatchComparison:
             dist = float(distance[0, prototype])
             in_radius = dist <= float(tree.radius[prototype]) if is_pairwise else p_right > 0.5
             match, note = matches[prototype], self.notes.get(prototype, "")
-            crop, around = self.pictures.crop(prototype), self.pictures.context(prototype)
-            return PatchComparison(prototype, dist, in_radius, match, crop, note, around)
+            crop, context = self.pictures.crop(prototype), self.pictures.context(prototype)
+            return PatchComparison(prototype, dist, in_radius, match, crop, note, context)
 
         columns = zip(path.nodes[0].tolist(), path.goes_right[0].tolist(), path.p_right[0].tolist(), strict=True)
         steps = tuple(
@@ -168,8 +172,8 @@ class Explainer:
                 node=node,
                 goes_right=goes_right,
                 p_right=p_right,
-                right=seen(node, p_right),
-                left=seen(node + n_nodes, p_right) if is_pairwise else None,
+                right=compare(node, p_right),
+                left=compare(node + n_nodes, p_right) if is_pairwise else None,
                 at=at[node],
                 histogram=self.histograms.get(node),
             )
@@ -191,8 +195,58 @@ class Explainer:
         )
 
 
+def find_counterfactual(
+    log_odds: Float[ndarray, " N"],
+    topology: Topology,
+    leaf_labels: Int[ndarray, " L"],
+    class_probs: Float[ndarray, " K"],
+    predicted: int,
+    pairwise_sharpness: float | None = None,
+) -> Counterfactual | None:
+    """Find the smallest change that makes the runner-up the answer: the likeliest other class that has a leaf.
+
+    A change is measured as the sum over nodes of how far the log-odds of going right move. So 0.5 → 0.6 counts less
+    than 0.98 → 0.999, as it should: the second asks ten times the belief. The answer is that of the greedy path, so
+    every wrong decision on the way to the new leaf must cross 0.5, and no other node need change. At pairwise nodes,
+    their sharpness turns log-odds into distances. None where there is no other class.
+    """
+    others = [int(label) for label in np.unique(leaf_labels) if label != predicted]
+    if not others:
+        return None
+    label = max(others, key=lambda k: class_probs[k])
+    leaves = np.flatnonzero(leaf_labels == label)
+    return Counterfactual(label, smallest_change(log_odds, topology, leaves, pairwise_sharpness))
+
+
+def smallest_change(
+    log_odds: Float[ndarray, " N"],
+    topology: Topology,
+    leaves: Int[ndarray, " m"],
+    pairwise_sharpness: float | None = None,
+) -> tuple[Flip, ...]:
+    """Find the smallest change with which one of these leaves becomes the end of the greedy path."""
+    nodes, goes_right = topology.paths[leaves], topology.goes_right[leaves]
+    odds = log_odds.astype(np.float64)[nodes]
+    # p > 0.5 goes right, so 0.5 itself goes left.
+    wrong = np.where(goes_right, odds <= 0, odds > 0) & (nodes >= 0)
+    change = np.where(wrong, MARGIN + np.abs(odds), 0.0)
+    best = int(change.sum(axis=1).argmin())
+    flips = []
+    for i in np.flatnonzero(change[best]):
+        node, before, by, nearer = int(nodes[best, i]), float(odds[best, i]), float(change[best, i]), None
+        to_right = before <= 0
+        if pairwise_sharpness is not None:  # log-odds are γ·(d_left − d_right)
+            sides = (node, node + topology.n_nodes)
+            prototype, sibling = sides if to_right else sides[::-1]
+            nearer = Nearer(prototype, sibling, by / pairwise_sharpness)
+        after = before + by if to_right else before - by
+        p_right, needed = np.exp(-np.logaddexp(0.0, [-before, -after]))
+        flips.append(Flip(node, float(p_right), float(needed), nearer))
+    return tuple(flips)
+
+
 def explain_image(
-    model: Run | ProtoTree | str | Path,
+    model: Model,
     image: ImageFile,
     pictures: PrototypePictures | None = None,
     *,
@@ -220,9 +274,9 @@ def explain_image(
         explainer = Explainer(model.eval(), pictures)
     else:
         explainer = Explainer.open(model)
-        explainer = replace(explainer, pictures=pictures or explainer.pictures)
     explainer = replace(
         explainer,
+        pictures=pictures or explainer.pictures,
         notes=explainer.notes if notes is None else notes,
         histograms=explainer.histograms if histograms is None else histograms,
         network=network,
@@ -230,7 +284,7 @@ def explain_image(
     return explainer.explain(image, name=name, label=label, attribution=attribution, occlusion=occlusion)
 
 
-def open_explainers(models: Sequence[Run | ProtoTree | str | Path], data: str | Path | None = None) -> list[Explainer]:
+def open_explainers(models: Sequence[Model], data: str | Path | None = None) -> list[Explainer]:
     """Open trees that explain together; refuses those that do not fit together."""
     explainers = [Explainer.open(model, data) for model in models]
     Ensemble([explainer.tree for explainer in explainers])
@@ -246,11 +300,13 @@ def explain_decision(
     occlusion: bool = False,
 ) -> DecisionExplanation | EnsembleExplanation:
     """Explain the decision of one tree, or of several with the mean of what they say in an ensemble."""
-    each = [one.explain(image, label=label, attribution=attribution, occlusion=occlusion) for one in explainers]
-    if len(each) == 1:
-        return each[0]
-    mean = np.mean([decision.ensemble_probs for decision in each], axis=0)
-    return EnsembleExplanation(tuple(each), tuple(mean.tolist()))
+    decisions = tuple(
+        explainer.explain(image, label=label, attribution=attribution, occlusion=occlusion) for explainer in explainers
+    )
+    if len(decisions) == 1:
+        return decisions[0]
+    mean = np.mean([decision.ensemble_probs for decision in decisions], axis=0)
+    return EnsembleExplanation(decisions, tuple(mean.tolist()))
 
 
 def class_of_folder(path: Path, class_names: Sequence[str]) -> int | None:

@@ -1,9 +1,7 @@
 """Localise a match: boxes and heat maps, from the network's input back to the pixels of the original image (§5.2).
 
-The network sees a square that stands for a rectangle of the image: all of it, the central part, a crop, perhaps
-mirrored. Whatever is found in the input is brought back by the inverse of exactly that.
-
-Notation used for tensor shapes: B batch, n matches.
+The network sees a square that stands for a rectangle of the image, perhaps mirrored; what is found in the input is
+brought back by the inverse of exactly that. Notation used for tensor shapes: B batch, n matches.
 """
 
 from collections.abc import Sequence
@@ -23,13 +21,12 @@ from prototree.core.model import ProtoTree
 from prototree.data.crops import View, to_image
 from prototree.data.images import LoadedImage
 from prototree.explanation.assets import CONTEXT_SIDE, cut_out
-from prototree.explanation.attribution import Features, Probes, hide_boxes
+from prototree.explanation.attribution import RANDOM_BOXES, Features, Probes, hidden, random_boxes, similarities
 from prototree.explanation.records import CONTEXT_SCALE, Heatmap, Location, Match, Method, OcclusionEffect, Picture
 
-Grid = Float[ndarray, "_ _"]
-"""Values over the network's input; its cells tile it."""
+Grid = Float[ndarray, "_ _"]  # values over the network's input; its cells tile it
 
-MASS = 0.5  # of what is positive in a grid, that its box must hold
+_MASS = 0.5  # of what is positive in a grid, that its box must hold
 _FLAT = 1e-6  # a range below this is no pattern but rounding
 
 
@@ -74,17 +71,27 @@ def occlude_findings(
     before: Sequence[float],
     generator: torch.Generator,
 ) -> list[list[Finding]]:
-    """Test each box by occluding it, all of them together."""
-    boxes = [[finding.box for finding in own] for own in findings]
-    tests = hide_boxes(features, probes, boxes, before, generator)
+    """Test each box by occluding it, and random boxes of its size; all of them go through the network together."""
+    side, rows, boxes = probes.images.shape[-1], list[int](), list[Box]()
+    for row, of_probe in enumerate(findings):
+        for finding in of_probe:
+            boxes += [finding.box, *random_boxes(finding.box, side, generator)]
+            rows += [row] * (1 + RANDOM_BOXES)
+    if not boxes:
+        return [[] for _ in findings]
+    after = similarities(features, probes.with_images(hidden(probes.images[rows], boxes), rows))
+    tests = iter(after.view(-1, 1 + RANDOM_BOXES).tolist())
     return [
-        [replace(finding, occlusion=hiding) for finding, hiding in zip(own, results, strict=True)]
-        for own, results in zip(findings, tests, strict=True)
+        [
+            replace(finding, occlusion=OcclusionEffect(start, occluded, sum(random) / RANDOM_BOXES))
+            for finding, (occluded, *random) in zip(of_probe, tests, strict=False)
+        ]
+        for of_probe, start in zip(findings, before, strict=True)
     ]
 
 
-def smallest_box(grid: Grid, preprocessing: Preprocessing, share: float = MASS) -> Box:
-    """Find the box of least area, in pixels of the input, that holds this share of what is positive in the grid.
+def smallest_box(grid: Grid, preprocessing: Preprocessing) -> Box:
+    """Find the box of least area, in pixels of the input, that holds half of what is positive in the grid.
 
     Boxes end at the grid's cells. Of several the one that holds most is taken. The whole input if nothing is positive.
     """
@@ -100,7 +107,7 @@ def smallest_box(grid: Grid, preprocessing: Preprocessing, share: float = MASS) 
     held = strips[:, right] - strips[:, left]
     area = (bottom - top)[:, None] * (right - left)[None, :]
     # Area counts in whole cells, so a term below 1 only decides among equals.
-    cost = np.where(held >= share * total * (1 - 1e-9), area - 0.5 * held / total, np.inf)
+    cost = np.where(held >= _MASS * total * (1 - 1e-9), area - 0.5 * held / total, np.inf)
     i, j = np.unravel_index(int(cost.argmin()), cost.shape)
     down, across = preprocessing.size / rows, preprocessing.size / columns
     return Box(float(left[j]) * across, float(top[i]) * down, float(right[j]) * across, float(bottom[i]) * down)
@@ -171,21 +178,22 @@ class ImageContext:
     def match(self, tree: ProtoTree, similarity: float, findings: Sequence[Finding]) -> Match:
         """Bring findings back to the image's own pixels; the first one is cut out of it."""
         shape, grid = (self.picture.shape[0], self.picture.shape[1]), tree.grid
-        where, heats = [], dict[int, Heatmap]()
+        locations, heats = [], dict[int, Heatmap]()
         for finding in findings:
             if id(finding.grid) not in heats:  # peak and cell have the same
                 is_map = finding.method in ("peak", "cell")
                 patch, extents = ((grid.height, grid.width), grid.extents) if is_map else ((1, 1), ())
                 heats[id(finding.grid)] = self.frame.heat(finding.grid, shape, patch, extents)
             box, heat = self.frame.box(finding.box), heats[id(finding.grid)]
-            where.append(Location(finding.method, box, heat, finding.occlusion))
+            locations.append(Location(finding.method, box, heat, finding.occlusion))
+        first = locations[0].box
         return Match(
             image=self.image,
             label=self.label,
             similarity=similarity,
             size=self.photo.size,
             photo=self.picture,
-            crop=cut_out(self.photo, where[0].box),
-            locations=tuple(where),
-            context=cut_out(self.photo, where[0].box.context_square(CONTEXT_SCALE, self.photo.size), CONTEXT_SIDE),
+            crop=cut_out(self.photo, first),
+            locations=tuple(locations),
+            context=cut_out(self.photo, first.context_square(CONTEXT_SCALE, self.photo.size), CONTEXT_SIDE),
         )

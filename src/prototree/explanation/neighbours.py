@@ -6,15 +6,13 @@ Notation used for tensor shapes: B batch, D prototype depth, H W feature map, n 
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numpy import ndarray
 from torch import Tensor
 
 from prototree.core.model import ProtoTree, nearest_patches
+from prototree.core.projection import side_classes
 from prototree.data import ImageData
 from prototree.data.images import load_image
 from prototree.data.loader import Entry
@@ -40,7 +38,7 @@ _CLASS_IMAGES, _ALL_CLASS_IMAGES = 4, 1200  # so that a page of many classes sta
 
 @dataclass(frozen=True)
 class Matches:
-    """For n prototypes their k nearest images, one patch each, and what share of each class goes their way."""
+    """The k nearest images of n prototypes, one patch each, and what fraction of each class goes their way."""
 
     prototypes: tuple[int, ...]
     distance: Float[Tensor, "n k"]
@@ -66,7 +64,7 @@ def find_matches(
     """
     siblings = [(prototype + tree.topology.n_nodes) % tree.n_prototypes for prototype in prototypes]
     compared = list(dict.fromkeys([*prototypes, *siblings]))
-    own, other = ([compared.index(p) for p in rows] for rows in (prototypes, siblings))
+    columns, sibling_columns = ([compared.index(p) for p in rows] for rows in (prototypes, siblings))
     vectors, device, size = tree.prototypes.detach()[compared], tree.prototypes.device, (len(prototypes), k)
     histograms = SpreadCounts(tree, [tree.node_of(p)[0] for p in prototypes])
     is_right = torch.tensor([tree.node_of(p)[1] for p in prototypes], dtype=torch.bool, device=device)
@@ -81,7 +79,7 @@ def find_matches(
     n_seen = torch.zeros(tree.n_classes, device=device)
     for feature_map, labels, indices in maps:
         near = nearest_patches(feature_map, vectors)
-        distance, sibling = near.distance[:, own], near.distance[:, other]
+        distance, sibling = near.distance[:, columns], near.distance[:, sibling_columns]
         if tree.node_function.kind == "presence":
             comes, right, left = tree.similarity(distance, prototypes) > 0.5, distance, None
         else:
@@ -91,7 +89,7 @@ def find_matches(
         histograms.add(right[rows], left[rows] if left is not None else None, labels[rows])
         best.share.index_add_(1, labels, comes.float().T)
         n_seen += torch.bincount(labels, minlength=tree.n_classes)
-        best = _merge(tree, best, feature_map, distance.T, near.patch[:, own].T, indices)
+        best = _merge(tree, best, feature_map, distance.T, near.patch[:, columns].T, indices)
     return replace(best, share=best.share / n_seen.clamp_min(1), histograms=tuple(histograms.histograms()))
 
 
@@ -125,12 +123,8 @@ def _merge(
 
 def first_views(entries: Sequence[Entry]) -> Bool[Tensor, " images"]:
     """Mark each image's first view in the data, which shows it as it is shown when the tree predicts."""
-    first: dict[Path, int] = {}
-    for index, entry in enumerate(entries):
-        first.setdefault(entry.sample.path, index)
-    is_first = torch.zeros(len(entries), dtype=torch.bool)
-    is_first[list(first.values())] = True
-    return is_first
+    first = {entry.sample.path: index for index, entry in reversed(list(enumerate(entries)))}
+    return torch.tensor([first[entry.sample.path] == index for index, entry in enumerate(entries)], dtype=torch.bool)
 
 
 def decisive(
@@ -146,26 +140,13 @@ def decisive(
     return (left - right) / (left + right).clamp_min(torch.finfo(right.dtype).tiny)
 
 
-def class_sides(tree: ProtoTree) -> tuple[Bool[ndarray, "N K"], Bool[ndarray, "N K"]]:
-    """List for each node the classes of the leaves on its right, and on its left; a class of both is in neither."""
-    topology = tree.topology
-    sides = np.zeros((2, topology.n_nodes, tree.n_classes), dtype=bool)
-    labels = tree.leaf_logits.detach().argmax(dim=1).cpu().numpy()
-    for path, turns, label in zip(topology.paths, topology.goes_right, labels, strict=True):
-        on_path = path >= 0
-        sides[turns[on_path].astype(int), path[on_path], label] = True
-    left, right = sides
-    return right & ~left, left & ~right
-
-
 class SpreadCounts:
     """Histograms of training images around the boundary of each node, counted batch by batch."""
 
     def __init__(self, tree: ProtoTree, nodes: Sequence[int]) -> None:
-        device = tree.prototypes.device
-        self._tree, self._nodes = tree, list(nodes)
-        self._sides = [torch.as_tensor(side[self._nodes], device=device) for side in class_sides(tree)]
-        self._counts = torch.zeros((2, len(self._nodes), HISTOGRAM_BINS), dtype=torch.long, device=device)
+        self._tree, self._nodes, (left, right) = tree, list(nodes), side_classes(tree)
+        self._sides = ((right & ~left)[self._nodes], (left & ~right)[self._nodes])  # a class of both is in neither
+        self._counts = left.new_zeros((2, len(self._nodes), HISTOGRAM_BINS), dtype=torch.long)
 
     def add(self, right: Float[Tensor, "B n"], left: Float[Tensor, "B n"] | None, labels: Int[Tensor, " B"]) -> None:
         """Count images of these classes, with their distances to each node's prototypes."""
@@ -180,7 +161,7 @@ class SpreadCounts:
         """One histogram per node."""
         kind, (right, left) = self._tree.node_function.kind, self._counts.tolist()
         limits = (*HISTOGRAM_LIMITS[kind], DECISION_BOUNDARIES[kind])
-        return [DecisionHistogram(*limits, tuple(own), tuple(other)) for own, other in zip(right, left, strict=True)]
+        return [DecisionHistogram(*limits, *map(tuple, counts)) for counts in zip(right, left, strict=True)]
 
 
 @torch.no_grad()
@@ -199,7 +180,7 @@ def count_spreads(
 
 
 def class_pictures(data: ImageData) -> list[tuple[Picture, ...]]:
-    """Pick some training images of each class, histogram evenly over it. One that cannot be read is left out."""
+    """Pick some training images of each class, evenly spread over it. One that cannot be read is left out."""
     of_class: list[list[int]] = [[] for _ in data.class_names]
     for index, sample in enumerate(data.train):
         of_class[sample.label].append(index)

@@ -21,10 +21,9 @@ from prototree.data.dataset import Sample, image_name
 from prototree.data.loader import Entry, ViewDataset, Views, stable_seed
 from prototree.errors import DataError
 from prototree.explanation.assets import PHOTO_SIDE, THUMB_SIDE, node_fields, open_photo, reduced
-from prototree.explanation.attribution import Probes, attribute, occlude, patch_distances
+from prototree.explanation.attribution import Probes, attribute, occlude, patch_distances, perturbation_effects
 from prototree.explanation.localization import ImageContext, InputFrame, find_in_grid, find_match, occlude_findings
 from prototree.explanation.neighbours import Matches, find_matches, first_views
-from prototree.explanation.perturbations import perturbation_effects
 from prototree.explanation.records import Match, PerturbationEffect, PrototypeExplanation
 from prototree.features.cache import MapBatch, eval_batches
 from prototree.features.extract import Tick
@@ -67,7 +66,7 @@ def explain_prototypes(
     starts = range(0, len(chosen), _PROTOTYPES_AT_ONCE)
     groups = [range(start, min(start + _PROTOTYPES_AT_ONCE, len(chosen))) for start in starts]
     for group, examined in zip(groups, thread_map(examiner.examine, groups), strict=True):
-        for i, (source, sensitivities, moved) in zip(group, examined, strict=True):
+        for i, (source, effects, moved) in zip(group, examined, strict=True):
             explained.append(
                 PrototypeExplanation(
                     **node_fields(tree, chosen[i]),
@@ -75,7 +74,7 @@ def explain_prototypes(
                     projection_distance=moved,
                     nearest=neighbours[i],
                     class_pass_rate=tuple(matches.share[i].tolist()),
-                    perturbation_effects=sensitivities,
+                    perturbation_effects=effects,
                     note=(notes or {}).get(chosen[i], ""),
                     histogram=matches.histograms[i],
                 )
@@ -85,8 +84,7 @@ def explain_prototypes(
 
 
 def fast_features(tree: ProtoTree) -> FeatureExtractor:
-    """Fold batch norm into the convolutions: the same maps but for rounding, in about two thirds of the time, and with
-    gradients. The features as they are where folding changes more than that."""
+    """Fold batch norm into the convolutions, with gradients; the features as they are where that changes the maps."""
     features = copy.copy(tree.features)
     features._modules = dict(tree.features._modules)  # the copy shares the head and gets its own backbone
     features.backbone = folded(tree.features.backbone)
@@ -123,13 +121,10 @@ class _Examiner:
         self._tree, self._root, self._entries = tree, data.folder, entries
         self._matches, self._occlusion = matches, occlusion
         self._network, self._with_gradient = frozen_features(tree.features, threads=1), fast_features(tree)
-        self._by_name = {self._name(entry.sample.path): entry for entry in entries}
-
-    def _name(self, path: Path) -> str:
-        return image_name(self._root, path)
+        self._by_name = {image_name(self._root, entry.sample.path): entry for entry in entries}
 
     def _source(self, i: int) -> tuple[Sample, View, int, float | None]:
-        """The image of a prototype, the view and the patch of it, and how far projection moved the prototype there."""
+        """Find the image of a prototype, the view and the patch of it, and how far projection moved it there."""
         matches, source = self._matches, self._tree.sources[self._matches.prototypes[i]]
         if source is not None and (entry := self._by_name.get(source.image)) is not None:
             view = View(source.crop, Box(*source.crop_region) if source.crop_region else None, source.flip)
@@ -144,8 +139,12 @@ class _Examiner:
         sources = [self._source(i) for i in group]
         numbers = [self._matches.prototypes[i] for i in group]
         patches = [patch for _, _, patch, _ in sources]
-        pixels = [self._pixels(sample, view) for sample, view, _, _ in sources]
-        probes = Probes.of(tree, torch.stack(pixels).to(device), numbers, torch.tensor(patches, device=device))
+
+        def pixels(sample: Sample, view: View) -> Tensor:
+            return ViewDataset((sample,), lambda _: (view,), tree.preprocessing)[0].image
+
+        images = torch.stack([pixels(sample, view) for sample, view, *_ in sources]).to(device)
+        probes = Probes.of(tree, images, numbers, torch.tensor(patches, device=device))
         generator = torch.Generator().manual_seed(stable_seed("explain", *numbers))
         with torch.no_grad():
             dists = patch_distances(network(probes.images), probes.prototypes)
@@ -155,16 +154,15 @@ class _Examiner:
         contributions = attribute(self._with_gradient, probes, generator)
         findings = []
         for i, patch in enumerate(patches):
-            own = find_match(tree, patch, cells[i])
-            own.append(find_in_grid("attribution", contributions[i], tree.preprocessing))
+            findings.append(find_match(tree, patch, cells[i]))
+            findings[i].append(find_in_grid("attribution", contributions[i], tree.preprocessing))
             if self._occlusion:
                 fall = occlude(network, probes.with_images(probes.images[i : i + 1], [i]), before[i : i + 1])
-                own.append(find_in_grid("occlusion", fall[0], tree.preprocessing))
-            findings.append(own)
+                findings[i].append(find_in_grid("occlusion", fall[0], tree.preprocessing))
         findings = occlude_findings(network, probes, findings, before, generator)
-        sensitivities = perturbation_effects(network, probes, before, tree.preprocessing)
+        effects = perturbation_effects(network, probes, before, tree.preprocessing)
         return [
-            (self._context(sample, view, PHOTO_SIDE).match(tree, before[i], findings[i]), sensitivities[i], moved)
+            (self._context(sample, view, PHOTO_SIDE).match(tree, before[i], findings[i]), effects[i], moved)
             for i, (sample, view, _, moved) in enumerate(sources)
         ]
 
@@ -176,7 +174,7 @@ class _Examiner:
             source, first = tree.sources[prototype], dict[str, int]()  # the nearest view of each image
             for index in indices:
                 if index >= 0:
-                    first.setdefault(self._name(self._entries[index].sample.path), index)
+                    first.setdefault(image_name(self._root, self._entries[index].sample.path), index)
             others = [index for name, index in first.items() if source is None or name != source.image]
             for index in others[:count]:
                 wanted.setdefault(index, []).append((i, indices.index(index)))
@@ -191,10 +189,8 @@ class _Examiner:
         rows = range(len(matches.prototypes))
         return [tuple(shown[i, rank] for rank in range(n_ranks) if (i, rank) in shown) for i in rows]
 
-    def _pixels(self, sample: Sample, view: View) -> Tensor:
-        return ViewDataset((sample,), lambda _: (view,), self._tree.preprocessing)[0].image
-
     def _context(self, sample: Sample, view: View, side: int) -> ImageContext:
         photo = open_photo(sample.path)
         frame = InputFrame(view, image_size(sample), self._tree.preprocessing)
-        return ImageContext(self._name(sample.path), sample.label, frame, photo, reduced(photo, side))
+        name = image_name(self._root, sample.path)
+        return ImageContext(name, sample.label, frame, photo, reduced(photo, side))

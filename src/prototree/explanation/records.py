@@ -1,6 +1,5 @@
-"""What there is to say about a tree and its decisions, as plain data: numbers, boxes and small pictures.
+"""Explanations of a tree and its decisions as plain data: numbers, boxes and small pictures. No torch here.
 
-`explain` makes these, `report` and the browser app draw them. No tensor, no file and no network here.
 Notation used for shapes: N nodes, P prototypes (one or two per node: first all right ones, then all left ones),
 L leaves, K classes.
 """
@@ -15,23 +14,23 @@ from prototree.backbones.geometry import Box, Size
 from prototree.core.topology import Strategy
 
 Picture = UInt8[ndarray, "_ _ 3"]  # of any height and width; two in one dataclass need not agree
-Heatmap = Float[ndarray, "_ _"]
-"""From 0 to 1, to be stretched over the whole photo; 0 where the network did not look."""
-
+Heatmap = Float[ndarray, "_ _"]  # from 0 to 1, to be stretched over the whole photo; 0 where the network did not look
 Method = Literal["peak", "cell", "attribution", "occlusion"]
-NodeKind = Literal["presence", "pairwise"]
-"""Whether a node asks for one patch, or which of two is nearer; as in `tree.questions`, which needs torch."""
+NodeKind = Literal["presence", "pairwise"]  # as in `core.nodes`, which needs torch
+Perturbation = Literal["hue", "saturation", "contrast", "texture", "shape"]
 Side = Literal["right", "left"]
-CONTEXT_SCALE = 3.0
-"""How many times as wide as a patch the picture is that shows it where it is."""
-UNKNOWN = "I don't know"
-TEST_PHOTOS = "test photos"
-"""What is said where a tree gives no answer."""
+
+CONTEXT_SCALE = 3.0  # how many times as wide as a patch the picture is that shows it in its context
+UNKNOWN = "I don't know"  # shown where a tree abstains
+TEST_PHOTOS = "test photos"  # what accuracies are measured on, unless something else is said
+HISTOGRAM_BINS = 64
+HISTOGRAM_LIMITS: dict[NodeKind, tuple[float, float]] = {"presence": (0.0, 3.2), "pairwise": (-1.0, 1.0)}
+DECISION_BOUNDARIES: dict[NodeKind, float] = {"presence": 1.0, "pairwise": 0.0}
 
 
 @dataclass(frozen=True)
 class OcclusionEffect:
-    """The test of a box: what the similarity falls to when the box is hidden, and when others of its size are."""
+    """What the similarity falls to when a box is occluded, and when others of its size are."""
 
     before: float
     box_occluded: float
@@ -40,7 +39,7 @@ class OcclusionEffect:
 
 @dataclass(frozen=True)
 class Location:
-    """One answer to the question where in a photo a prototype was found."""
+    """Where one method localises a prototype in a photo."""
 
     method: Method
     box: Box  # in pixels of the original, upright photo
@@ -66,22 +65,17 @@ class Match:
 class PerturbationEffect:
     """Why a prototype matches: how the similarity changes when one property of its photo is altered."""
 
-    name: Literal["hue", "saturation", "contrast", "texture", "shape"]
+    name: Perturbation
     change: float  # similarity after minus before; far below 0: the property matters
-
-
-HISTOGRAM_BINS = 64
-HISTOGRAM_LIMITS: dict[NodeKind, tuple[float, float]] = {"presence": (0.0, 3.2), "pairwise": (-1.0, 1.0)}
-DECISION_BOUNDARIES: dict[NodeKind, float] = {"presence": 1.0, "pairwise": 0.0}
 
 
 @dataclass(frozen=True)
 class DecisionHistogram:
-    """How the training photos of both sides are histogram around the boundary of a node.
+    """Histogram of the training photos of both sides around the decision boundary (`line`) of a node.
 
-    Counted in ranges of equal width from `low` to `high`; the outermost hold what lies beyond. Presence: the distance
-    of each photo's nearest patch in units of the radius, right below the line. Choice: how much nearer the right
-    prototype is than the left one, as a share of both distances (from −1 to 1), right above the line.
+    Counted in bins of equal width from `low` to `high`; the outermost hold what lies beyond. Presence: the distance
+    of each photo's nearest patch in units of the radius, right below the line. Pairwise: how much nearer the right
+    prototype is than the left one, as a fraction of both distances (from −1 to 1), right above the line.
     """
 
     low: float
@@ -92,7 +86,7 @@ class DecisionHistogram:
 
     @property
     def width(self) -> float:
-        """Of one range."""
+        """Return the width of a bin."""
         return (self.high - self.low) / len(self.right)
 
 
@@ -102,22 +96,16 @@ class PrototypeExplanation:
 
     prototype: int  # of P
     node: int  # that asks for it
-    side: Side  # where photos go that have it; a node that asks for presence has no left one
-    radius: (
-        float  # distance: nearer than this is present; of a pairwise node: as near as 95 % of its side's photos come
-    )
+    side: Side  # where photos go that have it; a presence node has no left one
+    radius: float  # nearer than this is present; of a pairwise node: as near as 95 % of its side's photos come
     source: Match
-    projection_distance: float | None  # by projection; None: it is no training patch, `source` is only the nearest here
+    projection_distance: float | None  # None: it is no training patch, `source` is only the nearest one
     nearest: tuple[Match, ...]  # in other photos than the source, one patch each, nearest first
-    # K: how much of each class's training photos the node alone would send to this prototype's side, so a pairwise
-    # node's two prototypes share out every class.
-    class_pass_rate: tuple[float, ...]
+    class_pass_rate: tuple[float, ...]  # K: fraction of a class's training photos that the node alone sends to its side
     perturbation_effects: tuple[PerturbationEffect, ...]
     note: str = ""  # the user's own words, such as "long beak"
     test_results: tuple[str, ...] = ()  # whether it means what it shows, a sentence each; empty if never measured
-    histogram: DecisionHistogram | None = (
-        None  # of the node, so both prototypes of a pairwise node have the same; None if never counted
-    )
+    histogram: DecisionHistogram | None = None  # of the node; None if never counted
 
 
 @dataclass(frozen=True)
@@ -126,12 +114,12 @@ class ClassExplanation:
 
     photos: tuple[Picture, ...]
     n_test: int = 0  # test photos; 0 if never evaluated
-    accuracy: float | None = None  # the share of them that the greedy path names rightly
+    accuracy: float | None = None  # of the greedy path
     confused_with: tuple[tuple[int, int], ...] = ()  # another class and how many were taken for it, most first
 
     @property
     def correct_text(self) -> str:
-        """How many of its test photos are named rightly; empty if never evaluated."""
+        """Say how many of its test photos are classified correctly; empty if never evaluated."""
         return "" if self.accuracy is None else f"{round(self.accuracy * self.n_test)} of {self.n_test} right"
 
 
@@ -159,26 +147,26 @@ class TreeExplanation:
     evaluated_on: str = TEST_PHOTOS  # what the accuracies were measured on
 
     def prototype_at(self, node: int, side: Side) -> PrototypeExplanation:
-        """A node's prototype; presence has only right ones."""
+        """Look up a node's prototype; presence has only right ones."""
         return self.prototypes[node if side == "right" else node + len(self.left)]
 
 
 @dataclass(frozen=True)
 class PatchContext:
-    """A patch with its surroundings, and its edges in that picture, as shares of the picture."""
+    """A patch with its surroundings, and its edges in that picture, as fractions of the picture."""
 
     picture: Picture
     frame: tuple[float, float, float, float]
 
     @classmethod
     def of(cls, photo: Picture, size: Size, box: Box) -> "PatchContext":
-        """The surroundings of a box in a photo of this size, cut out of a small picture of the photo."""
+        """Cut the surroundings of a box in a photo of this size out of a small picture of the photo."""
         (height, width, _), (across, down) = photo.shape, size
-        whole, own = box.context_square(CONTEXT_SCALE, size), box.clip(size)
-        top, left = int(whole.top / down * height), int(whole.left / across * width)
-        rows = slice(top, max(top + 1, round(whole.bottom / down * height)))
-        columns = slice(left, max(left + 1, round(whole.right / across * width)))
-        return cls(photo[rows, columns], own.relative_to(whole))
+        context = box.context_square(CONTEXT_SCALE, size)
+        top, left = int(context.top / down * height), int(context.left / across * width)
+        rows = slice(top, max(top + 1, round(context.bottom / down * height)))
+        columns = slice(left, max(left + 1, round(context.right / across * width)))
+        return cls(photo[rows, columns], box.clip(size).relative_to(context))
 
 
 @dataclass(frozen=True)
@@ -187,12 +175,11 @@ class PatchComparison:
 
     prototype: int
     distance: float
-    # Of presence: whether it counts as present; of a pairwise node: whether it is as near as usual on its side
-    in_radius: bool
-    match: Match  # the image's own best patch
+    in_radius: bool  # whether it counts as present; of a pairwise node: whether it is as near as usual on its side
+    match: Match  # the image's best patch
     picture: Picture  # the prototype's crop
     note: str = ""
-    context: "PatchContext | None" = None  # of the prototype; None: there is no picture of them
+    context: PatchContext | None = None  # of the prototype; None: there is no picture of it
 
 
 @dataclass(frozen=True)
@@ -209,22 +196,22 @@ class Step:
 
     @property
     def note(self) -> str:
-        """The user's words about the node: those about its right prototype, which has the same number."""
+        """Return the user's note about the node: that of its right prototype, which has the same number."""
         return self.right.note
 
     @property
     def sides(self) -> tuple[PatchComparison, ...]:
-        """What was compared, as it stands on a page: left to right."""
+        """List what was compared, left to right."""
         return (self.right,) if self.left is None else (self.left, self.right)
 
     @property
     def chosen(self) -> PatchComparison:
-        """The side taken; where only one prototype was asked for, that one."""
+        """Return the side taken; of a presence node, its one prototype."""
         return self.right if self.left is None or self.goes_right else self.left
 
     @property
     def is_minority_path(self) -> bool:
-        """Whether the path goes where the node alone would not; never on a greedy path."""
+        """Tell whether the path goes where the node alone would not; never on a greedy path."""
         return self.goes_right != (self.p_right > 0.5)
 
 
@@ -239,14 +226,13 @@ class PathExplanation:
 
     @property
     def answer(self) -> int:
-        """The leaf's likeliest class."""
+        """Return the leaf's likeliest class."""
         return max(range(len(self.class_probs)), key=self.class_probs.__getitem__)
 
 
 @dataclass(frozen=True)
 class Nearer:
-    """Which of a pairwise node's two prototypes would have to be nearer, by how much, if the other stays where it
-    is."""
+    """Which of a pairwise node's two prototypes would have to be nearer, by how much, if the other stays."""
 
     prototype: int
     than: int
@@ -280,7 +266,7 @@ class Abstention:
 
     @property
     def reason(self) -> str:
-        """Why, as a sentence. It names no percentage: none was measured for images that get no answer."""
+        """Say why in a sentence. It names no percentage: none was measured for images that get no answer."""
         if self.node is None:
             return "No class is far enough ahead of the others for an answer."
         return (
@@ -308,20 +294,19 @@ class DecisionExplanation:
     paths: dict[Strategy, PathExplanation]  # "greedy", which is the explanation, and "max_path"
     counterfactuals: dict[Strategy, Counterfactual | None]  # None where no change of similarities can do it
     node_kind: NodeKind = "presence"
-    # That the greedy answer is right: of the answers called 70 % sure, 70 of 100 are. None where there is no answer.
-    confidence: float | None = 1.0
+    confidence: float | None = 1.0  # calibrated probability that the greedy answer is right; None: no answer
     abstention: Abstention | None = None  # why the tree does not know; None: it knows
     n_calibration: int = 0  # that the confidence was fitted on; 0: never measured
     ensemble_probs: tuple[float, ...] = ()  # K, what the tree says where several vote
 
     @property
     def answer(self) -> int:
-        """The class that the greedy path ends in; the best guess where there is a abstention."""
+        """Return the class that the greedy path ends in: the best guess where the tree abstains."""
         return self.paths["greedy"].answer
 
     @property
     def distinct_paths(self) -> tuple[PathExplanation, ...]:
-        """The greedy path first; another only where it leads to another class."""
+        """List the greedy path first, and another only where it leads to another class."""
         first, *others = sorted(self.paths.values(), key=lambda path: path.strategy != "greedy")
         return (first, *(path for path in others if path.answer != first.answer))
 

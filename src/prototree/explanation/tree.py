@@ -13,14 +13,12 @@ from prototree.errors import ConfigError, DataError
 from prototree.evaluation.schema import METRICS, damaged
 from prototree.evaluation.tables import confusion_pairs, prototype_text, quality_text
 from prototree.explanation.assets import AssetStore, pictures_of
-from prototree.explanation.decision import ImageFile, explain_decision, explain_image, open_explainers
+from prototree.explanation.decision import ImageFile, Model, explain_decision, explain_image, open_explainers
 from prototree.explanation.neighbours import class_pictures, explain_classes
 from prototree.explanation.prototypes import explain_prototypes
-from prototree.explanation.records import TreeExplanation
+from prototree.explanation.records import Picture, PrototypeExplanation, TreeExplanation
 from prototree.run import ASSETS, Run
 from prototree.training.sources import prototype_views
-
-Model = Run | ProtoTree | str | Path
 
 
 def explain_tree(
@@ -42,14 +40,12 @@ def explain_tree(
     if nearest < 0:
         raise ConfigError(f"expected a number of nearest patches of at least 0, got {nearest}")
     run = run if isinstance(run, Run) else Run.open(run)
-    tree, config = run.tree(), run.config
-    notes = run.notes if notes is None else notes
+    tree, notes = run.tree(), run.notes if notes is None else notes
     data = data if data is not None else run.data_or_none()
     if data is None:
         store, shown = AssetStore(tree, run.folder / ASSETS), pictures_of(run, tree)
-        rows = range(tree.n_prototypes)
+        rows, pictures = range(tree.n_prototypes), store.class_pictures()
         prototypes = tuple(store.prototype(row, shown.of(row), notes.get(row, "")) for row in rows)
-        pictures = store.class_pictures()
     elif data.class_names != tree.class_names:
         raise DataError("expected the classes of the run in the data, got others; choose the data it was made with")
     else:
@@ -58,21 +54,31 @@ def explain_tree(
             tree,
             data,
             range(tree.n_prototypes),
-            views=prototype_views(config.recipe, data),
+            views=prototype_views(run.config.recipe, data),
             nearest=nearest,
             occlusion=occlusion,
             notes=notes,
             tick=tick,
-            workers=config.workers,
+            workers=run.config.workers,
             run=run.folder,
         )
+    return _tree_explanation(run, tree, prototypes, pictures)
+
+
+def _tree_explanation(
+    run: Run,
+    tree: ProtoTree,
+    prototypes: Sequence[PrototypeExplanation],
+    pictures: Sequence[tuple[Picture, ...]],
+) -> TreeExplanation:
+    """Join the prototypes with the leaves of the tree, its classes and the metrics of its run."""
     metrics = run_figures(run, tree)
     return TreeExplanation(
         title=run.folder.resolve().name,
         class_names=tree.class_names,
         left=tuple(tree.topology.left.tolist()),
         right=tuple(tree.topology.right.tolist()),
-        prototypes=tuple(replace(one, test_results=metrics.said.get(one.prototype, ())) for one in prototypes),
+        prototypes=tuple(replace(p, test_results=metrics.prototypes.get(p.prototype, ())) for p in prototypes),
         leaf_probs=class_log_probs(tree.leaf_logits.detach()).exp().cpu().numpy(),
         accuracy=metrics.accuracy,
         node_kind=tree.node_function.kind,
@@ -88,7 +94,7 @@ class RunMetrics:
 
     accuracy: dict[str, float]
     test_results: str
-    said: dict[int, tuple[str, ...]]  # by prototype
+    prototypes: dict[int, tuple[str, ...]]  # what was measured of each, in sentences
     confusion: list[tuple[int, int, int]]  # of the last stage that was evaluated
 
 
@@ -96,14 +102,14 @@ def run_figures(run: Run, tree: ProtoTree) -> RunMetrics:
     """Read the metrics of a run's tree. A file from elsewhere may say anything; what makes no sense is refused."""
     try:
         quality = run.prototype_quality(tree)
-        said = {int(one["prototype_row"]): tuple(prototype_text(one)) for one in quality.get("prototypes", ())}
+        prototypes = {int(p["prototype_row"]): tuple(prototype_text(p)) for p in quality.get("prototypes", ())}
         accuracy = {str(name): float(value) for name, value in run.last_metrics.get("accuracy", {}).items()}
         stages = run.metrics.get("stages", {})
         stage = next((stage for stage in checkpoint.STAGES if "confusion" in stages.get(stage, {})), None)
         confusion = confusion_pairs(run.metrics, stage) if stage is not None else []
         if not all(0 <= label < tree.n_classes for pair in confusion for label in pair[:2]):
             raise ValueError("it confuses classes that the tree does not have")
-        return RunMetrics(accuracy, quality_text(quality), said, confusion)
+        return RunMetrics(accuracy, quality_text(quality), prototypes, confusion)
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise damaged(run.folder / METRICS, error) from error
 

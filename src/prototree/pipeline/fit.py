@@ -18,8 +18,7 @@ from prototree.data.duplicates import warn_about_duplicates
 from prototree.data.in_memory import write_in_memory
 from prototree.data.loader import ViewDataset
 from prototree.errors import ConfigError, DataError
-from prototree.evaluation.ensemble import EnsembleMetrics, ensemble_metrics
-from prototree.evaluation.metrics import evaluate_maps
+from prototree.evaluation.metrics import EnsembleMetrics, ensemble_metrics, evaluate_maps
 from prototree.evaluation.schema import Metrics
 from prototree.features.cache import EvalBatches, eval_batches
 from prototree.pipeline import folders

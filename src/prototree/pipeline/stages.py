@@ -18,8 +18,7 @@ from prototree.data import ImageData, Sample
 from prototree.data.crops import evaluation_views
 from prototree.data.loader import Entry, ViewDataset, Views, stable_seed
 from prototree.evaluation import plots
-from prototree.evaluation.errors import ErrorCollector
-from prototree.evaluation.metrics import BaselineAccuracy, evaluate_all
+from prototree.evaluation.metrics import BaselineAccuracy, ErrorCollector, evaluate_all
 from prototree.evaluation.schema import Metrics
 from prototree.evaluation.tables import (
     baseline_text,

@@ -81,11 +81,9 @@ def test_larger_prototypes_are_hottest_at_the_centre_of_their_patch(
     assert (x, y) == pytest.approx((8 * (column + patch[1] / 2), 8 * (row + patch[0] / 2)), abs=1.0)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.7])
-def test_a_flat_map_is_cold(value: float) -> None:
-    heat = InputFrame(FULL_IMAGE, (30, 20), INPUT).heat(np.full((4, 4), value), (20, 30))
-    assert (heat == 0).all()
-    assert heat.shape == (20, 30)
+def test_a_flat_map_is_cold() -> None:
+    heat = InputFrame(FULL_IMAGE, (30, 20), INPUT).heat(np.full((4, 4), 0.7), (20, 30))
+    assert np.array_equal(heat, np.zeros((20, 30)))
 
 
 def test_smallest_box_by_hand() -> None:
@@ -93,7 +91,6 @@ def test_smallest_box_by_hand() -> None:
     grid[1, 2], grid[1, 3], grid[3, 7] = 3.0, 3.0, 5.0
     # Two neighbours hold 6 of 11; the lone cell only 5.
     assert smallest_box(grid, INPUT) == Box(16.0, 16.0, 32.0, 32.0)
-    assert smallest_box(grid, INPUT, share=0.4) == Box(56.0, 48.0, 64.0, 64.0)
     assert smallest_box(-grid, INPUT) == Box(0.0, 0.0, 64.0, 64.0)  # nothing positive: no place is better
 
 
