@@ -21,9 +21,9 @@ anyio = pytest.importorskip("anyio", reason="needs the extra 'serve'")
 
 from app_server import BYTES, Running, edit, png, revision, undo  # noqa: E402
 from prototree.app.api import create_app  # noqa: E402
-from prototree.app.gallery import NotFoundError  # noqa: E402
 from prototree.app.jobs import BusyError  # noqa: E402
 from prototree.app.service import Service  # noqa: E402
+from prototree.app.views import NotFoundError  # noqa: E402
 from prototree.backbones.inference import frozen_features  # noqa: E402
 from prototree.data import open_data  # noqa: E402
 from prototree.editing.session import edit as open_session  # noqa: E402

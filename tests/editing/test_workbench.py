@@ -13,8 +13,7 @@ from prototree.core.nodes import LN2, NodeFunction
 from prototree.core.projection import prototype_classes
 from prototree.data.crops import FULL_IMAGE
 from prototree.editing.edits import Edit, Exclude, Note, Remove, Replace
-from prototree.editing.state import TreeState, copy_tree
-from prototree.editing.workbench import N_SWEEPS, Workbench
+from prototree.editing.workbench import N_SWEEPS, TreeState, Workbench, copy_tree
 from prototree.errors import EditError
 from prototree.training.distill import fit_distance_p95
 from tiny_workbench import N_TRAIN, N_VALIDATION, ROOT, K, make_bench

@@ -23,8 +23,7 @@ from prototree.data.crops import FULL_IMAGE, View, evaluation_views
 from prototree.data.dataset import Sample
 from prototree.data.loader import ViewDataset, Views
 from prototree.editing.edits import Edit, Exclude, History, from_json, read_history, to_json
-from prototree.editing.state import EditMetrics, TreeState
-from prototree.editing.workbench import Workbench
+from prototree.editing.workbench import EditMetrics, TreeState, Workbench
 from prototree.errors import CheckpointError, ConfigError, EditError
 from prototree.evaluation.errors import ErrorCollector
 from prototree.evaluation.metrics import evaluate_all

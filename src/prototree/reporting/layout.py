@@ -48,11 +48,6 @@ class Card:
     level: int
     shape: Shape = "below"
 
-    @property
-    def middle(self) -> float:
-        """The horizontal middle."""
-        return self.x + self.width / 2
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -80,7 +80,7 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
         "leaves": [
             {
                 "id": rule.leaf,
-                "label": rule.predicted,
+                "predicted_class": rule.predicted,
                 "share": json_number(rule.share, 4),
                 "unsure": tree.is_unsure(rule.leaf),
                 "shares": probabilities(rule.leaf),
