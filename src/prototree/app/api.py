@@ -15,7 +15,6 @@ from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment
-from markupsafe import Markup
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
@@ -67,7 +66,7 @@ class Pages:
     def explore(self) -> str:
         """Fill the page of the tree, which is the report's."""
         explanation, data = self.service.tree()
-        return self._render("explore", body=Markup(tree_body(explanation)), data=Markup(script_json(data)))
+        return self._render("explore", body=tree_body(explanation), data=script_json(data))
 
     def try_image(self) -> str:
         """Fill the page that takes an image."""
@@ -76,7 +75,7 @@ class Pages:
     def result(self, key: Key) -> str:
         """Fill the page of a decision, which is the report's, above the place for the next image."""
         result, samples = self.service.result(key), self.service.samples()[:24]
-        return self._render("try", decision=result.decision, body=Markup(result.body), samples=samples)
+        return self._render("try", decision=result.decision, body=result.body, samples=samples)
 
     def review(self) -> str:
         """Fill the page of wrong predictions, by the node that is responsible."""

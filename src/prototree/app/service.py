@@ -13,6 +13,7 @@ from itertools import compress
 from threading import Lock
 from typing import Annotated, Any, Literal
 
+from markupsafe import Markup
 from PIL import Image
 from pydantic import Field
 
@@ -48,7 +49,7 @@ class Result:
     """A decision for the API and as the report's page, with the pictures that the page shows."""
 
     decision: dict[str, Any]
-    body: str
+    body: Markup
     pictures: dict[str, bytes]
     size: int  # bytes
 
