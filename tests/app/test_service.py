@@ -1,7 +1,6 @@
 """The service in this process: nodes of both kinds, metrics as in the report, and trees without their images."""
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,9 @@ from prototree.app.views import NotFoundError  # noqa: E402
 from prototree.core.nodes import NodeFunction  # noqa: E402
 from prototree.editing.edits import Remove, Replace, Side  # noqa: E402
 from prototree.editing.session import edit  # noqa: E402
-from prototree.errors import CheckpointError, EditError  # noqa: E402
+from prototree.errors import EditError  # noqa: E402
 from prototree.explanation.tree import explain_tree  # noqa: E402
 from prototree.inference.predict import predict  # noqa: E402
-from prototree.io import write_json  # noqa: E402
 from prototree.pipeline.fit import rerun  # noqa: E402
 from prototree.pipeline.share import pack  # noqa: E402
 from prototree.run import Run  # noqa: E402
@@ -137,25 +135,6 @@ def test_the_last_results_are_kept_and_older_ones_go(run: Run, monkeypatch: pyte
     assert [service.result(key).decision["id"] for key in keys[2:]] == keys[2:]
     with pytest.raises(NotFoundError):
         service.result(keys[0])
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {"stages": []},
-        {"stages": {"projected": 3}},
-        {"stages": {"projected": {"accuracy": {"soft": "much"}}}},
-        {"stages": {"projected": {"accuracy": [1]}}},
-        {"prototype_quality": "none"},
-        {"data": 7},
-    ],
-    ids=str,
-)
-def test_odd_metrics_are_refused(pairwise: Run, tmp_path: Path, odd: dict[str, object]) -> None:
-    shutil.copytree(pairwise.folder, tmp_path / "run")
-    write_json(tmp_path / "run" / "metrics.json", odd)
-    with pytest.raises(CheckpointError, match=r"metrics.json"):
-        explain_tree(Run(tmp_path / "run"))
 
 
 # ---- without the run's images

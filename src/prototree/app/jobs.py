@@ -111,9 +111,13 @@ class FinetuneJob:
         wrong = {error["image"] for error in read_json(self.out / ERRORS)["images"]}
         images = (self._session.test or self._session.validation).entries
         n_correct = sum(self._session.workbench.name(entry.sample) not in wrong for entry in images)
-        initial, edited = evaluation["before"]["greedy"], evaluation["after"]["greedy"]
-        accuracies = {"initial": initial, "edited": edited, "finetuned": n_correct / len(images)}
-        return {"images": evaluation["images"], **accuracies}
+        before, after = evaluation["before"]["greedy"], evaluation["after"]["greedy"]
+        return {
+            "images": evaluation["images"],
+            "initial": before,
+            "edited": after,
+            "finetuned": n_correct / len(images),
+        }
 
 
 def _last_line(log: Path) -> str:

@@ -120,8 +120,8 @@ class Service:
             "classes": list(self.classes),
             "node_kind": tree.node_function.kind,
             "n_nodes": tree.topology.n_nodes,
-            "n_training": self.gallery.count("training") if session else 0,
-            "n_validation": self.gallery.count("validation") if session else 0,
+            "n_training": len(self.gallery.samples["training"]) if session else 0,
+            "n_validation": len(self.gallery.samples["validation"]) if session else 0,
             "n_test": session.n_test if session else 0,
             "validation": session.validation_name if session else "none",
             "can_finetune": session is not None and can_finetune(self._run),
@@ -269,7 +269,7 @@ class Service:
             for error in collector.errors
         ]
         nodes = [replace(node, node=node.node + 1) for node in collector.by_node()]
-        return {"n_images": self.gallery.count("validation"), "nodes": nodes, "images": images}
+        return {"n_images": len(self.gallery.samples["validation"]), "nodes": nodes, "images": images}
 
     # ---- edits
 

@@ -21,7 +21,7 @@ from prototree.core.model import distance_map
 from prototree.data.crops import FULL_IMAGE, image_size
 from prototree.data.dataset import Sample
 from prototree.data.images import LoadedImage, webp
-from prototree.editing.edits import Region
+from prototree.editing.edits import Region, Side
 from prototree.editing.session import EditSession
 from prototree.editing.workbench import Cell, TreeState
 from prototree.errors import DataError, ProtoTreeError
@@ -67,12 +67,9 @@ class Gallery:
     def __init__(self, session: EditSession) -> None:
         self._workbench = session.workbench
         validation = tuple(entry.sample for entry in session.validation.entries)
-        self._samples: dict[Split, tuple[Sample, ...]] = {"training": session.data.train, "validation": validation}
+        self.samples: dict[Split, tuple[Sample, ...]] = {"training": session.data.train, "validation": validation}
         self._index = {self._workbench.name(sample): index for index, sample in enumerate(session.data.train)}
         self._draw = lru_cache(maxsize=1024)(self._draw_uncached)
-
-    def count(self, split: Split) -> int:
-        return len(self._samples[split])
 
     def images(
         self,
@@ -82,7 +79,7 @@ class Gallery:
         count: Annotated[int, Field(ge=1, le=200)] = 60,
     ) -> list[ImageResponse]:
         """Images to choose from, all or those of a class."""
-        chosen = [i for i, sample in enumerate(self._samples[split]) if label is None or sample.label == label]
+        chosen = [i for i, sample in enumerate(self.samples[split]) if label is None or sample.label == label]
         return [self.image(split, index) for index in chosen[start : start + count]]
 
     def image(self, split: Split, index: int) -> ImageResponse:
@@ -116,7 +113,7 @@ class Gallery:
         return image
 
     def sample(self, split: Split, index: int) -> Sample:
-        samples = self._samples[split]
+        samples = self.samples[split]
         if not 0 <= index < len(samples):
             raise NotFoundError(f"expected a {split} image from 0 to {len(samples) - 1}, got {index}")
         return samples[index]
@@ -242,9 +239,8 @@ class TreeView:
     ) -> PrototypeExplanation:
         workbench, gallery, tree = self._workbench, self._gallery, state.tree
         node, is_right = tree.node_of(row)
-        candidates = workbench.candidates(
-            state, node, _NEAREST + 1, "right" if is_right else "left", with_excluded=True
-        )
+        side: Side = "right" if is_right else "left"
+        candidates = workbench.candidates(state, node, _NEAREST + 1, side, with_excluded=True)
         cell = gallery.source_cell(state, row)
         nearest = [near for near in candidates if cell is None or near.cell.image != cell.image][:_NEAREST]
         cell = cell or nearest[0].cell
@@ -260,8 +256,9 @@ class TreeView:
             urls[f"nearest-photo-{row}-{rank}"] = gallery.image_url(near.cell, "thumb")
             near_size = image_size(workbench.entry(near.cell.image, near.cell.view).sample)
             peak = (Location("peak", Box(*near_box), _NO_HEAT, None),)
-            match = Match(near.cell.image, near.label, near.similarity, near_size, _NO_PICTURE, _NO_PICTURE, peak)
-            matches.append(match)
+            matches.append(
+                Match(near.cell.image, near.label, near.similarity, near_size, _NO_PICTURE, _NO_PICTURE, peak)
+            )
         dists = distance_map(workbench.map_of(cell), tree.prototypes.detach()[row : row + 1])[0, 0]
         similarity = tree.similarity(dists[..., None], [row])[..., 0].numpy()
         frame, grid = InputFrame(entry.view, size, tree.preprocessing), tree.grid

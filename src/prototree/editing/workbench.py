@@ -16,16 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from prototree.core import model
 from prototree.core.confidence import fit_calibration
 from prototree.core.localization import peak_box, peak_places
-from prototree.core.model import (
-    NearestPatches,
-    ProtoTree,
-    PrototypeSource,
-    TreePrediction,
-    distance_map,
-    extract_patches,
-)
+from prototree.core.model import NearestPatches, ProtoTree, PrototypeSource, distance_map, extract_patches
 from prototree.core.nodes import LN2, PAPER
 from prototree.core.projection import prototype_classes
 from prototree.core.topology import STRATEGIES, Topology
@@ -98,7 +92,7 @@ class TreeState:
         return torch.where(self.intended_classes < 0, majority, self.intended_classes)
 
     @cached_property
-    def prediction(self) -> TreePrediction:
+    def prediction(self) -> model.TreePrediction:
         """Predictions for the validation images, from the cached distances."""
         with torch.no_grad():
             return self.tree.decode(self.tree.forward_distances(self.validation))
@@ -208,7 +202,7 @@ class Workbench:
         row = self._row.get((image, view))
         if row is None:
             raise EditError(
-                f"expected a training image, got {image!r} in the view {view!r}; there is none of that name"
+                f"expected a training image, got {image!r} in the view {view!r}, which is none"
             )
         return self.training.entries[row]
 
