@@ -25,19 +25,10 @@ from prototree.editing.edits import Region, Side
 from prototree.editing.session import EditSession
 from prototree.editing.workbench import Cell, TreeState
 from prototree.errors import DataError, ProtoTreeError
+from prototree.explanation import records
 from prototree.explanation.assets import cut_out, node_fields, open_photo, reduced
 from prototree.explanation.localization import InputFrame
 from prototree.explanation.neighbours import SpreadCounts, explain_classes
-from prototree.explanation.records import (
-    CONTEXT_SCALE,
-    TEST_PHOTOS,
-    DecisionHistogram,
-    Location,
-    Match,
-    Picture,
-    PrototypeExplanation,
-    TreeExplanation,
-)
 from prototree.explanation.tree import run_figures
 from prototree.reporting.images import data_url
 from prototree.reporting.tree_page import tree_data
@@ -47,7 +38,7 @@ _THUMB_SIDE, _REGION_SIDE = 160, 192
 _NEAREST, _CLASS_IMAGES = 6, 4
 _HEAT = (16, 16)
 _NO_HEAT = np.zeros((1, 1), dtype=np.float32)
-_NO_PICTURE: Picture = np.zeros((1, 1, 3), dtype=np.uint8)
+_NO_PICTURE: records.Picture = np.zeros((1, 1, 3), dtype=np.uint8)
 PictureKind = Literal["picture", "thumb"]
 Count = Annotated[int, Field(ge=1, le=200)]
 
@@ -56,7 +47,7 @@ class NotFoundError(ProtoTreeError):
     """No such image, node or result."""
 
 
-def encode(picture: Picture) -> bytes:
+def encode(picture: records.Picture) -> bytes:
     """Encode a picture as WebP, quickly: somebody waits for it."""
     return webp(picture, quality=82, method=2)
 
@@ -147,7 +138,7 @@ class Gallery:
     def patch(self, state: TreeState, row: int, cell: Cell, similarity: float) -> PatchResponse:
         image, box = self.image("training", self._index[cell.image]), self._workbench.display_box(state, row, cell)
         size = (image.width, image.height)
-        around = Box(*box).context_square(CONTEXT_SCALE, size)
+        around = Box(*box).context_square(records.CONTEXT_SCALE, size)
         return PatchResponse(
             image=image,
             view=cell.view,
@@ -175,16 +166,16 @@ class TreeView:
         self._title, self._session, self._workbench, self._gallery = title, session, session.workbench, gallery
         self.explain, self.histograms = lru_cache(maxsize=2)(self._explain), lru_cache(maxsize=2)(self._histograms)
 
-    def _explain(self, state: TreeState) -> tuple[TreeExplanation, dict[str, Any]]:
+    def _explain(self, state: TreeState) -> tuple[records.TreeExplanation, dict[str, Any]]:
         tree, histograms, urls = state.tree, self.histograms(state), dict[str, str]()
         accuracy, confusion, evaluated_on = self._results(state)
-        pictures: list[tuple[Picture, ...]] = []
+        pictures: list[tuple[records.Picture, ...]] = []
         for label in range(tree.n_classes):
             images = self._gallery.images("training", label, 0, _CLASS_IMAGES)
             urls.update({f"class-{label}-{i}": image.thumb for i, image in enumerate(images)})
             pictures.append((_NO_PICTURE,) * len(images))
         prototypes = (self._prototype(state, row, rates, urls) for row, rates in enumerate(self._pass_rates(state)))
-        explanation = TreeExplanation(
+        explanation = records.TreeExplanation(
             title=self._title,
             class_names=tree.class_names,
             left=tuple(tree.topology.left.tolist()),
@@ -204,7 +195,7 @@ class TreeView:
         """Mask of the training views that show a full image."""
         return torch.tensor([entry.view == FULL_IMAGE for entry in self._workbench.training.entries])
 
-    def _histograms(self, state: TreeState) -> list[DecisionHistogram]:
+    def _histograms(self, state: TreeState) -> list[records.DecisionHistogram]:
         """Count how the training images lie at each node."""
         distance, n_nodes = state.training.distance[self._is_full], state.tree.topology.n_nodes
         counts = SpreadCounts(state.tree, range(n_nodes))
@@ -216,7 +207,7 @@ class TreeView:
         """Return accuracies, confusion and images: the report's for the tree as opened, else on validation images."""
         known = run_figures(self._session.run, state.tree)
         if state is self._workbench.start and known.accuracy:
-            return known.accuracy, known.confusion, TEST_PHOTOS
+            return known.accuracy, known.confusion, records.TEST_PHOTOS
         labels, classes = self._session.validation.labels.tolist(), state.prediction.labels("greedy").tolist()
         confusion = [(*pair, count) for pair, count in Counter(zip(labels, classes, strict=True)).items()]
         return self._workbench.metrics(state).accuracy, confusion, f"images ({self._session.validation_name})"
@@ -236,7 +227,7 @@ class TreeView:
 
     def _prototype(
         self, state: TreeState, row: int, pass_rates: tuple[float, ...], urls: dict[str, str]
-    ) -> PrototypeExplanation:
+    ) -> records.PrototypeExplanation:
         workbench, gallery, tree = self._workbench, self._gallery, state.tree
         node, is_right = tree.node_of(row)
         side: Side = "right" if is_right else "left"
@@ -248,25 +239,27 @@ class TreeView:
         size, box = image_size(entry.sample), Box(*workbench.display_box(state, row, cell))
         urls[f"photo-{row}"] = gallery.image_url(cell)
         urls[f"crop-{row}"] = gallery.region_url(cell, box.edges)
-        urls[f"context-{row}"] = gallery.region_url(cell, box.context_square(CONTEXT_SCALE, size).edges)
+        urls[f"context-{row}"] = gallery.region_url(cell, box.context_square(records.CONTEXT_SCALE, size).edges)
         matches = []
         for rank, near in enumerate(nearest):
             near_box = workbench.display_box(state, row, near.cell)
             urls[f"nearest-{row}-{rank}"] = gallery.region_url(near.cell, near_box)
             urls[f"nearest-photo-{row}-{rank}"] = gallery.image_url(near.cell, "thumb")
             near_size = image_size(workbench.entry(near.cell.image, near.cell.view).sample)
-            peak = (Location("peak", Box(*near_box), _NO_HEAT, None),)
+            peak = (records.Location("peak", Box(*near_box), _NO_HEAT, None),)
             matches.append(
-                Match(near.cell.image, near.label, near.similarity, near_size, _NO_PICTURE, _NO_PICTURE, peak)
+                records.Match(near.cell.image, near.label, near.similarity, near_size, _NO_PICTURE, _NO_PICTURE, peak)
             )
         dists = distance_map(workbench.map_of(cell), tree.prototypes.detach()[row : row + 1])[0, 0]
         similarity = tree.similarity(dists[..., None], [row])[..., 0].numpy()
         frame, grid = InputFrame(entry.view, size, tree.preprocessing), tree.grid
         heat = frame.heat(similarity, _HEAT, (grid.height, grid.width), grid.extents)
-        where = (Location("peak", box, heat, None), Location("cell", Box(*cell.box), heat, None))
-        return PrototypeExplanation(
+        where = (records.Location("peak", box, heat, None), records.Location("cell", Box(*cell.box), heat, None))
+        return records.PrototypeExplanation(
             **node_fields(tree, row),
-            source=Match(cell.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where, _NO_PICTURE),
+            source=records.Match(
+                cell.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where, _NO_PICTURE
+            ),
             projection_distance=source.distance if source else None,
             nearest=tuple(matches),
             class_pass_rate=pass_rates,

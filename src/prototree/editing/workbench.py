@@ -201,9 +201,7 @@ class Workbench:
         """Return a view of a training image."""
         row = self._row.get((image, view))
         if row is None:
-            raise EditError(
-                f"expected a training image, got {image!r} in the view {view!r}, which is none"
-            )
+            raise EditError(f"expected a training image, got {image!r} in the view {view!r}, which is none")
         return self.training.entries[row]
 
     def cell(self, image: str, view: str, patch: tuple[int, int]) -> Cell:

@@ -13,21 +13,12 @@ from markupsafe import Markup
 
 from prototree.backbones.geometry import Box
 from prototree.evaluation.tables import percent
-from prototree.explanation.records import (
-    UNKNOWN,
-    DecisionExplanation,
-    EnsembleExplanation,
-    Flip,
-    PatchComparison,
-    PathExplanation,
-    Picture,
-    Step,
-)
+from prototree.explanation import records
 from prototree.reporting import asset, images, json_number, render, text
 from prototree.reporting.histogram import histogram_svg, histogram_text
 from prototree.reporting.images import PictureUrl, reduced
 
-Decision = DecisionExplanation | EnsembleExplanation
+Decision = records.DecisionExplanation | records.EnsembleExplanation
 
 _MAX_BARS = 6
 _PHOTO_SIDE, _THUMB_SIDE = 480, 96
@@ -50,7 +41,7 @@ def decision_body(
     `2-piece-3`); `node_url` is where a node, given by its index, can be edited.
     """
     decisions, probs, predicted = _summary(explanation)
-    first, several = decisions[0], isinstance(explanation, EnsembleExplanation)
+    first, several = decisions[0], isinstance(explanation, records.EnsembleExplanation)
     steps = [step for decision in decisions for path in decision.distinct_paths for step in path.steps]
     locations = [where for step in steps for side in step.sides for where in side.match.locations]
     methods = dict.fromkeys(where.method for where in locations)
@@ -66,7 +57,7 @@ def decision_body(
         winner=first.class_names[predicted],
         share=share,
         share_text=share_text,
-        unknown=UNKNOWN,
+        unknown=records.UNKNOWN,
         abstain_reason=None if several or first.abstention is None else first.abstention.reason,
         truth=None if first.label is None else first.class_names[first.label],
         right=first.label == predicted,
@@ -82,9 +73,9 @@ def decision_body(
     )
 
 
-def _summary(explanation: Decision) -> tuple[tuple[DecisionExplanation, ...], tuple[float, ...], int]:
+def _summary(explanation: Decision) -> tuple[tuple[records.DecisionExplanation, ...], tuple[float, ...], int]:
     """Return the decisions of the trees, the class probabilities, and the predicted class: greedy, or of the mean."""
-    if isinstance(explanation, EnsembleExplanation):
+    if isinstance(explanation, records.EnsembleExplanation):
         return explanation.decisions, explanation.class_probs, text.likeliest(explanation.class_probs)
     return (explanation,), explanation.class_probs, explanation.answer
 
@@ -103,7 +94,7 @@ def _bars(probs: Sequence[float], names: Sequence[str]) -> list[tuple[str, str, 
 class _TreePart:
     """What the template shows of the paths through one tree."""
 
-    decision: DecisionExplanation
+    decision: records.DecisionExplanation
     picture_url: PictureUrl
     prefix: str  # of the names of its pictures
 
@@ -113,7 +104,7 @@ class _TreePart:
         elsewhere = [path for path in decision.paths.values() if path.leaf != paths[0].leaf]
         return {
             "winner": names[decision.answer],
-            "share": text.confidence_percent(decision.confidence) or UNKNOWN,
+            "share": text.confidence_percent(decision.confidence) or records.UNKNOWN,
             "is_pairwise": decision.node_kind == "pairwise",
             "paths": list(map(self._path, paths)),
             "bars": _bars(decision.class_probs, names),
@@ -122,7 +113,7 @@ class _TreePart:
             "other_way": bool(elsewhere) and len(paths) == 1,
         }
 
-    def _path(self, path: PathExplanation) -> dict[str, Any]:
+    def _path(self, path: records.PathExplanation) -> dict[str, Any]:
         names, n_steps = self.decision.class_names, len(path.steps)
         return {
             "strategy": path.strategy,
@@ -134,7 +125,7 @@ class _TreePart:
             "counterfactuals": text.runner_up_text(self.decision.counterfactuals.get(path.strategy), names),
         }
 
-    def _runs(self, steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
+    def _runs(self, steps: Sequence[records.Step]) -> Iterable[dict[str, Any]]:
         """Yield the steps in order; those whose one patch is absent, as many together as follow."""
         for absent, group in groupby(steps, key=lambda step: step.left is None and not step.goes_right):
             run = list(map(self._step, group))
@@ -147,7 +138,7 @@ class _TreePart:
             line = "not this one" if len(run) == 1 else f"none of these {text.number_word(len(run))}"
             yield {"absent": True, "numbers": ", ".join(numbers), "text": line, "steps": run}
 
-    def _step(self, step: Step) -> dict[str, Any]:
+    def _step(self, step: records.Step) -> dict[str, Any]:
         kind, taken = self.decision.node_kind, int(step.goes_right and step.left is not None)
         distances = zip(step.sides, text.distances_text(step), strict=True)
         sides = [self._side(step, side, distance) for side, distance in distances]
@@ -163,7 +154,7 @@ class _TreePart:
             "histogram_caption": histogram_text(step.histogram, kind) if step.histogram else "",
         }
 
-    def _side(self, step: Step, side: PatchComparison, distance: str) -> dict[str, Any]:
+    def _side(self, step: records.Step, side: records.PatchComparison, distance: str) -> dict[str, Any]:
         match, row, patch = side.match, side.prototype, text.step_patch(step, side)
         if side.context is None:  # a patch alone, which is hard to recognise
             url = self.picture_url(f"{self.prefix}prototype-{row}", reduced(side.picture, images.CROP_SIDE))
@@ -191,7 +182,7 @@ class _TreePart:
             "locations": locations,
         }
 
-    def _framed(self, name: str, picture: Picture, edges: tuple[float, float, float, float]) -> dict[str, Any]:
+    def _framed(self, name: str, picture: records.Picture, edges: tuple[float, float, float, float]) -> dict[str, Any]:
         """Return a picture, and where in it a frame stands, from its edges as fractions."""
         picture = reduced(picture, images.CONTEXT_SIDE)
         (height, width, _), (left, top, right, bottom) = picture.shape, edges
@@ -238,7 +229,9 @@ def index_page(entries: Sequence[IndexEntry]) -> str:
     title = text.count(len(entries), "photo")
     shares = [text.confidence_percent(entry.confidence) for entry in ordered]
     shown = [(e, share, f"{100 * (e.confidence or 0.0):.1f}") for e, share in zip(ordered, shares, strict=True)]
-    return render("decision_index.html", title=title, summary=summary, styles=_styles(), entries=shown, unknown=UNKNOWN)
+    return render(
+        "decision_index.html", title=title, summary=summary, styles=_styles(), entries=shown, unknown=records.UNKNOWN
+    )
 
 
 # ---- JSON -------------------------------------------------------------------------------------------------------
@@ -254,7 +247,7 @@ def decision_json(explanation: Decision) -> dict[str, Any]:
         "predicted_class": names[predicted],
         "class_probs": _rounded(probs),
     }
-    if isinstance(explanation, EnsembleExplanation):
+    if isinstance(explanation, records.EnsembleExplanation):
         return {**prediction, "trees": [decision_json(decision) for decision in explanation.decisions]}
     return {
         "image": explanation.image,
@@ -283,7 +276,7 @@ def _rounded(value: Any) -> Any:
     return json_number(value) if isinstance(value, float) else value
 
 
-def _path_json(path: PathExplanation, names: Sequence[str]) -> dict[str, Any]:
+def _path_json(path: records.PathExplanation, names: Sequence[str]) -> dict[str, Any]:
     steps = [
         {
             "node": text.node_number(step.node),
@@ -300,7 +293,7 @@ def _path_json(path: PathExplanation, names: Sequence[str]) -> dict[str, Any]:
     return _rounded({**content, "steps": steps})  # type: ignore[no-any-return]
 
 
-def _side_json(step: Step, side: PatchComparison) -> dict[str, Any]:
+def _side_json(step: records.Step, side: records.PatchComparison) -> dict[str, Any]:
     return {
         "patch": text.step_patch(step, side),
         "prototype_row": side.prototype,
@@ -318,7 +311,7 @@ def _side_json(step: Step, side: PatchComparison) -> dict[str, Any]:
     }
 
 
-def _change_json(flip: Flip) -> dict[str, Any]:
+def _change_json(flip: records.Flip) -> dict[str, Any]:
     change = {"node": text.node_number(flip.node), "p_right": flip.p_right, "needed": flip.needed}
     if flip.nearer is not None:
         rows = {"nearer": flip.nearer.prototype, "farther": flip.nearer.than}

@@ -18,15 +18,7 @@ import numpy as np
 from prototree.core.topology import Strategy
 from prototree.errors import ShapeError
 from prototree.evaluation.tables import percent
-from prototree.explanation.records import (
-    UNKNOWN,
-    DecisionExplanation,
-    Match,
-    PatchComparison,
-    Picture,
-    Step,
-    TreeExplanation,
-)
+from prototree.explanation import records
 from prototree.reporting import images, text
 from prototree.reporting.images import reduced
 from prototree.reporting.layout import LEAF_SIZE, NODE_SIZE, SPACING, Card, Size, arrange, reading_order
@@ -120,7 +112,7 @@ class Figure:
 
 
 # ---- the tree ---------------------------------------------------------------------------------------------------
-def tree_figure(explanation: TreeExplanation, node: int = 0, depth: int | None = None) -> Figure:
+def tree_figure(explanation: records.TreeExplanation, node: int = 0, depth: int | None = None) -> Figure:
     """Draw the whole tree on one sheet, or `depth` levels of prototypes from `node` down: the paper's subtree figure.
 
     Cards grow with the names on them: no class name is cut.
@@ -232,7 +224,7 @@ def _leaf_card(tree: TreeText, leaf: int, rect: Rect) -> str:
 
 
 # ---- a decision -------------------------------------------------------------------------------------------------
-def decision_figure(explanation: DecisionExplanation, strategy: Strategy = "greedy") -> Figure:
+def decision_figure(explanation: records.DecisionExplanation, strategy: Strategy = "greedy") -> Figure:
     """Draw the paper's local explanation: the photo, each node on its path with the photo's best patch, the class."""
     if strategy not in explanation.paths:
         raise ShapeError(f"expected one of the paths {', '.join(explanation.paths)}, got {strategy!r}")
@@ -259,7 +251,7 @@ def decision_figure(explanation: DecisionExplanation, strategy: Strategy = "gree
     return Figure.of(explanation.image, right + _MARGIN, bottom + _MARGIN, body)
 
 
-def _presence_card(step: Step, rect: Rect) -> str:
+def _presence_card(step: records.Step, rect: Rect) -> str:
     colour, word = (PRESENT_INK, text.PRESENT) if step.goes_right else (ABSENT_INK, text.ABSENT)
     x, y, foot, match = rect.x + 10, rect.y + 30, rect.y + rect.height - 9, step.right.match
     title = f"{text.node_number(step.node)} · {step.note or 'is this there?'}"
@@ -275,7 +267,7 @@ def _presence_card(step: Step, rect: Rect) -> str:
     )
 
 
-def _pairwise_card(step: Step, rect: Rect) -> str:
+def _pairwise_card(step: records.Step, rect: Rect) -> str:
     """Draw the photo's best patch beside each of the two prototypes; the nearer one is framed."""
     close = any(side.in_radius for side in step.sides)
     title = f"{text.node_number(step.node)} · more like which?" + ("" if close else f" ({text.NEITHER_CLOSE})")
@@ -288,7 +280,7 @@ def _pairwise_card(step: Step, rect: Rect) -> str:
     return card
 
 
-def _side(side: PatchComparison, name: str, distance: str, rect: Rect, *, nearer: bool) -> str:
+def _side(side: records.PatchComparison, name: str, distance: str, rect: Rect, *, nearer: bool) -> str:
     match, half = side.match, (rect.width - 14) / 2
     colour, text = (PRESENT_INK, f"nearer: {distance}") if nearer else (ABSENT_INK, distance)
     photo = Rect(rect.x + 5, rect.y + half + 26, rect.width - 10, rect.height - half - 50)
@@ -302,13 +294,13 @@ def _side(side: PatchComparison, name: str, distance: str, rect: Rect, *, nearer
     )
 
 
-def _end_card(explanation: DecisionExplanation, strategy: Strategy, rect: Rect) -> str:
+def _end_card(explanation: records.DecisionExplanation, strategy: Strategy, rect: Rect) -> str:
     path, foot = explanation.paths[strategy], rect.y + rect.height
     predicted = path.answer
     if strategy != "greedy":
         trust = f"{percent(max(path.class_probs))} of the photos that end here"
     elif explanation.confidence is None:
-        trust = f"a guess: {UNKNOWN}"
+        trust = f"a guess: {records.UNKNOWN}"
     else:
         trust = f"{text.confidence_percent(explanation.confidence)} sure"
     name, width = explanation.class_names[predicted], rect.width - 20
@@ -341,12 +333,12 @@ def _arrow(before: Rect, after: Rect, solid: bool) -> str:
 
 
 # ---- pictures ---------------------------------------------------------------------------------------------------
-def _patch(match: Match, rect: Rect) -> str:
+def _patch(match: records.Match, rect: Rect) -> str:
     """Draw a patch with its surroundings, and a frame around the patch itself."""
     return _picture(images.crop_around(match), rect, images.CONTEXT_SIDE, images.patch_frame(match))
 
 
-def _photo_with_box(match: Match, rect: Rect, *, heat: bool = False) -> str:
+def _photo_with_box(match: records.Match, rect: Rect, *, heat: bool = False) -> str:
     """Draw the photo of a match with the first of its boxes, which are in pixels of the original."""
     photo = reduced(match.photo, images.PHOTO_SIDE)
     if not match.locations:
@@ -357,7 +349,9 @@ def _photo_with_box(match: Match, rect: Rect, *, heat: bool = False) -> str:
     return _picture(shown, rect, images.PHOTO_SIDE, edges)
 
 
-def _picture(picture: Picture, rect: Rect, longest: int, frame: tuple[float, float, float, float] | None = None) -> str:
+def _picture(
+    picture: records.Picture, rect: Rect, longest: int, frame: tuple[float, float, float, float] | None = None
+) -> str:
     """Draw a whole picture, as large as the rectangle allows, in its middle; a frame has its edges as fractions."""
     picture = reduced(picture, longest)
     scale = min(rect.width / picture.shape[1], rect.height / picture.shape[0])
@@ -371,7 +365,7 @@ def _picture(picture: Picture, rect: Rect, longest: int, frame: tuple[float, flo
     return image + _rect(edge, stroke="#000000", thickness=3.0) + _rect(edge, stroke=BOX_INK, thickness=1.6)
 
 
-def _filling(picture: Picture, rect: Rect, longest: int) -> str:
+def _filling(picture: records.Picture, rect: Rect, longest: int) -> str:
     """Draw the middle of a picture, cut so that it fills the rectangle."""
     height, width, _ = picture.shape
     wide = min(width, max(1, round(height * rect.width / rect.height)))
@@ -448,5 +442,5 @@ def _line(points: list[Point], colour: str, thickness: float, dashed: bool = Fal
     return f'<polyline points="{path}" {style}/>\n'
 
 
-def _image(rect: Rect, picture: Picture) -> str:
+def _image(rect: Rect, picture: records.Picture) -> str:
     return f'<image {rect} preserveAspectRatio="none" xlink:href="{images.jpeg_url(picture)}"/>\n'
