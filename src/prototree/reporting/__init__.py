@@ -21,9 +21,9 @@ def asset(name: Asset) -> Markup:
     return Markup(files("prototree.reporting").joinpath("assets", name).read_text(encoding="utf-8"))
 
 
-def render(template: str, **values: Any) -> Markup:
+def render(template: str, **values: Any) -> str:
     """Fill one of the report's templates."""
-    return Markup(templates("prototree.reporting").get_template(template).render(**values))
+    return templates("prototree.reporting").get_template(template).render(**values)
 
 
 @cache

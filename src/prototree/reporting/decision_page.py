@@ -49,7 +49,7 @@ def decision_body(
     if not several:
         share = text.confidence_percent(first.confidence)
         share_text = text.confidence_text(first.confidence, first.n_calibration)
-    return render(
+    body = render(
         "decision_body.html",
         image=first.image,
         photo=picture_url("photo", reduced(first.photo, _PHOTO_SIDE)),
@@ -71,6 +71,7 @@ def decision_body(
         ],
         node_url=node_url,
     )
+    return Markup(body)
 
 
 def _summary(explanation: Decision) -> tuple[tuple[records.DecisionExplanation, ...], tuple[float, ...], int]:

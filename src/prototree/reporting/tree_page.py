@@ -43,7 +43,7 @@ def tree_page(explanation: TreeExplanation) -> str:
 def tree_body(explanation: TreeExplanation) -> Markup:
     """Fill the page's body, without data, style and script; `tree.js` completes it from `#tree-data`."""
     prototypes = text.count(len(explanation.prototypes), "prototype")
-    return render(
+    body = render(
         "tree_body.html",
         title=explanation.title,
         size=f"{prototypes} · {text.count(len(explanation.class_names), 'class', 'classes')}",
@@ -52,6 +52,7 @@ def tree_body(explanation: TreeExplanation) -> Markup:
         node_kind=explanation.node_kind,
         test_results=explanation.test_results,
     )
+    return Markup(body)
 
 
 def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str, Any]:
