@@ -21,9 +21,9 @@ anyio = pytest.importorskip("anyio", reason="needs the extra 'serve'")
 
 from app_server import BYTES, Running, edit, png, revision, undo  # noqa: E402
 from prototree.app.api import create_app  # noqa: E402
-from prototree.app.gallery import NotFoundError  # noqa: E402
 from prototree.app.jobs import BusyError  # noqa: E402
 from prototree.app.service import Service  # noqa: E402
+from prototree.app.views import NotFoundError  # noqa: E402
 from prototree.backbones.inference import frozen_features  # noqa: E402
 from prototree.data import open_data  # noqa: E402
 from prototree.editing.session import edit as open_session  # noqa: E402
@@ -128,10 +128,7 @@ def test_what_is_no_usable_image_is_refused_and_the_server_lives(client: Any, co
     answer = client.post("/api/decisions", content=content, headers=BYTES)
     assert (answer.status_code, bool(answer.json()["detail"])) == (status, True)
     assert client.get("/api/health").json()["status"] == "ok"
-
-
-def test_a_form_is_told_to_send_the_file_itself(client: Any) -> None:
-    assert client.post("/api/decisions", files={"photo": png()}).status_code == 415
+    assert client.post("/api/decisions", files={"photo": png()}).status_code == 415, "a form, not the file itself"
 
 
 def answer_of(app: "FastAPI", method: str, path: str, **sent: Any) -> Any:
@@ -203,18 +200,6 @@ def test_editing_undoing_and_saving_over_the_api(client: Any, run: Run) -> None:
     assert content_of(run.folder) == before, "the run that was opened was changed"
 
 
-def test_numbers_are_those_of_the_tree_at_the_time(client: Any) -> None:
-    last = client.get("/api/nodes/3").json()
-    assert edit(client, edit="remove", node=2, keep="left").status_code == 200
-    assert client.get("/api/nodes/2").json()["right"] == last["right"]
-    assert edit(client, edit="note", node=2, text="moved up").status_code == 200
-    assert client.get("/api/nodes/2").json()["note"] == "moved up"
-    assert edit(client, edit="note", node=3, text="gone").status_code == 404
-    for _ in range(2):
-        undo(client)
-    assert client.get("/api/nodes/3").json() == last
-
-
 def test_a_dragged_region_becomes_the_patch_that_the_grid_says(client: Any) -> None:
     grid = client.get("/api/images/training/4").json()["grid"]
     row, column, width, height = 1, 0, grid["cell_width"], grid["cell_height"]
@@ -226,27 +211,16 @@ def test_a_dragged_region_becomes_the_patch_that_the_grid_says(client: Any) -> N
     assert source["box"] == pytest.approx([*corner, corner[0] + width, corner[1] + height])
 
 
-def test_excluded_patches_are_offered_no_more(client: Any) -> None:
-    first = client.get("/api/nodes/1/candidates").json()[0]["image"]
-    assert edit(client, edit="exclude", image=first["index"]).status_code == 200
-    assert first["name"] not in [patch["image"]["name"] for patch in client.get("/api/nodes/1/candidates").json()]
-    assert edit(client, edit="replace", node=1, image=first["index"], patch=[0, 0]).status_code == 422
-
-
 @pytest.mark.parametrize(
     "content",
     [
         {"edit": "note", "node": 99, "text": "x"},
-        {"edit": "note", "node": 0, "text": "x"},
-        {"edit": "note", "node": 1, "text": "x" * 201},
         {"edit": "note", "node": 1, "text": "two\nlines"},
         {"edit": "note", "node": "1", "text": "x"},
         {"edit": "replace", "node": 1, "image": 0},
         {"edit": "replace", "node": 1, "image": 0, "patch": [0, 99]},
-        {"edit": "replace", "node": 1, "image": 0, "region": [0, 0, 1]},
         {"edit": "replace", "node": 1, "image": 10**6, "patch": [0, 0]},
         {"edit": "replace", "node": 1, "image": 0, "patch": [0, 0], "side": "left"},
-        {"edit": "remove", "node": 1, "keep": "both"},
         {"edit": "burn"},
         {"edit": "note", "node": 1, "text": "x", "more": 1},
     ],
@@ -273,31 +247,20 @@ def test_of_two_edits_at_once_one_is_told(server: Running, client: Any) -> None:
 # ---- many at once
 
 
-def test_sixty_four_uploads_at_once_are_all_answered_rightly(server: Running, client: Any, run: Run) -> None:
+def test_many_uploads_at_once_are_all_answered_rightly(server: Running, client: Any, run: Run) -> None:
     files = [sample.path.read_bytes() for sample in open_data(run.source).test]
     alone = [client.post("/api/decisions", content=file, headers=BYTES).json()["paths"] for file in files]
-    start, healthy, over = threading.Barrier(65), [], threading.Event()
+    start = threading.Barrier(24)
 
     def send(index: int) -> Any:
         with httpx.Client(base_url=server.address, timeout=3600) as own:
             start.wait()
-            return own.post("/api/decisions", content=files[index % len(files)], headers=BYTES)
+            answer = own.post("/api/decisions", content=files[index % len(files)], headers=BYTES)
+            return answer.status_code, answer.json()["paths"], own.get("/api/health").json()["status"]
 
-    def watch() -> None:
-        with httpx.Client(base_url=server.address, timeout=3600) as own:
-            start.wait()
-            while not over.is_set():
-                healthy.append(own.get("/api/health").json()["status"])
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    with ThreadPoolExecutor(64) as pool:
-        answers = list(pool.map(send, range(64)))
-    over.set()
-    watcher.join()
-    assert [answer.status_code for answer in answers] == [200] * 64
-    assert all(answer.json()["paths"] == alone[index % len(files)] for index, answer in enumerate(answers))
-    assert set(healthy) == {"ok"}
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(send, range(24)))
+    assert answers == [(200, alone[index % len(files)], "ok") for index in range(24)]
 
 
 def test_too_many_requests_or_bytes_are_told_to_come_again(run: Run) -> None:
@@ -344,7 +307,7 @@ def test_the_server_does_what_its_description_says(server: Running, valid: bool)
         if not valid and not operation.body and not operation.query and not operation.path_parameters:
             continue  # nothing could be wrong
         few = settings(
-            max_examples=12, deadline=None, database=None, phases=[Phase.generate],
+            max_examples=6, deadline=None, database=None, phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
         few(given(case=operation.as_strategy(generation_mode=mode))(check))()

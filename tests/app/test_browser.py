@@ -1,5 +1,6 @@
 """A real browser on the real server: explore, try, edit, undo, save."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,29 +22,19 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 SHORT = {"pretrain_epochs": 1, "head_epochs": 2, "epochs": 2, "calibration_fraction": 0}
 
 
-@pytest.fixture(params=[(1280, 860), (390, 800)], ids=["wide", "narrow"])
-def page(browser: Any, server: Running, client: Any, request: pytest.FixtureRequest) -> Iterator["sync_api.Page"]:
-    width, height = request.param
-    context = browser.new_context(viewport={"width": width, "height": height}, base_url=server.address)
-    page = context.new_page()
-    complaints: list[str] = []
-
-    def check_console(message: Any) -> None:
-        if message.type == "error" and "409" not in message.text:
-            complaints.append(message.text)
-
-    def check_request(sent: Any) -> None:
-        if not sent.url.startswith((server.address, "data:", "blob:")):
-            complaints.append(sent.url)
-
-    page.on("console", check_console)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", check_request)
+@pytest.fixture
+def page(browser: Any, server: Running, client: Any) -> Iterator["sync_api.Page"]:
+    context = browser.new_context(viewport={"width": 1280, "height": 860}, base_url=server.address)
+    page, errors, requests = context.new_page(), list[str](), list[str]()
+    page.on("console", lambda message: errors.append(message.text if message.type == "error" else ""))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda sent: requests.append(sent.url))
     yield page
     while undo(client).status_code == 200:  # so that each test begins with the tree as it was
         pass
     context.close()
-    assert complaints == []
+    assert not [error for error in errors if error and "409" not in error]
+    assert not [url for url in requests if not url.startswith((server.address, "data:", "blob:"))]
 
 
 def ready(page: "sync_api.Page") -> None:
@@ -63,10 +54,7 @@ def test_from_exploring_to_a_saved_run(page: "sync_api.Page", run: Run) -> None:
     before, saved_before = content_of(run.folder), len(list(run.folder.parent.glob("run-edited-*")))
     # Explore: open a prototype and go on to edit it.
     page.goto("/")
-    if page.locator("#key").is_visible():  # a phone shows the list first
-        page.locator("#key-1 .pictures").click()
-    else:
-        page.locator(".card.node[data-id='1']").click()
+    page.locator(".card.node[data-id='1']").click()
     page.locator("#node-extra a").click()
     page.wait_for_url(re.compile("/edit/2$"))
     ready(page)
@@ -184,11 +172,15 @@ def test_images_are_chosen_dropped_and_pasted(page: "sync_api.Page", tmp_path: P
         assert page.locator("#decision").is_visible()
 
 
-@pytest.mark.parametrize("path", ["/", "/try", "/review", "/edit", "/edit/1", "/api"])
-def test_pages_fit_their_width(page: "sync_api.Page", path: str) -> None:
-    page.goto(path)
-    page.wait_for_load_state("networkidle")
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+def test_pages_fit_their_width(page: "sync_api.Page") -> None:
+    for width, path in itertools.product((1280, 390), ("/", "/try", "/review", "/edit", "/edit/1", "/api")):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto(path)
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (width, path)
+    page.goto("/")  # a phone shows the list first
+    page.locator("#key-1 .pictures").click()
+    page.locator("#node-extra a").wait_for()
 
 
 def test_nothing_keeps_anybody_out(browser: Any, server: Running) -> None:

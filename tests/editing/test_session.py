@@ -28,9 +28,15 @@ from tiny_editing import content_of, same_tree, tiny_run
 from tiny_training import TINY_DISTILL, write_squares
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return tiny_run(tmp_path_factory.mktemp("template"))
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return tiny_run(tmp_path)
+def run(template: Run, tmp_path: Path) -> Run:
+    """A run of its own, whose images are shared."""
+    return Run(shutil.copytree(template.folder, tmp_path / "run"))
 
 
 @pytest.fixture
@@ -40,18 +46,6 @@ def session(run: Run) -> EditSession:
 
 def an_edit(session: EditSession, node: int = 1) -> Replace:
     return session.workbench.candidates(session.state, node)[3].cell.as_replacement(node)
-
-
-def test_undo_and_redo_give_back_the_very_same_trees(session: EditSession) -> None:
-    trees = [session.state.tree]
-    for change in (an_edit(session), Note(1, "red"), Remove(0, "left"), Exclude("train/red/0.png")):
-        trees.append(session.apply(change).state.tree)
-    for tree in trees[-2::-1]:
-        assert same_tree(session.undo().state.tree, tree)
-    assert session.state.notes == {}
-    for tree in trees[1:]:
-        assert same_tree(session.redo().state.tree, tree)
-    assert session.revision == 12
 
 
 def test_a_session_goes_on_where_it_was_left(session: EditSession, run: Run) -> None:
@@ -192,25 +186,22 @@ def test_validation_and_test_share_no_image(session: EditSession) -> None:
     assert [error.index for error in session.errors().errors] == torch.nonzero(wrong)[:, 0].tolist()
 
 
+def test_what_is_there_is_not_overwritten(session: EditSession, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(EditError, match="exists"):
+        session.save(tmp_path / "taken")
+    assert not [path for path in tmp_path.iterdir() if "partial" in path.name]
+    with pytest.raises(EditError, match="never changed"):
+        edit(run, work=run.folder)
+
+
 def test_images_of_ones_own_are_for_validation(run: Run, tmp_path: Path) -> None:
-    session = edit(run, validation=tmp_path / "squares", work=tmp_path / "elsewhere")
+    session = edit(run, validation=run.source, work=tmp_path / "elsewhere")
     assert session.metrics.n_images == 30
     assert session.test is not None
     assert len(session.test) == 12
     session.apply(Note(0, "x"))
     assert (tmp_path / "elsewhere" / "history.json").exists()
-
-
-def test_what_is_there_is_not_overwritten(session: EditSession, tmp_path: Path) -> None:
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(EditError, match="exists"):
-        session.save(tmp_path / "taken")
-    assert not [path for path in tmp_path.iterdir() if "partial" in path.name]
-
-
-def test_the_work_folder_is_not_the_run(run: Run) -> None:
-    with pytest.raises(EditError, match="never changed"):
-        edit(run, work=run.folder)
 
 
 def test_other_data_or_another_tree_is_refused(session: EditSession, run: Run, tmp_path: Path) -> None:
@@ -364,14 +355,3 @@ def test_each_prototype_is_nearest_to_the_patch_it_comes_from(distilled: Run, tm
         assert nearest[0].similarity == pytest.approx(1.0, abs=1e-3), "but for rounded features"
         n_classes = int(prototype_classes(state.tree)[row].sum())
         assert len({near.cell.image for near in nearest}) == len(nearest) == min(18, 6 * n_classes), "one per image"
-
-
-def test_explanations_look_where_prototypes_come_from(distilled: Run) -> None:
-    tree, explained = distilled.tree(), explain_tree(distilled, nearest=3)
-    for prototype in explained.prototypes:
-        source = tree.sources[prototype.prototype]
-        assert source is not None
-        assert prototype.source.similarity == pytest.approx(1.0, abs=1e-3)
-        images = [match.image for match in prototype.nearest]
-        assert len(images) == len(set(images)) == 3
-        assert source.image not in images

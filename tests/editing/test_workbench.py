@@ -13,8 +13,7 @@ from prototree.core.nodes import LN2, NodeFunction
 from prototree.core.projection import prototype_classes
 from prototree.data.crops import FULL_IMAGE
 from prototree.editing.edits import Edit, Exclude, Note, Remove, Replace
-from prototree.editing.state import TreeState, copy_tree
-from prototree.editing.workbench import N_SWEEPS, Workbench
+from prototree.editing.workbench import N_SWEEPS, TreeState, Workbench, copy_tree
 from prototree.errors import EditError
 from prototree.training.distill import fit_distance_p95
 from tiny_workbench import N_TRAIN, N_VALIDATION, ROOT, K, make_bench
@@ -47,25 +46,17 @@ def refitted(tree: ProtoTree, maps: torch.Tensor, start: torch.Tensor, weight: f
     return c
 
 
-def test_a_replaced_prototype_is_the_patch_itself(workbench: Workbench) -> None:
-    state = workbench.apply(workbench.start, Replace(4, "7.png", "full", (2, 1)))
-    prototype = state.tree.prototypes[4, :, 0, 0]
-    assert torch.equal(prototype, workbench.training.maps([7])[0, :, 2, 1])
-    assert state.training.distance[7, 4] == 0
-    source = state.tree.sources[4]
-    assert source is not None
-    assert (source.image, source.label, source.crop, source.patch) == ("7.png", 1, "full", (2, 1))
-    assert source.patch_box == (32.0, 32.0, 64.0, 48.0)
-    unchanged = [0, 1, 2, 3, 5, 6]
-    assert torch.equal(state.tree.prototypes[unchanged], workbench.tree.prototypes[unchanged])
-
-
 def test_a_replaced_prototype_of_several_cells_keeps_its_order(tiny_backbone: Backbone) -> None:
     workbench = make_bench(tiny_backbone, size=(2, 3))
     state = workbench.apply(workbench.start, Replace(0, "5.png", "full", (1, 1)))
     assert torch.equal(state.tree.prototypes[0], workbench.training.maps([5])[0, :, 1:3, 1:4])
     assert state.training.distance[5, 0] == 0
     assert workbench.locate("5.png", (128.0, 64.0, 128.0, 64.0)).patch == (2, 1)
+    assert torch.equal(state.tree.prototypes[1:], workbench.tree.prototypes[1:])
+    source = state.tree.sources[0]
+    assert source is not None
+    assert (source.image, source.label, source.crop, source.patch) == ("5.png", 2, "full", (1, 1))
+    assert source.patch_box == (32.0, 16.0, 128.0, 48.0)
 
 
 def test_leaves_are_refitted_as_the_equations_say(workbench: Workbench) -> None:
@@ -84,7 +75,6 @@ def test_leaves_are_refitted_as_the_equations_say(workbench: Workbench) -> None:
         (1, "left", [0, 3, 2, 5, 6]),
         (1, "right", [0, 4, 2, 5, 6]),
         (0, "right", [2, 5, 6]),
-        (6, "left", [0, 1, 2, 3, 4, 5]),
     ],
 )
 def test_a_removed_node_leaves_the_spliced_tree(workbench: Workbench, node: int, keep: str, kept: list[int]) -> None:
@@ -127,7 +117,7 @@ def test_an_edit_changes_neither_the_state_nor_the_tree_before(workbench: Workbe
     before = {name: tensor.clone() for name, tensor in workbench.tree.state_dict().items()}
     first = workbench.apply(workbench.start, Replace(2, "0.png", "full", (3, 3)))
     prototypes, distance = first.tree.prototypes.clone(), first.training.distance.clone()
-    for edit in (Replace(2, "1.png", "full", (0, 0)), Remove(0, "left"), Exclude("0.png"), Note(2, "last_block")):
+    for edit in (Replace(2, "1.png", "full", (0, 0)), Remove(0, "left"), Exclude("0.png"), Note(2, "square")):
         workbench.apply(first, edit)
     assert all(torch.equal(tensor, before[name]) for name, tensor in workbench.tree.state_dict().items())
     assert torch.equal(first.tree.prototypes, prototypes)
@@ -173,20 +163,10 @@ def test_excluded_sources_are_never_used_again(workbench: Workbench) -> None:
         workbench.apply(state, Exclude(f"{N_TRAIN - 2}.png"))
 
 
-def test_candidates_come_nearest_first_one_a_photo(tiny_backbone: Backbone) -> None:
-    workbench = make_bench(tiny_backbone, two_views=True)
-    found = workbench.candidates(workbench.start, 5, 100)
-    assert len({candidate.cell.image for candidate in found}) == len(found) == N_TRAIN
-    assert {candidate.cell.view for candidate in found} == {"box"}
-    similarity = [candidate.similarity for candidate in found]
-    assert similarity == sorted(similarity, reverse=True)
-
-
 @pytest.mark.parametrize(
     ("region", "patch"),
     [
         ((0.0, 0.0, 10.0, 10.0), (0, 0)),
-        ((33.0, 17.0, 60.0, 30.0), (1, 1)),
         ((40.0, 0.0, 130.0, 64.0), (2, 2)),
         ((-50.0, 500.0, -40.0, 600.0), (3, 0)),
     ],
@@ -201,7 +181,7 @@ def test_a_region_becomes_the_patch_under_its_middle(
 
 def test_notes_follow_their_node_and_go_with_it(workbench: Workbench) -> None:
     state = workbench.start
-    for edit in (Note(6, "long beak"), Note(3, "last_block"), Remove(1, "right")):
+    for edit in (Note(6, "long beak"), Note(3, "square"), Remove(1, "right")):
         state = workbench.apply(state, edit)
     assert state.notes == {4: "long beak"}
     assert workbench.apply(state, Note(4, "")).notes == {}
@@ -209,26 +189,13 @@ def test_notes_follow_their_node_and_go_with_it(workbench: Workbench) -> None:
         workbench.apply(state, Note(6, "gone"))
 
 
-def test_leaves_of_several_edits_begin_anew_where_their_photos_are_others(workbench: Workbench) -> None:
-    state = workbench.start
-    for edit in (Remove(1, "right"), Replace(3, "7.png", "full", (2, 1))):  # what were nodes 1 and 5 at first
-        state = workbench.apply(state, edit)
-    start = workbench.tree.leaf_logits[[2, 3, 4, 5, 6, 7]].clone()
-    start[:4] = 0
-    weight = workbench.tree.leaf_logits.sum().item() / N_TRAIN
-    expected = refitted(state.tree, workbench.training.maps(range(N_TRAIN)), start, weight)
-    torch.testing.assert_close(state.tree.leaf_logits.double(), expected, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     "edit",
     [
         Replace(7, "0.png", "full", (0, 0)),
-        Replace(-1, "0.png", "full", (0, 0)),
         Replace(0, "../../etc/passwd", "full", (0, 0)),
         Replace(0, "0.png", "box", (0, 0)),
         Replace(0, "0.png", "full", (4, 0)),
-        Replace(0, "0.png", "full", (0, -1)),
         Replace(0, "0.png", "full", (0, 0), "left"),
         Exclude("none.png"),
         Remove(9, "left"),
@@ -240,10 +207,7 @@ def test_impossible_edits_are_refused(workbench: Workbench, edit: Edit) -> None:
 
 
 def test_the_last_node_stays(workbench: Workbench) -> None:
-    state = workbench.start
-    for edit in (Remove(0, "left"), Remove(0, "left")):
-        state = workbench.apply(state, edit)
-    assert state.tree.sources == (workbench.tree.sources[3],)
+    state = workbench.apply(workbench.apply(workbench.start, Remove(0, "left")), Remove(0, "left"))
     with pytest.raises(EditError):
         workbench.apply(state, Remove(0, "left"))
 
@@ -319,7 +283,7 @@ def test_leaves_stand_for_the_same_classes_while_patches_are_of_their_side(pairw
 
 
 def test_a_removed_node_takes_both_its_prototypes_with_it(pairwise: Workbench) -> None:
-    state = pairwise.apply(pairwise.start, Note(3, "last_block"))
+    state = pairwise.apply(pairwise.start, Note(3, "square"))
     state = pairwise.apply(state, Remove(1, "left"))
     kept = [0, 3, 2, 5, 6]
     both = [*kept, *(node + N for node in kept)]
@@ -327,7 +291,7 @@ def test_a_removed_node_takes_both_its_prototypes_with_it(pairwise: Workbench) -
     assert state.tree.sources == tuple(pairwise.tree.sources[i] for i in both)
     assert torch.equal(state.training.distance, pairwise.start.training.distance[:, both])
     assert torch.equal(state.validation.patch, pairwise.start.validation.patch[:, both])
-    assert state.notes == {1: "last_block"}
+    assert state.notes == {1: "square"}
     decisions = state.tree.decode(state.tree.forward_features(pairwise.validation.maps(range(N_VALIDATION))))
     torch.testing.assert_close(state.prediction.soft, decisions.soft)
 

@@ -131,8 +131,7 @@ def test_keys_walk_along_the_tree(open_page: Open) -> None:
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-@pytest.mark.parametrize("kind", ["presence", "pairwise"])
-@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize(("kind", "viewport"), [("presence", NARROW), ("pairwise", WIDE)], ids=["narrow", "wide"])
 def test_nothing_keeps_anybody_out(open_page: Open, kind: Any, viewport: dict[str, int]) -> None:
     """What axe-core calls serious or worse: names of controls, contrast, roles, order."""
     page = open_page(tree_page(tree(Topology.full(3), names=AWKWARD_NAMES, node_kind=kind)), viewport)
@@ -144,8 +143,8 @@ def test_nothing_keeps_anybody_out(open_page: Open, kind: Any, viewport: dict[st
         "found": lambda: page.locator("#query").fill("parrot"),
         "not found": lambda: page.locator("#query").fill("no such class"),
     }
-    for state, radius in states.items():
-        radius()
+    for state, show in states.items():
+        show()
         drawn(page)
         assert serious_findings(page) == [], state
         width = page.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from conftest import grow, tree_shapes
 from prototree.core.topology import Topology
 from prototree.explanation.records import Counterfactual, Flip, Nearer, NodeKind
-from prototree.reporting.rules import rules_json, rules_text
-from prototree.reporting.text import flip_text, plain, runner_up_text, step_text
+from prototree.reporting.text import flip_text, plain, rules_json, rules_text, runner_up_text, step_text
 from sample_explanations import AWKWARD_NAMES, decision, random_topology, tree
 
 BIRDS = ("Wren", "Owl", "Jay", "Kite")

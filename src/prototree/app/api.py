@@ -1,29 +1,36 @@
-"""The routes of the browser app: its pages and its JSON API. Everything that takes time runs in a worker thread."""
+"""The browser app: its pages, its JSON API, and how errors are answered. What takes time runs in worker threads.
 
+Most routes are methods of the service as they are (`ROUTES`). Pages are filled on the server; scripts only add to them.
+"""
+
+import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, Literal
+from functools import cache, partial
+from typing import Annotated, Any, Literal, NamedTuple
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request, Response
+from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
+from jinja2 import Environment
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.staticfiles import StaticFiles
 
 from prototree._version import __version__
-from prototree.app import pages, schemas
-from prototree.app.gallery import NotFoundError, PictureKind
 from prototree.app.jobs import BusyError, Worker
+from prototree.app.schemas import FinetuneResponse, Key, NodeNumber, WebP
 from prototree.app.server import MAX_TOTAL, UPLOADS, Guard, allowed_hosts, is_loopback
 from prototree.app.service import Service
-from prototree.editing.edits import Side
-from prototree.editing.state import UnknownNodeError
+from prototree.app.views import NotFoundError
+from prototree.editing.workbench import UnknownNodeError
 from prototree.errors import ConfigError, ConflictError, NotAnImageError, ProtoTreeError, TooLargeError
+from prototree.evaluation.tables import percent
+from prototree.reporting import script_json, templates
+from prototree.reporting.tree_page import tree_body
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +45,123 @@ STATUS: dict[type[Exception], int] = {
     BusyError: 503,
 }
 """The HTTP status of each kind of error; the nearest base class counts."""
+_DETAIL = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    code: {"model": schemas.ErrorResponse} for code in (400, 401, 403, 404, 409, 413, 415, 422, 503)
+    code: {"description": "Why it was refused", "content": {"application/json": {"schema": _DETAIL}}}
+    for code in (400, 401, 403, 404, 409, 413, 415, 422, 503)
 }
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_WEBP: dict[int | str, dict[str, Any]] = {200: {"content": {"image/webp": _BINARY}}}
 _UPLOAD = {"requestBody": {"required": True, "content": {"application/octet-stream": _BINARY}}}
+
+
+# ---- pages
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The HTML pages of a run."""
+
+    service: Service
+
+    def explore(self) -> str:
+        """Fill the page of the tree, which is the report's."""
+        explanation, data = self.service.tree()
+        return self._render("explore", body=tree_body(explanation), data=script_json(data))
+
+    def try_image(self) -> str:
+        """Fill the page that takes an image."""
+        return self._render("try", decision=None, body="", samples=self.service.samples()[:24])
+
+    def result(self, key: Key) -> str:
+        """Fill the page of a decision, which is the report's, above the place for the next image."""
+        result, samples = self.service.result(key), self.service.samples()[:24]
+        return self._render("try", decision=result.decision, body=result.body, samples=samples)
+
+    def review(self) -> str:
+        """Fill the page of wrong predictions, by the node that is responsible."""
+        errors, by_node = self.service.errors(), dict[int | None, list[dict[str, Any]]]()
+        for error in errors["images"]:
+            by_node.setdefault(error["node"], []).append(error)
+        nodes = {node.node: node for node in self.service.nodes()}
+        groups = sorted(by_node.items(), key=lambda item: (item[0] is None, -len(item[1]), item[0] or 0))
+        return self._render("review", errors=errors, groups=groups, nodes=nodes)
+
+    def edit(self) -> str:
+        """Fill the page of all nodes, to choose one."""
+        return self._render("edit", nodes=self.service.nodes())
+
+    def edit_node(self, node: NodeNumber) -> str:
+        """Fill the page of one node, and what can be done to it."""
+        return self._render("edit", "edit_node.html", node=self.service.node(node))
+
+    def api(self, request: Request) -> str:
+        """Fill the page about the API, whose address is the one that the browser sees."""
+        paths = request.app.openapi()["paths"].items()
+        calls = [(method.upper(), path, call) for path, methods in paths for method, call in methods.items()]
+        return self._render("api", calls=calls, address=str(request.base_url).rstrip("/"))
+
+    def _render(self, here: str, template: str = "", **values: Any) -> str:
+        common = {"run": self.service.run(), "can_edit": self.service.can_edit, "here": here}
+        return _environment().get_template(template or f"{here}.html").render(common, **values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = templates("prototree.app")
+    environment.filters |= {"percent": percent, "few": _few}
+    return environment
+
+
+def _few(names: list[str], shown: int = 3) -> str:
+    isolated = (f"\u2068{name}\u2069" for name in names[:shown])  # each has a text direction of its own
+    more = len(names) - shown
+    return ", ".join(isolated) + (f" and {more} more" if more > 0 else "")
+
+
+# ---- routes
+
+REGION = "/images/training/{index}/region/{left}/{top}/{right}/{bottom}"
+
+
+class Route(NamedTuple):
+    """A method of the service or of a part of it, at an address; without a tag the API's description leaves it out."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    work: Callable[[Service], Callable[..., Any]]
+    worker: Literal["predict", "edit", "draw"] | None = None  # None: at once
+    tag: str = ""
+
+
+ROUTES = (
+    Route("GET", "/", lambda service: Pages(service).explore, "edit"),
+    Route("GET", "/try", lambda service: Pages(service).try_image),
+    Route("GET", "/try/{key}", lambda service: Pages(service).result),
+    Route("GET", "/api", lambda service: Pages(service).api),
+    Route("GET", "/api/run", lambda service: service.run, None, "tree"),
+    Route("GET", "/api/decisions/{key}", lambda service: service.decision, None, "try"),
+    Route("GET", "/results/{key}/{name}", lambda service: service.result_picture, None, "try"),
+)
+IMAGE_ROUTES = (  # where the run's images are here
+    Route("GET", "/review", lambda service: Pages(service).review, "edit"),
+    Route("GET", "/edit", lambda service: Pages(service).edit, "edit"),
+    Route("GET", "/edit/{node}", lambda service: Pages(service).edit_node, "edit"),
+    Route("GET", "/api/nodes", lambda service: service.nodes, "edit", "tree"),
+    Route("GET", "/api/nodes/{node}", lambda service: service.node, "edit", "tree"),
+    Route("GET", "/api/nodes/{node}/candidates", lambda service: service.candidates, "edit", "edit"),
+    Route("GET", "/api/images/{split}", lambda service: service.gallery.images, None, "images"),
+    Route("GET", "/api/images/training/{index}", lambda service: service.gallery.training_image, None, "images"),
+    Route("GET", "/images/{split}/{index}/{kind}", lambda service: service.gallery.picture, "draw", "images"),
+    Route("GET", REGION, lambda service: service.gallery.region, "draw", "images"),
+    Route("GET", "/api/errors", lambda service: service.errors, "edit", "try"),
+    Route("POST", "/api/decisions/sample", lambda service: service.decide_sample, "predict", "try"),
+    Route("GET", "/api/edits", lambda service: service.edits, "edit", "edit"),
+    Route("POST", "/api/edits", lambda service: service.apply, "edit", "edit"),
+    Route("POST", "/api/edits/save", lambda service: service.save, "edit", "edit"),
+    Route("POST", "/api/edits/{step}", lambda service: service.undo_or_redo, "edit", "edit"),
+    Route("GET", "/api/finetune", lambda service: service.finetuning.status, "edit", "edit"),
+    Route("POST", "/api/finetune", lambda service: service.finetuning.start, "edit", "edit"),
+)
 
 
 @dataclass
@@ -55,9 +173,39 @@ class AppState:
     edit: Worker
     draw: Worker
 
-    def open_finetuned(self) -> schemas.FinetuneResponse:
-        self.service = self.service.open_finetuned()
-        return self.service.finetuning.status()
+    def add_route(self, app: FastAPI, route: Route) -> None:
+        """Serve a method: its parameters are those of the request, its return type is a page, a picture or JSON."""
+
+        async def call(**params: Any) -> Any:
+            work = partial(route.work(self.service), **params)
+            return work() if route.worker is None else await getattr(self, route.worker).run(work)
+
+        method = route.work(self.service)
+        signature = inspect.signature(method)
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__name__, call.__doc__ = method.__name__, method.__doc__
+        answer = {str: HTMLResponse, WebP: WebP}.get(signature.return_annotation, JSONResponse)
+        options: dict[str, Any] = {"tags": [route.tag], "include_in_schema": bool(route.tag), "response_class": answer}
+        app.add_api_route(route.path, call, methods=[route.method], **options)
+
+    async def health(self) -> dict[str, str | int]:
+        """That the server is running, even if other requests are waiting."""
+        revision, waiting = self.service.revision, self.predict.waiting
+        return {"status": "ok", "version": __version__, "revision": revision, "waiting": waiting}
+
+    async def decide(self, request: Request, name: Annotated[str, Query(max_length=200)] = "image") -> dict[str, Any]:
+        """The tree's decision about an image, sent as it is: JPEG, PNG, WebP, BMP, TIFF or GIF."""
+        content = await request.body()
+        if not content:
+            raise HTTPException(400, "expected an image, got nothing (0 bytes); choose a file that is not empty")
+        if request.headers.get("content-type", "").lower().startswith("multipart/"):
+            raise NotAnImageError("expected the bytes of an image, got a form; send the file itself (--data-binary)")
+        return await self.predict.run(self.service.decide, content, name)
+
+    async def open_finetuned(self) -> FinetuneResponse:
+        """Opens the run that fine-tuning has made, instead of the current one."""
+        self.service = await self.edit.run(self.service.open_finetuned)
+        return await self.edit.run(self.service.finetuning.status)
 
 
 def create_app(
@@ -86,19 +234,22 @@ def create_app(
         docs_url=None,  # FastAPI's pages load scripts from elsewhere; /api is our own
         redoc_url=None,
         lifespan=lifespan,
+        responses=_ERRORS,
     )
-    app.state.prototree = state
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts(host), www_redirect=False)
     app.add_middleware(Guard, token=token, max_total=max_total)
-    app.include_router(router)
+    app.get("/api/health", tags=["server"])(state.health)
+    app.post(UPLOADS, tags=["try"], openapi_extra=_UPLOAD)(state.decide)
+    for route in (*ROUTES, *(IMAGE_ROUTES if service.can_edit else ())):
+        state.add_route(app, route)
     if service.can_edit:
-        app.include_router(image_router)
+        app.post("/api/finetune/open", tags=["edit"])(state.open_finetuned)
     packages: list[str | tuple[str, str]] = [("prototree.reporting", "assets"), ("prototree.app", "assets")]
     app.mount("/assets", StaticFiles(packages=packages))
     handlers: dict[Any, Callable[..., Any]] = {StarletteHTTPException: _http_error, RequestValidationError: _invalid}
     handlers |= {kind: partial(_refused, status) for kind, status in STATUS.items()} | {Exception: _failed}
-    for kind, handler in handlers.items():
-        app.add_exception_handler(kind, handler)
+    for error, handler in handlers.items():
+        app.add_exception_handler(error, handler)
     return app
 
 
@@ -107,7 +258,8 @@ def create_app(
 
 def _answer(request: Request, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
     if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/"):
-        return HTMLResponse(pages.error(status, detail), status, headers)
+        page = _environment().get_template("error.html").render(status=status, detail=detail)
+        return HTMLResponse(page, status, headers)
     return JSONResponse({"detail": detail}, status, headers)
 
 
@@ -128,206 +280,3 @@ async def _refused(status: int, request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return _answer(request, 500, "something went wrong in the server; its log says what")
-
-
-# ---- routes with or without the run's images
-
-
-def _state(request: Request) -> AppState:
-    return request.app.state.prototree  # type: ignore[no-any-return]
-
-
-State = Annotated[AppState, Depends(_state)]
-Node = Annotated[int, Path(ge=1, le=schemas.MAX_INDEX, description="the node's number")]
-Index = Annotated[int, Path(ge=0, le=schemas.MAX_INDEX)]
-Key = Annotated[str, Path(max_length=40)]
-router, image_router = APIRouter(responses=_ERRORS), APIRouter(responses=_ERRORS)
-page = partial(router.get, include_in_schema=False, response_class=HTMLResponse)
-image_page = partial(image_router.get, include_in_schema=False, response_class=HTMLResponse)
-
-
-@page("/")
-async def explore_page(state: State) -> str:
-    return pages.explore(state.service, *await state.edit.run(state.service.tree))
-
-
-@page("/try")
-async def try_page(state: State) -> str:
-    return pages.try_image(state.service, None)
-
-
-@page("/try/{key}")
-async def result_page(key: Key, state: State) -> str:
-    return pages.try_image(state.service, state.service.result(key))
-
-
-@page("/api")
-async def api_page(request: Request, state: State) -> str:
-    return pages.api(state.service, request.app.openapi(), str(request.base_url))
-
-
-@router.get("/api/health", tags=["server"])
-async def health(state: State) -> dict[str, str | int]:
-    """That the server is running, even if other requests are waiting."""
-    revision, waiting = state.service.revision, state.predict.waiting
-    return {"status": "ok", "version": __version__, "revision": revision, "waiting": waiting}
-
-
-@router.get("/api/run", tags=["tree"])
-async def run(state: State) -> schemas.RunResponse:
-    """The run that is open."""
-    return state.service.run()
-
-
-@router.post(UPLOADS, tags=["try"], openapi_extra=_UPLOAD)
-async def decide(
-    request: Request, state: State, name: Annotated[str, Query(max_length=200)] = "image"
-) -> schemas.DecisionResponse:
-    """The tree's decision about an image, sent as it is: JPEG, PNG, WebP, BMP, TIFF or GIF."""
-    content = await request.body()
-    if not content:
-        raise HTTPException(400, "expected an image, got nothing (0 bytes); choose a file that is not empty")
-    if request.headers.get("content-type", "").lower().startswith("multipart/"):
-        raise NotAnImageError("expected the bytes of an image, got a form; send the file itself (curl --data-binary)")
-    return await state.predict.run(state.service.decide, content, name)
-
-
-@router.get("/api/decisions/{key}", tags=["try"])
-async def decision(key: Key, state: State) -> schemas.DecisionResponse:
-    """An earlier decision, while the server still keeps it."""
-    return state.service.result(key).decision
-
-
-@router.get("/results/{key}/{name}", tags=["try"], responses=_WEBP)
-async def result_picture(key: Key, name: Key, state: State) -> Response:
-    """A picture of a decision."""
-    return _webp(state.service.result_picture(key, name))
-
-
-def _webp(content: bytes) -> Response:
-    return Response(content, media_type="image/webp", headers={"Cache-Control": "private, max-age=3600"})
-
-
-# ---- routes with the run's images
-
-
-@image_page("/review")
-async def review_page(state: State) -> str:
-    return await state.edit.run(pages.review, state.service)
-
-
-@image_page("/edit")
-async def edit_page(state: State) -> str:
-    return await state.edit.run(pages.edit, state.service)
-
-
-@image_page("/edit/{node}")
-async def edit_node_page(node: Node, state: State) -> str:
-    return await state.edit.run(pages.edit_node, state.service, node - 1)
-
-
-@image_router.get("/api/nodes", tags=["tree"])
-async def nodes(state: State) -> list[schemas.NodeResponse]:
-    """All nodes of the current tree, with their prototypes."""
-    return await state.edit.run(state.service.nodes)
-
-
-@image_router.get("/api/nodes/{node}", tags=["tree"])
-async def node(node: Node, state: State) -> schemas.NodeResponse:
-    """One node with its prototypes."""
-    return await state.edit.run(state.service.node, node - 1)
-
-
-@image_router.get("/api/nodes/{node}/candidates", tags=["edit"])
-async def candidates(
-    node: Node, state: State, count: Annotated[int, Query(ge=1, le=60)] = 12, side: Side = "right"
-) -> list[schemas.PatchResponse]:
-    """The training patches nearest to a prototype that may replace it, one per image."""
-    return await state.edit.run(state.service.candidates, node - 1, count, side)
-
-
-@image_router.get("/api/images/{split}", tags=["images"])
-async def images(
-    split: schemas.Split,
-    state: State,
-    label: Annotated[int | None, Query(ge=0, le=schemas.MAX_INDEX)] = None,
-    start: Annotated[int, Query(ge=0, le=schemas.MAX_INDEX)] = 0,
-    count: Annotated[int, Query(ge=1, le=200)] = 60,
-) -> list[schemas.ImageResponse]:
-    """Images to choose from, all or those of a class."""
-    return state.service.gallery.images(split, label, start, count)
-
-
-@image_router.get("/api/images/training/{index}", tags=["images"])
-async def training_image(index: Index, state: State) -> schemas.ImageResponse:
-    """A training image with the grid of its patches."""
-    return state.service.gallery.training_image(index)
-
-
-@image_router.get("/images/{split}/{index}/{kind}", tags=["images"], responses=_WEBP)
-async def picture(split: schemas.Split, index: Index, kind: PictureKind, state: State) -> Response:
-    """An image, reduced, as WebP."""
-    return _webp(await state.draw.run(state.service.gallery.picture, split, index, kind))
-
-
-@image_router.get("/images/training/{index}/region/{left}/{top}/{right}/{bottom}", tags=["images"], responses=_WEBP)
-async def region(index: Index, left: Index, top: Index, right: Index, bottom: Index, state: State) -> Response:
-    """A region of a training image as WebP."""
-    edges = (float(left), float(top), float(right), float(bottom))
-    return _webp(await state.draw.run(state.service.gallery.region, index, edges))
-
-
-@image_router.get("/api/errors", tags=["try"])
-async def errors(state: State) -> schemas.ErrorsResponse:
-    """Wrong predictions of the current tree, and the nodes that are responsible."""
-    return await state.edit.run(state.service.errors)
-
-
-@image_router.post("/api/decisions/sample", tags=["try"])
-async def decide_sample(sample: schemas.SampleRequest, state: State) -> schemas.DecisionResponse:
-    """The tree's decision about one of the server's own images."""
-    return await state.predict.run(state.service.decide_sample, sample.split, sample.index)
-
-
-@image_router.get("/api/edits", tags=["edit"])
-async def edits(state: State) -> schemas.EditsResponse:
-    """The history of edits, and the metrics of the tree."""
-    return await state.edit.run(state.service.edits)
-
-
-@image_router.post("/api/edits", tags=["edit"])
-async def apply(request: schemas.EditRequest, state: State) -> schemas.EditsResponse:
-    """Applies an edit and refits the leaves."""
-    return await state.edit.run(state.service.apply, request)
-
-
-@image_router.post("/api/edits/save", tags=["edit"])
-async def save(request: schemas.RevisionRequest, state: State) -> dict[str, Any]:
-    """Writes a new run beside the one that is open; accuracies before and after on the images that it names."""
-    return await state.edit.run(state.service.save, request.revision)
-
-
-@image_router.post("/api/edits/{step}", tags=["edit"])
-async def undo_or_redo(
-    step: Literal["undo", "redo"], request: schemas.RevisionRequest, state: State
-) -> schemas.EditsResponse:
-    """Undoes the last edit, or applies the last undone edit again."""
-    return await state.edit.run(state.service.undo_or_redo, step, request.revision)
-
-
-@image_router.get("/api/finetune", tags=["edit"])
-async def finetune_status(state: State) -> schemas.FinetuneResponse:
-    """Progress of fine-tuning."""
-    return await state.edit.run(state.service.finetuning.status)
-
-
-@image_router.post("/api/finetune", tags=["edit"])
-async def finetune(request: schemas.RevisionRequest, state: State) -> schemas.FinetuneResponse:
-    """Saves the tree, and trains the network further with it, in a new run; takes minutes."""
-    return await state.edit.run(state.service.finetuning.start, request.revision)
-
-
-@image_router.post("/api/finetune/open", tags=["edit"])
-async def open_finetuned(state: State) -> schemas.FinetuneResponse:
-    """Opens the run that fine-tuning has made, instead of the current one."""
-    return await state.edit.run(state.open_finetuned)

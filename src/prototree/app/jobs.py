@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from prototree.app.schemas import FinetuneResponse
+from prototree.app.schemas import FinetuneResponse, RevisionRequest
 from prototree.editing.finetune import check_can_finetune
 from prototree.editing.session import EDITS, EditSession
 from prototree.errors import ConflictError
@@ -63,14 +63,14 @@ class FinetuneJob:
         self._log, self._began = session.work / "finetune.log", 0.0
         self.edited = self.out = session.run.folder
 
-    def start(self, revision: int) -> FinetuneResponse:
-        """Save the tree as it is, and start to train the network with it."""
+    def start(self, request: RevisionRequest) -> FinetuneResponse:
+        """Saves the tree, and trains the network further with it, in a new run; takes minutes."""
         session = self._session
         check_can_finetune(session.run)
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 raise ConflictError("the network is being trained already; wait until it is done")
-            self.edited, self.out = session.save(revision=revision).folder, session.free_folder("finetuned")
+            self.edited, self.out = session.save(revision=request.revision).folder, session.free_folder("finetuned")
             command = [sys.executable, "-m", "prototree", "finetune", str(self.edited), "--out", str(self.out)]
             command += ["--data", session.source]
             with open(self._log, "wb") as log:
@@ -79,7 +79,7 @@ class FinetuneJob:
         return self.status()
 
     def status(self) -> FinetuneResponse:
-        """Tell how far it is, or how it ended."""
+        """Progress of fine-tuning."""
         with self._lock:
             if self._final is not None or self._process is None:
                 return self._final or FinetuneResponse(state="idle")
@@ -111,9 +111,13 @@ class FinetuneJob:
         wrong = {error["image"] for error in read_json(self.out / ERRORS)["images"]}
         images = (self._session.test or self._session.validation).entries
         n_correct = sum(self._session.workbench.name(entry.sample) not in wrong for entry in images)
-        initial, edited = evaluation["before"]["greedy"], evaluation["after"]["greedy"]
-        accuracies = {"initial": initial, "edited": edited, "finetuned": n_correct / len(images)}
-        return {"images": evaluation["images"], **accuracies}
+        before, after = evaluation["before"]["greedy"], evaluation["after"]["greedy"]
+        return {
+            "images": evaluation["images"],
+            "initial": before,
+            "edited": after,
+            "finetuned": n_correct / len(images),
+        }
 
 
 def _last_line(log: Path) -> str:

@@ -1,24 +1,23 @@
-"""Request bodies (`*Request`) and responses (`*Response`) of the web API; the OpenAPI description is made from them.
+"""Request bodies (`*Request`) of the web API, and the responses (`*Response`) that are made in more than one place.
 
 A node has its number here, which is its index in the tree + 1. Images have their index in a split.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
 
+from prototree.core.nodes import NodeKind
 from prototree.editing.edits import MAX_NOTE, Side
-from prototree.editing.state import EditMetrics
-from prototree.evaluation.schema import NodeErrors
 
-MAX_INDEX = 2**31 - 1
-Index = Annotated[int, Field(ge=0, le=MAX_INDEX)]
-NodeNumber = Annotated[int, Field(ge=1, le=MAX_INDEX)]
+Index = Annotated[int, Field(ge=0, le=2**31 - 1)]
+NodeNumber = Annotated[int, Field(ge=1, le=2**31 - 1, description="the node's number")]
+Key = Annotated[str, Field(max_length=40)]
 Pixel = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 Edges = Annotated[list[Pixel], Field(min_length=4, max_length=4, description="left, top, right, bottom")]
 PatchIndex = Annotated[list[Annotated[int, Field(ge=0, le=4096)]], Field(min_length=2, max_length=2)]
 Split = Literal["training", "validation"]
-NodeKind = Literal["presence", "pairwise"]
 
 
 class StrictRequest(BaseModel):
@@ -42,7 +41,7 @@ class ReplaceRequest(StrictRequest):
     side: Side = "right"
     image: Index
     region: Edges | None = None
-    view: Annotated[str, Field(max_length=40)] = "full"
+    view: Key = "full"
     patch: PatchIndex | None = None
 
 
@@ -82,41 +81,11 @@ class EditRequest(RevisionRequest):
     edit: Annotated[ReplaceRequest | ExcludeRequest | RemoveRequest | NoteRequest, Field(discriminator="edit")]
 
 
-class ErrorResponse(BaseModel):
-    """Why a request was refused."""
-
-    detail: str
-
-
-class RunResponse(BaseModel):
-    """The run that is open, and the images that can be shown."""
-
-    title: str
-    classes: list[str]
-    node_kind: NodeKind
-    n_nodes: int
-    n_training: int = 0
-    n_validation: int = 0
-    n_test: int = 0  # test images that are held out until the tree is saved
-    validation: str = "none"  # what the validation images are called
-    can_finetune: bool = False
-
-
-class GridResponse(BaseModel):
-    """Where the network's patches lie in an image: the cell in row r, column c begins at left + c·cell_width."""
-
-    left: float
-    top: float
-    cell_width: float
-    cell_height: float
-    rows: int
-    columns: int
-    patch_rows: int
-    patch_columns: int
-
-
 class ImageResponse(BaseModel):
-    """An image by its index; its picture is at `picture`, a small one at `thumb`."""
+    """An image by its index; its picture is at `picture`, a small one at `thumb`.
+
+    `grid` has the network's patches: the cell in row r, column c begins at left + c·cell_width, top + r·cell_height.
+    """
 
     split: Split
     index: int
@@ -126,7 +95,7 @@ class ImageResponse(BaseModel):
     height: int
     picture: str
     thumb: str
-    grid: GridResponse | None = None
+    grid: dict[str, int | float] | None = None
 
 
 class PatchResponse(BaseModel):
@@ -156,61 +125,6 @@ class NodeResponse(BaseModel):
     left: PatchResponse | None = None
 
 
-class DecisionResponse(BaseModel):
-    """How the tree decides about an image: besides these keys those that `prototree explain --json` prints."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str
-    link: str  # to the page
-    revision: int
-    pictures: dict[str, str]  # name → address
-    image: str
-    paths: dict[str, Any]
-
-
-class PredictionErrorResponse(BaseModel):
-    """A wrong prediction and the node that is responsible; None if no leaf stands for the true class."""
-
-    image: ImageResponse
-    label: str
-    prediction: str
-    node: int | None
-    goes_right: bool
-    p_right: float | None
-
-
-class ErrorsResponse(BaseModel):
-    """Wrong predictions on the validation images."""
-
-    n_images: int
-    nodes: list[NodeErrors]  # most errors first
-    images: list[PredictionErrorResponse]
-
-
-class ChangedResponse(BaseModel):
-    """An image whose prediction the last change has altered."""
-
-    image: ImageResponse
-    label: str
-    previous: str
-    current: str
-
-
-class EditsResponse(BaseModel):
-    """The history of edits, and metrics before any edit, before the last change, and now."""
-
-    revision: int
-    n_nodes: int
-    done: list[str]
-    undone: list[str]
-    initial: EditMetrics
-    previous: EditMetrics
-    current: EditMetrics
-    changed: list[ChangedResponse]
-    validation: str
-
-
 class FinetuneResponse(BaseModel):
     """Progress of fine-tuning, and accuracies of the greedy path when it is done."""
 
@@ -223,3 +137,12 @@ class FinetuneResponse(BaseModel):
     initial: float | None = None
     edited: float | None = None
     finetuned: float | None = None
+
+
+class WebP(Response):
+    """A picture, which a browser may keep for an hour."""
+
+    media_type = "image/webp"
+
+    def __init__(self, content: bytes, status_code: int = 200) -> None:
+        super().__init__(content, status_code, headers={"Cache-Control": "private, max-age=3600"})

@@ -1,10 +1,9 @@
 """The local server: one socket, one uvicorn process, and a guard that every request passes first.
 
-A page elsewhere on the web can make this user's browser send requests here. Against DNS rebinding, the Host header has
-to be a name of this computer (`TrustedHostMiddleware`); against cross-site requests, one that changes something has to
-come from one of the server's own pages or from no page at all. Where other computers can connect, every request has to
-bring the token that was printed at the start: in the link, then in a cookie, or as `Authorization: Bearer TOKEN`. A
-rebound name has no such cookie, so any Host is accepted then.
+Against DNS rebinding, the Host header has to be a name of this computer (`TrustedHostMiddleware`); against cross-site
+requests, one that changes something has to come from one of the server's own pages or from no page at all. Where other
+computers can connect, every request has to bring the token that was printed at the start: in the link, then in a
+cookie, or as `Authorization: Bearer TOKEN`. A rebound name has no such cookie, so any Host is accepted then.
 """
 
 import errno
@@ -145,23 +144,17 @@ class Guard:
     def _refuse(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD", "OPTIONS") and not _is_same_origin(request):
             return JSONResponse({"detail": "a page of another site may not change anything here"}, 403)
-        if self._token is None or self._is_authorized(request):
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = (bearer.strip() if scheme.lower() == "bearer" else "", request.cookies.get(self._cookie, ""))
+        if self._token is None or any(map(self._is_token, given)):
             return None
         if request.method in ("GET", "HEAD") and self._is_token(request.query_params.get("token", "")):
             path = "/" + request.scope["path"].lstrip("/\\")  # never another host
             welcome = RedirectResponse(path, 303)
             welcome.set_cookie(self._cookie, self._token, httponly=True, samesite="lax")
             return welcome
-        detail = (
-            "this server is open to other computers and asks for a token: open the link that it printed at its start, "
-            "or send the header Authorization: Bearer TOKEN"
-        )
+        detail = "expected a token: open the link that the server printed, or send Authorization: Bearer TOKEN"
         return JSONResponse({"detail": detail}, 401, {"WWW-Authenticate": "Bearer"})
-
-    def _is_authorized(self, request: Request) -> bool:
-        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        is_bearer = scheme.lower() == "bearer" and self._is_token(bearer.strip())
-        return is_bearer or self._is_token(request.cookies.get(self._cookie, ""))
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "replace"), str(self._token).encode())

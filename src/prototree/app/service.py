@@ -1,7 +1,8 @@
 """What the app can be asked about a run: decisions, nodes, errors, edits. Blocking; called from worker threads.
 
-Requests name images by their index in a split and nodes by their number in the tree at a revision, so no text of a
-request is ever part of a path. Methods take the index of a node; responses have its number.
+`api` serves these methods as they are: parameters are those of a request, and docstrings describe them on the API's
+page. Requests name images by their index in a split and nodes by their number in the tree at a revision, so no text of
+a request is ever part of a path.
 """
 
 import secrets
@@ -10,22 +11,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import compress
 from threading import Lock
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from markupsafe import Markup
 from PIL import Image
+from pydantic import Field
 
 from prototree.app import schemas
-from prototree.app.gallery import PICTURE_SIDE, Gallery, NotFoundError, encode
 from prototree.app.jobs import FinetuneJob
-from prototree.app.tree_view import TreeView
+from prototree.app.schemas import Key, NodeNumber, WebP
+from prototree.app.views import PICTURE_SIDE, Gallery, NotFoundError, TreeView, encode
 from prototree.backbones.inference import frozen_features
 from prototree.core.model import ProtoTree
 from prototree.core.nodes import NodeKind
 from prototree.data.images import load_image
-from prototree.editing.edits import Edit, Exclude, Note, Region, Remove, Replace, Side
+from prototree.editing.edits import Edit, Exclude, Note, Remove, Replace, Side
 from prototree.editing.finetune import can_finetune
 from prototree.editing.session import EDITS, EditSession, Snapshot, edit
-from prototree.editing.state import TreeState, leaves_below
+from prototree.editing.workbench import TreeState, leaves_below
 from prototree.errors import EditError
 from prototree.explanation.assets import PrototypePictures, pictures_of, spreads_of
 from prototree.explanation.decision import explain_image
@@ -45,8 +48,8 @@ MAX_RESULTS, MAX_RESULT_BYTES = 500, 128 << 20
 class Result:
     """A decision for the API and as the report's page, with the pictures that the page shows."""
 
-    decision: schemas.DecisionResponse
-    body: str
+    decision: dict[str, Any]
+    body: Markup
     pictures: dict[str, bytes]
     size: int  # bytes
 
@@ -109,15 +112,20 @@ class Service:
             self.finetuning.close()
             self._session.close()
 
-    def run(self) -> schemas.RunResponse:
-        tree = self._session.state.tree if self._session else self._tree
-        kind, n_nodes = tree.node_function.kind, tree.topology.n_nodes
-        run = schemas.RunResponse(title=self.title, classes=list(self.classes), node_kind=kind, n_nodes=n_nodes)
-        if self._session is not None:
-            run.n_training, run.n_validation = self.gallery.count("training"), self.gallery.count("validation")
-            run.n_test, run.validation = self._session.n_test, self._session.validation_name
-            run.can_finetune = can_finetune(self._run)
-        return run
+    def run(self) -> dict[str, Any]:
+        """The run that is open, and how many images there are; `n_test` are held out until the tree is saved."""
+        session, tree = self._session, self._session.state.tree if self._session else self._tree
+        return {
+            "title": self.title,
+            "classes": list(self.classes),
+            "node_kind": tree.node_function.kind,
+            "n_nodes": tree.topology.n_nodes,
+            "n_training": len(self.gallery.samples["training"]) if session else 0,
+            "n_validation": len(self.gallery.samples["validation"]) if session else 0,
+            "n_test": session.n_test if session else 0,
+            "validation": session.validation_name if session else "none",
+            "can_finetune": session is not None and can_finetune(self._run),
+        }
 
     # ---- the tree
 
@@ -131,15 +139,17 @@ class Service:
         return explanation, tree_data(explanation, data_url)
 
     def nodes(self) -> list[schemas.NodeResponse]:
+        """All nodes of the current tree, with their prototypes."""
         state = self.session.state
         return [self._node(state, node) for node in range(state.tree.topology.n_nodes)]
 
-    def node(self, node: int) -> schemas.NodeResponse:
-        return self._node(self.session.state, node)
+    def node(self, node: NodeNumber) -> schemas.NodeResponse:
+        """One node with its prototypes."""
+        return self._node(self.session.state, node - 1)
 
     def _node(self, state: TreeState, node: int) -> schemas.NodeResponse:
         state.check_node(node)
-        topology, is_pairwise = state.tree.topology, state.tree.node_function.kind == "pairwise"
+        topology, kind = state.tree.topology, state.tree.node_function.kind
         classes = [self.classes[label] for label in state.tree.leaf_logits.argmax(dim=1).tolist()]
         left, right = (
             list(dict.fromkeys(compress(classes, leaves_below(topology, int(child)))))
@@ -147,12 +157,12 @@ class Service:
         )
         return schemas.NodeResponse(
             node=node + 1,
-            kind=state.tree.node_function.kind,
+            kind=kind,
             note=state.notes.get(node, ""),
             classes_left=left,
             classes_right=right,
             right=self._prototype(state, node),
-            left=self._prototype(state, state.prototype_row(node, "left")) if is_pairwise else None,
+            left=self._prototype(state, state.prototype_row(node, "left")) if kind == "pairwise" else None,
         )
 
     def _prototype(self, state: TreeState, row: int) -> schemas.PatchResponse | None:
@@ -161,11 +171,13 @@ class Service:
             return None
         return self.gallery.patch(state, row, cell, 1.0).model_copy(update={"projection_distance": source.distance})
 
-    def candidates(self, node: int, count: int, side: Side = "right") -> list[schemas.PatchResponse]:
-        """List the training patches nearest to a prototype that may replace it."""
+    def candidates(
+        self, node: NodeNumber, count: Annotated[int, Field(ge=1, le=60)] = 12, side: Side = "right"
+    ) -> list[schemas.PatchResponse]:
+        """The training patches nearest to a prototype that may replace it, one per image."""
         state = self.session.state
-        row, candidates = state.prototype_row(node, side), self.session.workbench.candidates(state, node, count, side)
-        return [self.gallery.patch(state, row, candidate.cell, candidate.similarity) for candidate in candidates]
+        row, candidates = state.prototype_row(node - 1, side), self.session.workbench.candidates
+        return [self.gallery.patch(state, row, c.cell, c.similarity) for c in candidates(state, node - 1, count, side)]
 
     # ---- decisions
 
@@ -174,14 +186,17 @@ class Service:
         labels = range(len(self.classes)) if self._session else ()
         return [image for label in labels for image in self.gallery.images("validation", label, 0, 1)]
 
-    def decide(self, content: bytes, name: str) -> schemas.DecisionResponse:
+    def decide(self, content: bytes, name: str) -> dict[str, Any]:
+        """Decide about an encoded image."""
         return self._decide(load_image(content, at_least=PICTURE_SIDE).image, name)
 
-    def decide_sample(self, split: schemas.Split, index: int) -> schemas.DecisionResponse:
-        sample, image = self.gallery.sample(split, index), self.gallery.open(split, index).image
+    def decide_sample(self, request: schemas.SampleRequest) -> dict[str, Any]:
+        """The tree's decision about one of the server's own images."""
+        sample = self.gallery.sample(request.split, request.index)
+        image = self.gallery.open(request.split, request.index).image
         return self._decide(image, self.session.workbench.name(sample), sample.label)
 
-    def _decide(self, image: Image.Image, name: str, label: int | None = None) -> schemas.DecisionResponse:
+    def _decide(self, image: Image.Image, name: str, label: int | None = None) -> dict[str, Any]:
         tree, revision, (notes, histograms) = self._tree, self.revision, self._stored
         if self._session is not None:
             snapshot = self._session.snapshot
@@ -207,8 +222,12 @@ class Service:
         body = decision_body(explained, picture_url, (lambda node: f"/edit/{node + 1}") if self.can_edit else None)
         urls = {name: f"/results/{key}/{name}" for name in pictures}
         content = decision_json(explained) | {"id": key, "link": f"/try/{key}", "revision": revision, "pictures": urls}
-        size = len(body) + sum(map(len, pictures.values()))
-        return self._keep(Result(schemas.DecisionResponse(**content), body, pictures, size))
+        result = Result(content, body, pictures, len(body) + sum(map(len, pictures.values())))
+        with self._lock:  # the last results are kept, up to a number and an amount of bytes
+            self._results[key] = result
+            while len(self._results) > MAX_RESULTS or sum(r.size for r in self._results.values()) > MAX_RESULT_BYTES:
+                self._results.popitem(last=False)
+        return result.decision
 
     @cached_property
     def _stored(self) -> tuple[dict[int, str], dict[int, DecisionHistogram]]:
@@ -218,74 +237,76 @@ class Service:
     def _open_pictures(self, tree: ProtoTree) -> PrototypePictures:
         return PrototypePictures(tree, self._session.data) if self._session else pictures_of(self._run, tree)
 
-    def _keep(self, result: Result) -> schemas.DecisionResponse:
-        """Keep the last results, up to a number and an amount of bytes."""
-        with self._lock:
-            self._results[result.decision.id] = result
-            while len(self._results) > MAX_RESULTS or sum(r.size for r in self._results.values()) > MAX_RESULT_BYTES:
-                self._results.popitem(last=False)
-        return result.decision
-
     def result(self, key: str) -> Result:
         with self._lock:
             if key not in self._results:
                 raise NotFoundError("this result is no longer kept; try the image again")
             return self._results[key]
 
-    def result_picture(self, key: str, name: str) -> bytes:
+    def decision(self, key: Key) -> dict[str, Any]:
+        """An earlier decision, while the server still keeps it."""
+        return self.result(key).decision
+
+    def result_picture(self, key: Key, name: Key) -> WebP:
+        """A picture of a decision."""
         pictures = self.result(key).pictures
         if name not in pictures:
             raise NotFoundError("there is no such picture")
-        return pictures[name]
+        return WebP(pictures[name])
 
-    def errors(self) -> schemas.ErrorsResponse:
+    def errors(self) -> dict[str, Any]:
+        """Wrong predictions of the current tree, and the nodes that are responsible, those with most errors first."""
         collector = self.session.errors()
-        return schemas.ErrorsResponse(
-            n_images=self.gallery.count("validation"),
-            nodes=[replace(node, node=node.node + 1) for node in collector.by_node()],
-            images=[
-                schemas.PredictionErrorResponse(
-                    image=self.gallery.image("validation", error.index),
-                    label=self.classes[error.label],
-                    prediction=self.classes[error.prediction],
-                    node=error.node + 1 if error.node is not None else None,
-                    goes_right=error.goes_right,
-                    p_right=error.p_right,
-                )
-                for error in collector.errors
-            ],
-        )
+        images = [
+            {
+                "image": self.gallery.image("validation", error.index),
+                "label": self.classes[error.label],
+                "prediction": self.classes[error.prediction],
+                "node": error.node + 1 if error.node is not None else None,  # None: no leaf stands for the true class
+                "goes_right": error.goes_right,
+                "p_right": error.p_right,
+            }
+            for error in collector.errors
+        ]
+        nodes = [replace(node, node=node.node + 1) for node in collector.by_node()]
+        return {"n_images": len(self.gallery.samples["validation"]), "nodes": nodes, "images": images}
 
     # ---- edits
 
-    def edits(self, snapshot: Snapshot | None = None) -> schemas.EditsResponse:
-        snapshot, workbench = snapshot or self.session.snapshot, self.session.workbench
-        history, state, previous = snapshot.history, snapshot.state, snapshot.previous
-        kind, labels = state.tree.node_function.kind, self.session.validation.labels.tolist()
-        before, after = (each.prediction.labels("greedy").tolist() for each in (previous, state))
-        changed = [index for index in range(len(labels)) if before[index] != after[index]]
-        return schemas.EditsResponse(
-            revision=history.revision,
-            n_nodes=state.tree.topology.n_nodes,
-            done=[describe_edit(edit, kind) for edit in history.done],
-            undone=[describe_edit(edit, kind) for edit in reversed(history.undone)],
-            initial=workbench.metrics(workbench.start),
-            previous=workbench.metrics(previous),
-            current=workbench.metrics(state),
-            changed=[
-                schemas.ChangedResponse(
-                    image=self.gallery.image("validation", index),
-                    label=self.classes[labels[index]],
-                    previous=self.classes[before[index]],
-                    current=self.classes[after[index]],
-                )
-                for index in changed[:MAX_CHANGED]
-            ],
-            validation=self.session.validation_name,
-        )
+    def edits(self) -> dict[str, Any]:
+        """The history of edits, metrics before any edit, before the last change and now, and what that has changed."""
+        return self._edits(self.session.snapshot)
 
-    def apply(self, request: schemas.EditRequest) -> schemas.EditsResponse:
-        return self.edits(self.session.apply(self._parse(request.edit), request.revision))
+    def _edits(self, snapshot: Snapshot) -> dict[str, Any]:
+        history, state, previous = snapshot.history, snapshot.state, snapshot.previous
+        kind, workbench = state.tree.node_function.kind, self.session.workbench
+        labels = self.session.validation.labels.tolist()
+        before, after = (each.prediction.labels("greedy").tolist() for each in (previous, state))
+        changed = [
+            {
+                "image": self.gallery.image("validation", index),
+                "label": self.classes[label],
+                "previous": self.classes[before[index]],
+                "current": self.classes[after[index]],
+            }
+            for index, label in enumerate(labels)
+            if before[index] != after[index]
+        ]
+        return {
+            "revision": history.revision,
+            "n_nodes": state.tree.topology.n_nodes,
+            "done": [describe_edit(edit, kind) for edit in history.done],
+            "undone": [describe_edit(edit, kind) for edit in reversed(history.undone)],
+            "initial": workbench.metrics(workbench.start),
+            "previous": workbench.metrics(previous),
+            "current": workbench.metrics(state),
+            "changed": changed[:MAX_CHANGED],
+            "validation": self.session.validation_name,
+        }
+
+    def apply(self, request: schemas.EditRequest) -> dict[str, Any]:
+        """Applies an edit and refits the leaves."""
+        return self._edits(self.session.apply(self._parse(request.edit), request.revision))
 
     def _parse(self, edit: Any) -> Edit:
         match edit:
@@ -293,21 +314,27 @@ class Service:
                 return Note(edit.node - 1, edit.text.strip())
             case schemas.RemoveRequest():
                 return Remove(edit.node - 1, edit.keep)
-        image = self.session.workbench.name(self.gallery.sample("training", edit.image))
-        region = None if edit.region is None else _sorted(edit.region)
+        workbench = self.session.workbench
+        image, region = workbench.name(self.gallery.sample("training", edit.image)), None
+        if edit.region is not None:
+            (left, right), (top, bottom) = sorted(edit.region[::2]), sorted(edit.region[1::2])
+            region = (left, top, right, bottom)
         if isinstance(edit, schemas.ExcludeRequest):
             return Exclude(image, region)
         if edit.patch is not None:
             return Replace(edit.node - 1, image, edit.view, (edit.patch[0], edit.patch[1]), edit.side)
         if region is None:
             raise EditError("expected a region of the image or a patch of a view, got neither")
-        return self.session.workbench.locate(image, region, edit.view).as_replacement(edit.node - 1, edit.side)
+        return workbench.locate(image, region, edit.view).as_replacement(edit.node - 1, edit.side)
 
-    def undo_or_redo(self, step: Literal["undo", "redo"], revision: int) -> schemas.EditsResponse:
-        return self.edits(self.session.undo(revision) if step == "undo" else self.session.redo(revision))
+    def undo_or_redo(self, step: Literal["undo", "redo"], request: schemas.RevisionRequest) -> dict[str, Any]:
+        """Undoes the last edit, or applies the last undone edit again."""
+        change = self.session.undo if step == "undo" else self.session.redo
+        return self._edits(change(request.revision))
 
-    def save(self, revision: int) -> dict[str, Any]:
-        run = self.session.save(revision=revision)
+    def save(self, request: schemas.RevisionRequest) -> dict[str, Any]:
+        """Writes a new run beside the one that is open; accuracies before and after on the images that it names."""
+        run = self.session.save(revision=request.revision)
         return {"run": run.folder.name, **read_json(run.folder / EDITS)["evaluation"]}
 
 
@@ -325,8 +352,3 @@ def describe_edit(edit: Edit, kind: NodeKind) -> str:
         case Note():
             number = f"question {edit.node + 1}"
             return f"{number.capitalize()} is called “{edit.text}”" if edit.text else f"Removed the note of {number}"
-
-
-def _sorted(edges: list[float]) -> Region:
-    (left, right), (top, bottom) = sorted((edges[0], edges[2])), sorted((edges[1], edges[3]))
-    return left, top, right, bottom

@@ -23,8 +23,7 @@ from prototree.data.crops import FULL_IMAGE, View, evaluation_views
 from prototree.data.dataset import Sample
 from prototree.data.loader import ViewDataset, Views
 from prototree.editing.edits import Edit, Exclude, History, from_json, read_history, to_json
-from prototree.editing.state import EditMetrics, TreeState
-from prototree.editing.workbench import Workbench
+from prototree.editing.workbench import EditMetrics, TreeState, Workbench
 from prototree.errors import CheckpointError, ConfigError, EditError
 from prototree.evaluation.metrics import ErrorCollector, evaluate_all
 from prototree.features.cache import FeatureCache, StoredMaps, cache_tree_features
@@ -111,13 +110,11 @@ class EditSession:
     def _open_workbench(self, given: str | Path | None, tick: Tick | None) -> Workbench:
         tree, data, config, edits = self._tree, self.data, self.run.config, read_edits(self.run)
         samples, self._test_samples = data.validation, data.held_out_test
-        self.validation_name = (
-            "the validation images of the data" if data.validation_split else "every second test image"
-        )
+        name = "the validation images of the data" if data.validation_split else "every second test image"
         if given is not None:
             images = self.run.data(given)
-            samples, self._test_samples, self.validation_name = (*images.train, *images.test), data.test, GIVEN_IMAGES
-        self.n_test = len(self._test_samples)
+            samples, self._test_samples, name = (*images.train, *images.test), data.test, GIVEN_IMAGES
+        self.validation_name, self.n_test = name, len(self._test_samples)
         self._source_views = prototype_views(config.recipe, data)  # that the run's own prototypes come from
         excluded = map(from_json, edits.get("excluded", ()))
         return Workbench(
@@ -137,10 +134,9 @@ class EditSession:
         return views if FULL_IMAGE in views else (*views, FULL_IMAGE)  # leaves are fitted on full images
 
     def _features(self, samples: Sequence[Sample], views: Views, tick: Tick | None = None) -> StoredMaps:
-        tree = self._tree
-        dataset = ViewDataset(samples, views, tree.preprocessing)
-        kept = FeatureCache(self.run.folder).find(tree.features.backbone, dataset)
-        return cache_tree_features(tree, dataset, self.work / "maps", tick, kept)
+        dataset = ViewDataset(samples, views, self._tree.preprocessing)
+        kept = FeatureCache(self.run.folder).find(self._tree.features.backbone, dataset)
+        return cache_tree_features(self._tree, dataset, self.work / "maps", tick, kept)
 
     @property
     def validation(self) -> StoredMaps:

@@ -1,29 +1,32 @@
 """Apply edits to a tree on cached features, and refit its leaves without gradients (§7, Eq. 5).
 
 The network stays fixed while a tree is edited, so the feature maps of all images are computed once and an edit costs
-moments. A node is named by its index in the tree of the current state.
+moments. States are immutable; an edit makes a new one. A node is named by its index in the tree of its state.
 
-Notation used for tensor shapes: M views of images, C patches of a map.
+Notation used for tensor shapes: M views of images, C patches of a map, L leaves, K classes.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from prototree.core import model
 from prototree.core.confidence import fit_calibration
 from prototree.core.localization import peak_box, peak_places
 from prototree.core.model import NearestPatches, ProtoTree, PrototypeSource, distance_map, extract_patches
 from prototree.core.nodes import LN2, PAPER
 from prototree.core.projection import prototype_classes
+from prototree.core.topology import STRATEGIES, Topology
 from prototree.data.crops import FULL_IMAGE, from_image, image_size, to_image
 from prototree.data.dataset import Sample, image_name
 from prototree.data.loader import Entry, ViewDataset, Views
 from prototree.editing.edits import Edit, Exclude, Note, Region, Remove, Replace, Side
-from prototree.editing.state import EditMetrics, TreeState, copy_tree, remove_node, replace_prototype
 from prototree.errors import EditError
 from prototree.features.cache import StoredMaps
 from prototree.training.calibrate import MIN_HELD_OUT
@@ -32,6 +35,67 @@ from prototree.training.paper import refit_leaves
 
 N_SWEEPS = 5  # of Eq. 5 over the training images after an edit
 _MIN_OVERLAP = 0.01  # a patch is in a region if this fraction of either lies in the other
+
+
+class UnknownNodeError(EditError):
+    """A node that the tree does not have."""
+
+
+@dataclass(frozen=True)
+class EditMetrics:
+    """Metrics of a tree on the validation images."""
+
+    n_images: int
+    accuracy: dict[str, float]  # by strategy
+    fidelity: dict[str, float]  # agreement of a hard strategy with soft
+    path_length: dict[str, float]  # mean number of nodes on the path
+    n_prototypes: int
+
+
+@dataclass(frozen=True, eq=False)
+class TreeState:
+    """A tree between two edits, with the distance of every image to each of its prototypes."""
+
+    tree: ProtoTree
+    training: NearestPatches
+    validation: NearestPatches
+    leaf_start: Float[Tensor, "L K"]  # where refitting begins: as trained, or 0 in leaves that other images reach now
+    excluded: tuple[Exclude, ...]
+    notes: Mapping[int, str]  # by node
+    intended_classes: Int[Tensor, " L"]  # the class a leaf stands for; -1: the majority of the images that reach it
+
+    def check_node(self, node: int) -> None:
+        """Refuse the index of a node that the tree does not have."""
+        n_nodes = self.tree.topology.n_nodes
+        if node not in range(n_nodes):
+            raise UnknownNodeError(
+                f"expected a question from 1 to {n_nodes} (index 0 to {n_nodes - 1}), got {node + 1}"
+            )
+
+    def prototype_row(self, node: int, side: Side = "right") -> int:
+        """Return the row of a node's prototype in the tensor of all prototypes."""
+        self.check_node(node)
+        if side == "left" and self.tree.node_function.kind == "pairwise":
+            return node + self.tree.topology.n_nodes
+        if side != "right":
+            raise EditError(f"expected the side 'right' (or 'left' of a pairwise node) for {node + 1}, got {side!r}")
+        return node
+
+    @property
+    def leaf_classes(self) -> Int[Tensor, " L"]:
+        """The class each leaf is trained towards by fine-tuning.
+
+        Replacing a prototype by a patch of the same side does not change which classes its subtree is to separate,
+        even if the network cannot separate them yet and other images reach the leaves for now.
+        """
+        majority = self.tree.leaf_logits.detach().argmax(dim=1).cpu()
+        return torch.where(self.intended_classes < 0, majority, self.intended_classes)
+
+    @cached_property
+    def prediction(self) -> model.TreePrediction:
+        """Predictions for the validation images, from the cached distances."""
+        with torch.no_grad():
+            return self.tree.decode(self.tree.forward_distances(self.validation))
 
 
 @dataclass(frozen=True)
@@ -113,11 +177,19 @@ class Workbench:
             case Exclude():
                 return self._refit(self._exclude(state, edit))
             case Remove():
-                return self._refit(remove_node(state, edit))
+                return self._refit(_remove(state, edit))
 
     def metrics(self, state: TreeState) -> EditMetrics:
         """Compute metrics of a state on the validation images."""
-        return state.metrics(self.validation.labels)
+        labels, prediction = self.validation.labels, state.prediction
+        classes = {strategy: prediction.labels(strategy) for strategy in STRATEGIES}
+        return EditMetrics(
+            n_images=len(labels),
+            accuracy={s: int((classes[s] == labels).sum()) / len(labels) for s in STRATEGIES},
+            fidelity={s: int((classes[s] == classes["soft"]).sum()) / len(labels) for s in STRATEGIES[1:]},
+            path_length={s: float(prediction.path(s).length.double().mean()) for s in STRATEGIES[1:]},
+            n_prototypes=state.tree.n_prototypes,
+        )
 
     # ---- patches
 
@@ -129,9 +201,7 @@ class Workbench:
         """Return a view of a training image."""
         row = self._row.get((image, view))
         if row is None:
-            raise EditError(
-                f"expected a training image, got {image!r} in the view {view!r}; there is none of that name"
-            )
+            raise EditError(f"expected a training image, got {image!r} in the view {view!r}, which is none")
         return self.training.entries[row]
 
     def cell(self, image: str, view: str, patch: tuple[int, int]) -> Cell:
@@ -226,9 +296,11 @@ class Workbench:
 
     # ---- edits
 
+    @torch.no_grad()
     def _replace(self, state: TreeState, row: int, cell: Cell) -> TreeState:
-        view, grid = self._row[cell.image, cell.view], self.tree.grid
-        old, entry = state.tree.prototypes.detach()[row], self.training.entries[view]
+        """Put another patch in one row of the prototypes; the leaves below its node are to be refitted from zero."""
+        view, grid, tree = self._row[cell.image, cell.view], self.tree.grid, copy_tree(state.tree)
+        old, entry = tree.prototypes[row].clone(), self.training.entries[view]
         patches = extract_patches(self._exact_map(view), (old.shape[1], old.shape[2]))[0]
         # Patches are flattened as prototypes are: channels, then height, then width.
         vector = patches[grid.index(*cell.patch)].view_as(old)
@@ -241,12 +313,26 @@ class Workbench:
             distance=float(torch.linalg.vector_norm(vector - old)),
             crop_region=entry.view.region.edges if entry.view.region is not None else None,
             flip=entry.view.flip,
-            display_box=self._display_box(state.tree, row, vector, cell),
+            display_box=self._display_box(tree, row, vector, cell),
         )
+        tree.prototypes[row] = vector
+        tree.sources = (*tree.sources[:row], source, *tree.sources[row + 1 :])
         training, validation = (maps.nearest(vector[None]) for maps in (self.training, self.validation))
         if self.training.is_rounded:
             training.distance[view], training.patch[view] = 0.0, grid.index(*cell.patch)
-        return replace_prototype(state, row, vector, source, training, validation)
+        node, is_right = tree.node_of(row)
+        topology, intended, is_below = tree.topology, state.intended_classes, leaves_below(tree.topology, node)
+        on_side = torch.from_numpy(((topology.paths == node) & (topology.goes_right == is_right)).any(axis=1))
+        if source.label not in state.leaf_classes[on_side].tolist():
+            intended = intended.masked_fill(is_below, -1)
+        return replace(
+            state,
+            tree=tree,
+            training=_with_column(state.training, row, training),
+            validation=_with_column(state.validation, row, validation),
+            leaf_start=state.leaf_start.masked_fill(is_below[:, None], 0.0),
+            intended_classes=intended,
+        )
 
     @torch.no_grad()
     def _exact_map(self, view: int) -> Float[Tensor, "1 D H W"]:
@@ -308,3 +394,44 @@ def _overlaps(region: Region | None, box: Region) -> bool:
     down = min(region[3], box[3]) - max(region[1], box[1])
     smaller = min((edges[2] - edges[0]) * (edges[3] - edges[1]) for edges in (region, box))
     return across > 0 and down > 0 and across * down > _MIN_OVERLAP * smaller
+
+
+def _remove(state: TreeState, edit: Remove) -> TreeState:
+    """Put one subtree of a node in its place."""
+    topology, node = state.tree.topology, edit.node
+    kept = int((topology.left if edit.keep == "left" else topology.right)[node])
+    sides = (topology.left.tolist(), topology.right.tolist())
+    left, right = ([kept if child == node else child for child in side] for side in sides)
+    if topology.n_nodes == 1:
+        raise EditError("expected at least one node to be left; a tree that is a single leaf decides nothing")
+    smaller, nodes, leaves = Topology.from_children(left, right, root=kept if node == 0 else 0)
+    if smaller.n_nodes == 0:
+        raise EditError("expected at least one node to be left; keep the other side")
+    rows, is_below = state.tree.prototypes_of(nodes), leaves_below(topology, kept)
+    return replace(
+        state,
+        tree=state.tree.with_topology(smaller, nodes, leaves),
+        training=NearestPatches(state.training.distance[:, rows], state.training.patch[:, rows]),
+        validation=NearestPatches(state.validation.distance[:, rows], state.validation.patch[:, rows]),
+        leaf_start=state.leaf_start.masked_fill(is_below[:, None], 0.0)[leaves],
+        intended_classes=state.intended_classes.masked_fill(is_below, -1)[leaves],
+        notes={new: state.notes[old] for new, old in enumerate(nodes.tolist()) if old in state.notes},
+    )
+
+
+def copy_tree(tree: ProtoTree) -> ProtoTree:
+    """Copy a tree so that it can be changed; both share the network."""
+    topology = tree.topology
+    return tree.with_topology(topology, np.arange(topology.n_nodes), np.arange(topology.n_leaves))
+
+
+def leaves_below(topology: Topology, node: int) -> Bool[Tensor, " L"]:
+    """Mask the leaves below a node, or one leaf, given as `~leaf`."""
+    is_below = np.arange(topology.n_leaves) == ~node if node < 0 else (topology.paths == node).any(axis=1)
+    return torch.from_numpy(is_below)
+
+
+def _with_column(nearest: NearestPatches, row: int, column: NearestPatches) -> NearestPatches:
+    distance, patch = nearest.distance.clone(), nearest.patch.clone()
+    distance[:, row], patch[:, row] = column.distance[:, 0], column.patch[:, 0]
+    return NearestPatches(distance, patch)

@@ -19,7 +19,7 @@ from prototree.io import write_file
 from prototree.pipeline.model_card import model_card
 from prototree.pipeline.share import write_shared
 from prototree.reporting.figures import tree_figure
-from prototree.reporting.rules import rules_text
+from prototree.reporting.text import rules_text
 from prototree.run import Run
 
 log = logging.getLogger(__name__)

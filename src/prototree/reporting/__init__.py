@@ -11,13 +11,14 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 Asset = Literal["base.css", "tree.css", "mosaic.js", "tree.js", "decision.css"]
 
 
-def asset(name: Asset) -> str:
+def asset(name: Asset) -> Markup:
     """Read a style sheet or script of the pages."""
-    return files("prototree.reporting").joinpath("assets", name).read_text(encoding="utf-8")
+    return Markup(files("prototree.reporting").joinpath("assets", name).read_text(encoding="utf-8"))
 
 
 def render(template: str, **values: Any) -> str:
@@ -32,12 +33,12 @@ def templates(package: str) -> Environment:
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
-def script_json(data: Any) -> str:
+def script_json(data: Any) -> Markup:
     """Write JSON that may stand within a script element: nothing in it can end the element or a line."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return Markup(text)
 
 
 def json_number(value: float, digits: int = 6) -> float | None:

@@ -5,7 +5,7 @@ where a node asks for one patch, runs of absences are one line.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
@@ -13,47 +13,35 @@ from markupsafe import Markup
 
 from prototree.backbones.geometry import Box
 from prototree.evaluation.tables import percent
-from prototree.explanation.records import (
-    UNKNOWN,
-    DecisionExplanation,
-    EnsembleExplanation,
-    Flip,
-    Location,
-    Match,
-    PatchComparison,
-    PathExplanation,
-    Picture,
-    Step,
-)
+from prototree.explanation import records
 from prototree.reporting import asset, images, json_number, render, text
 from prototree.reporting.histogram import histogram_svg, histogram_text
 from prototree.reporting.images import PictureUrl, reduced
 
-Decision = DecisionExplanation | EnsembleExplanation
+Decision = records.DecisionExplanation | records.EnsembleExplanation
 
 _MAX_BARS = 6
 _PHOTO_SIDE, _THUMB_SIDE = 480, 96
 _MAX_NUMBERS = 4  # of absences in a row
 
 
-# ---- the page ---------------------------------------------------------------------------------------------------
 def decision_page(explanation: Decision) -> str:
     """Write one self-contained HTML file, without a script."""
     decisions, _, _ = _summary(explanation)
     title = decisions[0].image if explanation is decisions[0] else f"{decisions[0].image}: {len(decisions)} trees"
-    return render("decision.html", title=title, body=Markup(decision_body(explanation)), styles=_styles())
+    return render("decision.html", title=title, body=decision_body(explanation), styles=_styles())
 
 
 def decision_body(
     explanation: Decision, picture_url: PictureUrl = images.data_url, node_url: Callable[[int], str] | None = None
-) -> str:
+) -> Markup:
     """Fill the page's body; its style sheets are `base.css` and `decision.css`.
 
     Whoever keeps pictures elsewhere says where (`photo`, `prototype-3` or `around-3`, `piece-3`; in a vote of trees
     `2-piece-3`); `node_url` is where a node, given by its index, can be edited.
     """
     decisions, probs, predicted = _summary(explanation)
-    first, several = decisions[0], isinstance(explanation, EnsembleExplanation)
+    first, several = decisions[0], isinstance(explanation, records.EnsembleExplanation)
     steps = [step for decision in decisions for path in decision.distinct_paths for step in path.steps]
     locations = [where for step in steps for side in step.sides for where in side.match.locations]
     methods = dict.fromkeys(where.method for where in locations)
@@ -61,7 +49,7 @@ def decision_body(
     if not several:
         share = text.confidence_percent(first.confidence)
         share_text = text.confidence_text(first.confidence, first.n_calibration)
-    return render(
+    body = render(
         "decision_body.html",
         image=first.image,
         photo=picture_url("photo", reduced(first.photo, _PHOTO_SIDE)),
@@ -69,7 +57,7 @@ def decision_body(
         winner=first.class_names[predicted],
         share=share,
         share_text=share_text,
-        unknown=UNKNOWN,
+        unknown=records.UNKNOWN,
         abstain_reason=None if several or first.abstention is None else first.abstention.reason,
         truth=None if first.label is None else first.class_names[first.label],
         right=first.label == predicted,
@@ -83,17 +71,18 @@ def decision_body(
         ],
         node_url=node_url,
     )
+    return Markup(body)
 
 
-def _summary(explanation: Decision) -> tuple[tuple[DecisionExplanation, ...], tuple[float, ...], int]:
+def _summary(explanation: Decision) -> tuple[tuple[records.DecisionExplanation, ...], tuple[float, ...], int]:
     """Return the decisions of the trees, the class probabilities, and the predicted class: greedy, or of the mean."""
-    if isinstance(explanation, EnsembleExplanation):
+    if isinstance(explanation, records.EnsembleExplanation):
         return explanation.decisions, explanation.class_probs, text.likeliest(explanation.class_probs)
     return (explanation,), explanation.class_probs, explanation.answer
 
 
 def _styles() -> list[Markup]:
-    return [Markup(asset("base.css")), Markup(asset("decision.css"))]
+    return [asset("base.css"), asset("decision.css")]
 
 
 def _bars(probs: Sequence[float], names: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -106,7 +95,7 @@ def _bars(probs: Sequence[float], names: Sequence[str]) -> list[tuple[str, str, 
 class _TreePart:
     """What the template shows of the paths through one tree."""
 
-    decision: DecisionExplanation
+    decision: records.DecisionExplanation
     picture_url: PictureUrl
     prefix: str  # of the names of its pictures
 
@@ -116,7 +105,7 @@ class _TreePart:
         elsewhere = [path for path in decision.paths.values() if path.leaf != paths[0].leaf]
         return {
             "winner": names[decision.answer],
-            "share": text.confidence_percent(decision.confidence) or UNKNOWN,
+            "share": text.confidence_percent(decision.confidence) or records.UNKNOWN,
             "is_pairwise": decision.node_kind == "pairwise",
             "paths": list(map(self._path, paths)),
             "bars": _bars(decision.class_probs, names),
@@ -125,7 +114,7 @@ class _TreePart:
             "other_way": bool(elsewhere) and len(paths) == 1,
         }
 
-    def _path(self, path: PathExplanation) -> dict[str, Any]:
+    def _path(self, path: records.PathExplanation) -> dict[str, Any]:
         names, n_steps = self.decision.class_names, len(path.steps)
         return {
             "strategy": path.strategy,
@@ -137,7 +126,7 @@ class _TreePart:
             "counterfactuals": text.runner_up_text(self.decision.counterfactuals.get(path.strategy), names),
         }
 
-    def _runs(self, steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
+    def _runs(self, steps: Sequence[records.Step]) -> Iterable[dict[str, Any]]:
         """Yield the steps in order; those whose one patch is absent, as many together as follow."""
         for absent, group in groupby(steps, key=lambda step: step.left is None and not step.goes_right):
             run = list(map(self._step, group))
@@ -150,35 +139,38 @@ class _TreePart:
             line = "not this one" if len(run) == 1 else f"none of these {text.number_word(len(run))}"
             yield {"absent": True, "numbers": ", ".join(numbers), "text": line, "steps": run}
 
-    def _step(self, step: Step) -> dict[str, Any]:
-        kind, pairwise = self.decision.node_kind, step.left is not None
+    def _step(self, step: records.Step) -> dict[str, Any]:
+        kind, taken = self.decision.node_kind, int(step.goes_right and step.left is not None)
         distances = zip(step.sides, text.distances_text(step), strict=True)
         sides = [self._side(step, side, distance) for side, distance in distances]
-        taken = int(step.goes_right) if pairwise else 0
         return {
+            "step": step,
             "number": text.node_number(step.node),
-            "node": step.node,
-            "goes_right": step.goes_right,
-            "p_right": f"{step.p_right:.2f}",
-            "width": f"{100 * min(max(step.p_right, 0.0), 1.0):.1f}",
             "text": text.step_line(step),
-            "against": step.is_minority_path,
-            "is_pairwise": pairwise,
             "nearer": int(step.p_right > 0.5),  # which of the two sides
             "taken": sides[taken],
-            "other": sides[1 - taken] if pairwise else None,
+            "other": sides[1 - taken] if step.left is not None else None,
             "sides": sides,
             "histogram": step.histogram and histogram_svg(step.histogram, kind, at=step.at),
             "histogram_caption": histogram_text(step.histogram, kind) if step.histogram else "",
         }
 
-    def _side(self, step: Step, side: PatchComparison, distance: str) -> dict[str, Any]:
+    def _side(self, step: records.Step, side: records.PatchComparison, distance: str) -> dict[str, Any]:
         match, row, patch = side.match, side.prototype, text.step_patch(step, side)
         if side.context is None:  # a patch alone, which is hard to recognise
             url = self.picture_url(f"{self.prefix}prototype-{row}", reduced(side.picture, images.CROP_SIDE))
             picture: dict[str, Any] = {"url": url, "frame": None}
         else:
             picture = self._framed(f"context-{row}", side.context.picture, side.context.frame)
+        locations = [
+            {
+                "method": where.method,
+                "box": where.box.clip(match.size),
+                "heat": images.heat_url(where.heat),
+                "text": text.occlusion_text(where.occlusion) if where.occlusion is not None else "",
+            }
+            for where in match.locations
+        ]
         return {
             "patch": patch,
             "note": side.note,
@@ -188,21 +180,15 @@ class _TreePart:
             "picture": picture,
             "piece": self._framed(f"piece-{row}", images.crop_around(match), images.patch_frame(match)),
             "size": match.size,
-            "locations": [_location(match, where) for where in match.locations],
+            "locations": locations,
         }
 
-    def _framed(self, name: str, picture: Picture, edges: tuple[float, float, float, float]) -> dict[str, Any]:
+    def _framed(self, name: str, picture: records.Picture, edges: tuple[float, float, float, float]) -> dict[str, Any]:
         """Return a picture, and where in it a frame stands, from its edges as fractions."""
         picture = reduced(picture, images.CONTEXT_SIDE)
         (height, width, _), (left, top, right, bottom) = picture.shape, edges
         frame = Box(left * width, top * height, right * width, bottom * height)
         return {"url": self.picture_url(f"{self.prefix}{name}", picture), "frame": frame, "size": (width, height)}
-
-
-def _location(match: Match, where: Location) -> dict[str, Any]:
-    test = text.occlusion_text(where.occlusion) if where.occlusion is not None else ""
-    box, heat = where.box.clip(match.size), images.heat_url(where.heat)
-    return {"method": where.method, "box": box, "heat": heat, "text": test}
 
 
 # ---- many decisions ---------------------------------------------------------------------------------------------
@@ -244,7 +230,9 @@ def index_page(entries: Sequence[IndexEntry]) -> str:
     title = text.count(len(entries), "photo")
     shares = [text.confidence_percent(entry.confidence) for entry in ordered]
     shown = [(e, share, f"{100 * (e.confidence or 0.0):.1f}") for e, share in zip(ordered, shares, strict=True)]
-    return render("decision_index.html", title=title, summary=summary, styles=_styles(), entries=shown, unknown=UNKNOWN)
+    return render(
+        "decision_index.html", title=title, summary=summary, styles=_styles(), entries=shown, unknown=records.UNKNOWN
+    )
 
 
 # ---- JSON -------------------------------------------------------------------------------------------------------
@@ -255,13 +243,12 @@ def decision_json(explanation: Decision) -> dict[str, Any]:
     """
     (first, *_), probs, predicted = _summary(explanation)
     names, abstention = first.class_names, first.abstention if explanation is first else None
-    predicted_class = names[predicted]
     prediction = {
-        "prediction": predicted_class if abstention is None else None,
-        "predicted_class": predicted_class,
-        "class_probs": list(map(json_number, probs)),
+        "prediction": names[predicted] if abstention is None else None,
+        "predicted_class": names[predicted],
+        "class_probs": _rounded(probs),
     }
-    if isinstance(explanation, EnsembleExplanation):
+    if isinstance(explanation, records.EnsembleExplanation):
         return {**prediction, "trees": [decision_json(decision) for decision in explanation.decisions]}
     return {
         "image": explanation.image,
@@ -270,7 +257,7 @@ def decision_json(explanation: Decision) -> dict[str, Any]:
         "node_kind": explanation.node_kind,
         "classes": list(names),
         **prediction,
-        "confidence": None if explanation.confidence is None else json_number(explanation.confidence),
+        "confidence": _rounded(explanation.confidence),
         "abstained": abstention is not None,
         "abstain_reason": None if abstention is None else abstention.reason,
         "paths": {strategy: _path_json(path, names) for strategy, path in explanation.paths.items()},
@@ -281,54 +268,54 @@ def decision_json(explanation: Decision) -> dict[str, Any]:
     }
 
 
-def _path_json(path: PathExplanation, names: Sequence[str]) -> dict[str, Any]:
+def _rounded(value: Any) -> Any:
+    """Round the numbers in a value, and make lists of tuples, as JSON has them."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_rounded, value))
+    return json_number(value) if isinstance(value, float) else value
+
+
+def _path_json(path: records.PathExplanation, names: Sequence[str]) -> dict[str, Any]:
     steps = [
         {
             "node": text.node_number(step.node),
             "note": step.note,
             "goes_right": step.goes_right,
-            "p_right": json_number(step.p_right),
+            "p_right": step.p_right,
             "text": text.step_text(step),
             "left": None if step.left is None else _side_json(step, step.left),
             "right": _side_json(step, step.right),
         }
         for step in path.steps
     ]
-    probs = list(map(json_number, path.class_probs))
-    return {"leaf": path.leaf, "predicted_class": names[path.answer], "class_probs": probs, "steps": steps}
+    content = {"leaf": path.leaf, "predicted_class": names[path.answer], "class_probs": path.class_probs}
+    return _rounded({**content, "steps": steps})  # type: ignore[no-any-return]
 
 
-def _side_json(step: Step, side: PatchComparison) -> dict[str, Any]:
+def _side_json(step: records.Step, side: records.PatchComparison) -> dict[str, Any]:
     return {
         "patch": text.step_patch(step, side),
         "prototype_row": side.prototype,
-        "distance": json_number(side.distance),
-        "similarity": json_number(step.p_right if step.left is None else side.match.similarity),
+        "distance": side.distance,
+        "similarity": step.p_right if step.left is None else side.match.similarity,
         "in_radius": side.in_radius,
-        "locations": list(map(_location_json, side.match.locations)),
+        "locations": [
+            {
+                "method": where.method,
+                "box": where.box.edges,
+                "occlusion_test": where.occlusion and asdict(where.occlusion),
+            }
+            for where in side.match.locations
+        ],
     }
 
 
-def _location_json(where: Location) -> dict[str, Any]:
-    location: dict[str, Any] = {
-        "method": where.method,
-        "box": list(map(json_number, where.box.edges)),
-        "occlusion_test": None,
-    }
-    if (test := where.occlusion) is not None:
-        names = ("before", "box_occluded", "random_occluded")
-        values = map(json_number, (test.before, test.box_occluded, test.random_occluded))
-        location["occlusion_test"] = dict(zip(names, values, strict=True))
-    return location
-
-
-def _change_json(flip: Flip) -> dict[str, Any]:
-    change = {
-        "node": text.node_number(flip.node),
-        "p_right": json_number(flip.p_right),
-        "needed": json_number(flip.needed),
-    }
-    if flip.nearer is None:
-        return change
-    nearer, farther = (text.patch_name(flip.node, row, "pairwise") for row in (flip.nearer.prototype, flip.nearer.than))
-    return {**change, "nearer": nearer, "farther": farther, "by": json_number(flip.nearer.by)}
+def _change_json(flip: records.Flip) -> dict[str, Any]:
+    change = {"node": text.node_number(flip.node), "p_right": flip.p_right, "needed": flip.needed}
+    if flip.nearer is not None:
+        rows = {"nearer": flip.nearer.prototype, "farther": flip.nearer.than}
+        patches = {key: text.patch_name(flip.node, row, "pairwise") for key, row in rows.items()}
+        return _rounded({**change, **patches, "by": flip.nearer.by})  # type: ignore[no-any-return]
+    return _rounded(change)  # type: ignore[no-any-return]

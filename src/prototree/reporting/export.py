@@ -13,7 +13,7 @@ from prototree.io import make_folder, write_file
 from prototree.progress import Observer
 from prototree.reporting.decision_page import Decision, IndexEntry, decision_json, decision_page, index_page
 from prototree.reporting.figures import decision_figure, tree_figure
-from prototree.reporting.rules import rules_json, rules_text
+from prototree.reporting.text import rules_json, rules_text
 from prototree.reporting.tree_page import tree_page
 
 

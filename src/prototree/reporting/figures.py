@@ -13,18 +13,12 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 from xml.sax.saxutils import escape
 
+import numpy as np
+
 from prototree.core.topology import Strategy
 from prototree.errors import ShapeError
 from prototree.evaluation.tables import percent
-from prototree.explanation.records import (
-    UNKNOWN,
-    DecisionExplanation,
-    Match,
-    PatchComparison,
-    Picture,
-    Step,
-    TreeExplanation,
-)
+from prototree.explanation import records
 from prototree.reporting import images, text
 from prototree.reporting.images import reduced
 from prototree.reporting.layout import LEAF_SIZE, NODE_SIZE, SPACING, Card, Size, arrange, reading_order
@@ -47,11 +41,21 @@ _STEP_CARD: Size = (236.0, 214.0)
 _STEPS_PER_ROW = 5
 _MAX_POINTS = 14_000.0  # longest side of a PDF page that all viewers open
 _MAX_PIXELS = 8_000  # longest side of a PNG
+_LMS_FROM_LAB = np.array(
+    [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]]
+)
+_RGB_FROM_LMS = np.array(
+    [
+        [4.0767416621, -3.3077115913, 0.2309699292],
+        [-1.2684380046, 2.6097574011, -0.3413193965],
+        [-0.0041960863, -0.7034186147, 1.7076147010],
+    ]
+)
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)  # so that the same tree gives the same PDF
 
 
 class Rect(NamedTuple):
-    """A rectangle to draw in."""
+    """A rectangle to draw in; as text, the attributes of an SVG element."""
 
     x: float
     y: float
@@ -62,6 +66,9 @@ class Rect(NamedTuple):
     def middle(self) -> float:
         """The horizontal middle."""
         return self.x + self.width / 2
+
+    def __str__(self) -> str:
+        return f'x="{self.x:.1f}" y="{self.y:.1f}" width="{self.width:.1f}" height="{self.height:.1f}"'
 
 
 @dataclass(frozen=True)
@@ -86,18 +93,15 @@ class Figure:
 
     def pdf(self) -> bytes:
         """Render as a PDF of one page in the size of the drawing."""
-        return self._compile("pdf")
+        return self._compile("pdf", 0.75 * self.width * min(1.0, _MAX_POINTS / (0.75 * max(self.width, self.height))))
 
     def png(self, longest: int = _MAX_PIXELS) -> bytes:
         """Render as PNG with two pixels a unit, or as many as keep the longest side within `longest` pixels."""
-        return self._compile("png", ppi=96 * min(2.0, longest / max(self.width, self.height)))
+        return self._compile("png", 0.75 * self.width, 96 * min(2.0, longest / max(self.width, self.height)))
 
-    def _compile(self, format_: Literal["pdf", "png"], ppi: float | None = None) -> bytes:
+    def _compile(self, format_: Literal["pdf", "png"], points: float, ppi: float | None = None) -> bytes:
         import typst  # 30 MB that no page needs
 
-        points = 0.75 * self.width
-        if format_ == "pdf":
-            points *= min(1.0, _MAX_POINTS / (0.75 * max(self.width, self.height)))
         source = (
             "#set document(title: sys.inputs.title)\n#set page(width: auto, height: auto, margin: 0pt)\n"
             f'#image("figure.svg", width: {points:.2f}pt)'
@@ -108,7 +112,7 @@ class Figure:
 
 
 # ---- the tree ---------------------------------------------------------------------------------------------------
-def tree_figure(explanation: TreeExplanation, node: int = 0, depth: int | None = None) -> Figure:
+def tree_figure(explanation: records.TreeExplanation, node: int = 0, depth: int | None = None) -> Figure:
     """Draw the whole tree on one sheet, or `depth` levels of prototypes from `node` down: the paper's subtree figure.
 
     Cards grow with the names on them: no class name is cut.
@@ -139,9 +143,9 @@ def _tree(tree: TreeText, layout: dict[int, Card], closed: Collection[int]) -> s
         cards += _node_card(tree, id_, rect)
         if id_ not in closed:
             for child, goes_right in ((shape.left[id_], False), (shape.right[id_], True)):
-                line, mark_at = _edge(tree, card, layout[child], goes_right)
+                points, mark_at = _edge(tree, card, layout[child], goes_right)
                 colour = hue_colour(tree.hues[child])
-                lines += _line(line, colour, 1.8, dashed=not (goes_right or tree.is_pairwise))
+                lines += _line(points, colour, 1.8, dashed=not (goes_right or tree.is_pairwise))
                 marks += _edge_mark(tree, id_, goes_right, mark_at, card.shape == "stacked", colour)
     return lines + marks + cards
 
@@ -156,7 +160,7 @@ def _edge(tree: TreeText, parent: Card, child: Card, goes_right: bool) -> tuple[
     beside = parent.shape != "below"
     fraction = (0.75 if goes_right else 0.25) if tree.is_pairwise else 0.5
     start = edge if beside else parent.x + parent.width * fraction
-    end = edge if beside and child.x < edge else child.middle
+    end = edge if beside and child.x < edge else child.x + child.width / 2
     turn = bottom + 0.3 * SPACING.below
     return [(start, bottom), (start, turn), (end, turn), (end, child.y)], (end, child.y - 17)
 
@@ -186,13 +190,9 @@ def _node_card(tree: TreeText, node: int, rect: Rect) -> str:
         card += _text(middle, rect.y + rect.height - 9, side.note, _LETTERS, bold=True, width=width)
     if len(sides) == 1:
         card += _photo_with_box(sides[0].source, spots[1])
-    return card + _number(node, rect)
-
-
-def _number(node: int, rect: Rect) -> str:
     number = str(text.node_number(node))
     pill = Rect(rect.x + 3, rect.y + 3, 9 + 7 * len(number), 15.0)
-    return _rect(pill, PAPER, RULE, 1.0, 7.5) + _text(pill.middle, pill.y + 11.2, number, 10.5, bold=True)
+    return card + _rect(pill, PAPER, RULE, 1.0, 7.5) + _text(pill.middle, pill.y + 11.2, number, 10.5, bold=True)
 
 
 def _leaf_lines(tree: TreeText, leaf: int) -> tuple[list[str], str]:
@@ -224,7 +224,7 @@ def _leaf_card(tree: TreeText, leaf: int, rect: Rect) -> str:
 
 
 # ---- a decision -------------------------------------------------------------------------------------------------
-def decision_figure(explanation: DecisionExplanation, strategy: Strategy = "greedy") -> Figure:
+def decision_figure(explanation: records.DecisionExplanation, strategy: Strategy = "greedy") -> Figure:
     """Draw the paper's local explanation: the photo, each node on its path with the photo's best patch, the class."""
     if strategy not in explanation.paths:
         raise ShapeError(f"expected one of the paths {', '.join(explanation.paths)}, got {strategy!r}")
@@ -251,7 +251,7 @@ def decision_figure(explanation: DecisionExplanation, strategy: Strategy = "gree
     return Figure.of(explanation.image, right + _MARGIN, bottom + _MARGIN, body)
 
 
-def _presence_card(step: Step, rect: Rect) -> str:
+def _presence_card(step: records.Step, rect: Rect) -> str:
     colour, word = (PRESENT_INK, text.PRESENT) if step.goes_right else (ABSENT_INK, text.ABSENT)
     x, y, foot, match = rect.x + 10, rect.y + 30, rect.y + rect.height - 9, step.right.match
     title = f"{text.node_number(step.node)} · {step.note or 'is this there?'}"
@@ -267,7 +267,7 @@ def _presence_card(step: Step, rect: Rect) -> str:
     )
 
 
-def _pairwise_card(step: Step, rect: Rect) -> str:
+def _pairwise_card(step: records.Step, rect: Rect) -> str:
     """Draw the photo's best patch beside each of the two prototypes; the nearer one is framed."""
     close = any(side.in_radius for side in step.sides)
     title = f"{text.node_number(step.node)} · more like which?" + ("" if close else f" ({text.NEITHER_CLOSE})")
@@ -280,7 +280,7 @@ def _pairwise_card(step: Step, rect: Rect) -> str:
     return card
 
 
-def _side(side: PatchComparison, name: str, distance: str, rect: Rect, *, nearer: bool) -> str:
+def _side(side: records.PatchComparison, name: str, distance: str, rect: Rect, *, nearer: bool) -> str:
     match, half = side.match, (rect.width - 14) / 2
     colour, text = (PRESENT_INK, f"nearer: {distance}") if nearer else (ABSENT_INK, distance)
     photo = Rect(rect.x + 5, rect.y + half + 26, rect.width - 10, rect.height - half - 50)
@@ -294,35 +294,30 @@ def _side(side: PatchComparison, name: str, distance: str, rect: Rect, *, nearer
     )
 
 
-def _end_card(explanation: DecisionExplanation, strategy: Strategy, rect: Rect) -> str:
+def _end_card(explanation: records.DecisionExplanation, strategy: Strategy, rect: Rect) -> str:
     path, foot = explanation.paths[strategy], rect.y + rect.height
     predicted = path.answer
     if strategy != "greedy":
         trust = f"{percent(max(path.class_probs))} of the photos that end here"
     elif explanation.confidence is None:
-        trust = f"a guess: {UNKNOWN}"
+        trust = f"a guess: {records.UNKNOWN}"
     else:
         trust = f"{text.confidence_percent(explanation.confidence)} sure"
     name, width = explanation.class_names[predicted], rect.width - 20
     card = _rect(rect, PAPER, PRESENT_INK, 2.4, 10.0)
-    card += _distribution(path.class_probs, Rect(rect.x + 20, rect.y + 24, rect.width - 40, 60.0))
+    chart = Rect(rect.x + 20, rect.y + 24, rect.width - 40, 60.0)
+    base, step = chart.y + chart.height, chart.width / len(path.class_probs)
+    card += _line([(chart.x, base), (chart.x + chart.width, base)], RULE, 1.0)
+    for k, prob in enumerate(path.class_probs):
+        if prob >= 0.005:  # a thin bar for each class
+            thick, height = max(step * 0.8, 2.0), max(1.0, chart.height * min(prob, 1.0))
+            card += _rect(Rect(chart.x + (k + 0.5) * step - thick / 2, base - height, thick, height), PRESENT_INK)
     card += _text(rect.middle, rect.y + 116, name, 17.0, bold=True, width=width, most_lines=3)
     card += _text(rect.middle, foot - 34, trust, 13.0, SOFT_INK)
     if explanation.label is not None:
         verdict, colour = ("right", PRESENT_INK) if explanation.label == predicted else ("wrong", INK)
         card += _text(rect.middle, foot - 14, verdict, 13.0, colour, bold=True)
     return card
-
-
-def _distribution(probs: tuple[float, ...], rect: Rect) -> str:
-    """Draw a class distribution: one thin bar a class, those below half a percent left out."""
-    base, step = rect.y + rect.height, rect.width / len(probs)
-    bars, width = _line([(rect.x, base), (rect.x + rect.width, base)], RULE, 1.0), max(step * 0.8, 2.0)
-    for k, prob in enumerate(probs):
-        if prob >= 0.005:
-            height = max(1.0, rect.height * min(prob, 1.0))
-            bars += _rect(Rect(rect.x + (k + 0.5) * step - width / 2, base - height, width, height), PRESENT_INK)
-    return bars
 
 
 def _arrow(before: Rect, after: Rect, solid: bool) -> str:
@@ -338,40 +333,39 @@ def _arrow(before: Rect, after: Rect, solid: bool) -> str:
 
 
 # ---- pictures ---------------------------------------------------------------------------------------------------
-def _patch(match: Match, rect: Rect) -> str:
+def _patch(match: records.Match, rect: Rect) -> str:
     """Draw a patch with its surroundings, and a frame around the patch itself."""
-    picture, (left, top, right, bottom) = (
-        reduced(images.crop_around(match), images.CONTEXT_SIDE),
-        images.patch_frame(match),
-    )
-    fitted = _fitted(picture, rect)
-    x, y = fitted.x + left * fitted.width, fitted.y + top * fitted.height
-    frame = Rect(x, y, (right - left) * fitted.width, (bottom - top) * fitted.height)
-    return _image(fitted, picture) + _frame(frame)
+    return _picture(images.crop_around(match), rect, images.CONTEXT_SIDE, images.patch_frame(match))
 
 
-def _photo_with_box(match: Match, rect: Rect, *, heat: bool = False) -> str:
+def _photo_with_box(match: records.Match, rect: Rect, *, heat: bool = False) -> str:
     """Draw the photo of a match with the first of its boxes, which are in pixels of the original."""
     photo = reduced(match.photo, images.PHOTO_SIDE)
-    fitted = _fitted(photo, rect)
     if not match.locations:
-        return _image(fitted, photo)
-    box, across, down = (
-        match.locations[0].box.clip(match.size),
-        fitted.width / match.size[0],
-        fitted.height / match.size[1],
-    )
-    frame = Rect(fitted.x + box.left * across, fitted.y + box.top * down, box.width * across, box.height * down)
-    return _image(fitted, images.heat_overlay(photo, match.locations[0].heat) if heat else photo) + _frame(frame)
+        return _picture(photo, rect, images.PHOTO_SIDE)
+    box, (width, height) = match.locations[0].box.clip(match.size), match.size
+    edges = (box.left / width, box.top / height, box.right / width, box.bottom / height)
+    shown = images.heat_overlay(photo, match.locations[0].heat) if heat else photo
+    return _picture(shown, rect, images.PHOTO_SIDE, edges)
 
 
-def _picture(picture: Picture, rect: Rect, longest: int) -> str:
-    """Draw a whole picture, as large as the rectangle allows, in its middle."""
+def _picture(
+    picture: records.Picture, rect: Rect, longest: int, frame: tuple[float, float, float, float] | None = None
+) -> str:
+    """Draw a whole picture, as large as the rectangle allows, in its middle; a frame has its edges as fractions."""
     picture = reduced(picture, longest)
-    return _image(_fitted(picture, rect), picture)
+    scale = min(rect.width / picture.shape[1], rect.height / picture.shape[0])
+    width, height = picture.shape[1] * scale, picture.shape[0] * scale
+    x, y = rect.x + (rect.width - width) / 2, rect.y + (rect.height - height) / 2
+    image = _image(Rect(x, y, width, height), picture)
+    if frame is None:
+        return image
+    left, top, right, bottom = frame
+    edge = Rect(x + left * width, y + top * height, (right - left) * width, (bottom - top) * height)
+    return image + _rect(edge, stroke="#000000", thickness=3.0) + _rect(edge, stroke=BOX_INK, thickness=1.6)
 
 
-def _filling(picture: Picture, rect: Rect, longest: int) -> str:
+def _filling(picture: records.Picture, rect: Rect, longest: int) -> str:
     """Draw the middle of a picture, cut so that it fills the rectangle."""
     height, width, _ = picture.shape
     wide = min(width, max(1, round(height * rect.width / rect.height)))
@@ -380,29 +374,13 @@ def _filling(picture: Picture, rect: Rect, longest: int) -> str:
     return _image(rect, reduced(picture[top : top + high, left : left + wide], longest))
 
 
-def _fitted(picture: Picture, rect: Rect) -> Rect:
-    """Return the largest rectangle of the picture's proportions, in the middle of another."""
-    height, width, _ = picture.shape
-    scale = min(rect.width / width, rect.height / height)
-    wide, high = width * scale, height * scale
-    return Rect(rect.x + (rect.width - wide) / 2, rect.y + (rect.height - high) / 2, wide, high)
-
-
 # ---- SVG elements and text --------------------------------------------------------------------------------------
 def hue_colour(hue: float) -> str:
     """Convert oklch(0.56 0.12 hue), which the page has for this hue in degrees, to RGB."""
-    a, b = 0.12 * math.cos(math.radians(hue)), 0.12 * math.sin(math.radians(hue))
-    long, middle, short = (
-        (0.56 + x * a + y * b) ** 3
-        for x, y in ((0.3963377774, 0.2158037573), (-0.1055613458, -0.0638541728), (-0.0894841775, -1.2914855480))
-    )
-    linear = (
-        4.0767416621 * long - 3.3077115913 * middle + 0.2309699292 * short,
-        -1.2684380046 * long + 2.6097574011 * middle - 0.3413193965 * short,
-        -0.0041960863 * long - 0.7034186147 * middle + 1.7076147010 * short,
-    )
-    bent = (12.92 * x if x <= 0.0031308 else 1.055 * x ** (1 / 2.4) - 0.055 for x in (max(x, 0.0) for x in linear))
-    return "#" + "".join(f"{round(255 * min(x, 1.0)):02x}" for x in bent)
+    lab = np.array([0.56, 0.12 * math.cos(math.radians(hue)), 0.12 * math.sin(math.radians(hue))])
+    linear = np.maximum(_RGB_FROM_LMS @ (_LMS_FROM_LAB @ lab) ** 3, 0.0)
+    bent = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    return "#" + "".join(f"{round(255 * min(float(x), 1.0)):02x}" for x in bent)
 
 
 def text_width(text: str, size: float) -> float:
@@ -455,11 +433,7 @@ def _text(
 
 
 def _rect(rect: Rect, fill: str = "none", stroke: str = "none", thickness: float = 1.0, radius: float = 0.0) -> str:
-    return f'<rect {_edges(rect)} rx="{radius:.1f}" fill="{fill}" stroke="{stroke}" stroke-width="{thickness:.1f}"/>\n'
-
-
-def _frame(rect: Rect) -> str:
-    return _rect(rect, stroke="#000000", thickness=3.0) + _rect(rect, stroke=BOX_INK, thickness=1.6)
+    return f'<rect {rect} rx="{radius:.1f}" fill="{fill}" stroke="{stroke}" stroke-width="{thickness:.1f}"/>\n'
 
 
 def _line(points: list[Point], colour: str, thickness: float, dashed: bool = False) -> str:
@@ -468,9 +442,5 @@ def _line(points: list[Point], colour: str, thickness: float, dashed: bool = Fal
     return f'<polyline points="{path}" {style}/>\n'
 
 
-def _image(rect: Rect, picture: Picture) -> str:
-    return f'<image {_edges(rect)} preserveAspectRatio="none" xlink:href="{images.jpeg_url(picture)}"/>\n'
-
-
-def _edges(rect: Rect) -> str:
-    return f'x="{rect.x:.1f}" y="{rect.y:.1f}" width="{rect.width:.1f}" height="{rect.height:.1f}"'
+def _image(rect: Rect, picture: records.Picture) -> str:
+    return f'<image {rect} preserveAspectRatio="none" xlink:href="{images.jpeg_url(picture)}"/>\n'

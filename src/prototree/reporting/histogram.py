@@ -4,7 +4,6 @@
 """
 
 import math
-from collections.abc import Callable
 
 from markupsafe import Markup
 
@@ -31,23 +30,50 @@ def histogram_svg(histogram: DecisionHistogram, kind: NodeKind, at: float | None
     def across(value: float) -> float:
         return _LEFT + (_RIGHT - _LEFT) * (min(max(value, low), high) - low) / (high - low)
 
-    fractions = [[n / max(sum(counts), 1) for n in counts] for counts in (histogram.right, histogram.left)]
-    tallest = max(map(max, fractions)) or 1.0
-    line = across(histogram.line)
+    def bars(fractions: list[float], scale: float) -> str:
+        drawn, edges = "", [across(histogram.low + i * histogram.width) for i in range(len(fractions) + 1)]
+        for start, end, fraction in zip(edges, edges[1:], fractions, strict=False):
+            if end <= start:  # beyond what is shown: at its edge
+                width = edges[1] - edges[0] or 2.0
+                start, end = (start, start + width) if start <= _LEFT else (end - width, end)
+            if fraction:
+                height = math.copysign(max(1.5, abs(scale) * fraction), scale)
+                drawn += f"M{start + 0.4:.1f} {_AXIS:g}v{height:.1f}h{end - start - 0.8:.1f}V{_AXIS:g}z"
+        return drawn
+
+    right, left = ([n / max(sum(counts), 1) for n in counts] for counts in (histogram.right, histogram.left))
+    tallest, line = max(*right, *left) or 1.0, across(histogram.line)
     parts = [
-        _bars(histogram, fractions[0], across, (_TOP - _AXIS) / tallest, "right"),
-        _bars(histogram, fractions[1], across, (_BOTTOM - _AXIS) / tallest, "left"),
+        f'<path class="right" d="{bars(right, (_TOP - _AXIS) / tallest)}"/>',
+        f'<path class="left" d="{bars(left, (_BOTTOM - _AXIS) / tallest)}"/>',
         f'<path class="axis" d="M{_LEFT:g} {_AXIS:g}H{_RIGHT:g}"/>',
-        *_numbers(low, high, across),
-        f'<path class="line" d="M{line:.1f} {_TOP - 4:g}V{_BOTTOM:g}"/>',
-        *_directions(kind, line),
     ]
+    step = next((step for step in _STEPS if (high - low) / step < _MAX_NUMBERS), _STEPS[-1])
+    for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1):
+        tick = round(i * step, 6) + 0.0
+        number, x = f"{tick:g}".replace("-", "−"), min(max(across(tick), 12), WIDTH - 12)
+        parts.append(f'<text class="number" x="{x:.1f}" y="{_BOTTOM + 14:g}" text-anchor="middle">{number}</text>')
+    before, after = ("present", "absent") if kind == "presence" else ("more like the left", "more like the right")
+    start = min(max(line - 8, 7 * len(before) + 14), WIDTH - 7 * len(after) - 14)  # about the width of the words
+    parts += [
+        f'<path class="line" d="M{line:.1f} {_TOP - 4:g}V{_BOTTOM:g}"/>',
+        f'<text x="{start:.1f}" y="{HEIGHT - 6:g}" text-anchor="end">← {before}</text>',
+        f'<text x="{start + 16:.1f}" y="{HEIGHT - 6:g}">{after} →</text>',
+    ]
+    text = histogram_text(histogram, kind)
     if at is not None:
-        parts.append(_mark(across(at)))
-    text = Markup.escape(f"{histogram_text(histogram, kind)} {_position_text(kind, at)}".strip())
+        x = across(at)
+        anchor = "start" if x < 60 else "end" if x > WIDTH - 60 else "middle"
+        parts.append(
+            f'<g class="mark"><path d="M{x:.1f} {_TOP - 2:g}V{_BOTTOM:g}"/>'
+            f'<path class="tip" d="M{x - 5:.1f} {_TOP - 8:g}h10l-5 8z"/>'
+            f'<text x="{x:.1f}" y="10" text-anchor="{anchor}">this photo</text></g>'
+        )
+        towards = f"{abs(at):.2f} towards the {'right' if at > 0 else 'left'}, where 1 is the patch itself"
+        text += f" This photo: {f'{at:.2f} times the radius' if kind == 'presence' else towards}."
     return Markup(
-        f'<svg class="histogram" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{text}">'
-        f"{''.join(parts)}</svg>"
+        f'<svg class="histogram" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" '
+        f'aria-label="{Markup.escape(text.strip())}">{"".join(parts)}</svg>'
     )
 
 
@@ -66,67 +92,11 @@ def histogram_text(histogram: DecisionHistogram, kind: NodeKind) -> str:
     return f"On their side of the line: {' and '.join(texts)}." if texts else ""
 
 
-def _position_text(kind: NodeKind, at: float | None) -> str:
-    if at is None:
-        return ""
-    if kind == "presence":
-        return f"This photo: {at:.2f} times the radius."
-    return f"This photo: {abs(at):.2f} towards the {'right' if at > 0 else 'left'}, where 1 is the patch itself."
-
-
 def _shown_range(histogram: DecisionHistogram, at: float | None) -> tuple[float, float]:
     """Return the range of all bins that hold more than a few photos, the mark and a margin about the boundary."""
     both = [sum(pair) for pair in zip(histogram.right, histogram.left, strict=True)]
     few, total = _FEW * sum(both), sum(both)
     used = [i for i, n in enumerate(both) if n and sum(both[: i + 1]) > few and total - sum(both[:i]) > few]
-    edges = [histogram.line - _MARGIN, histogram.line + _MARGIN]
+    edges = [histogram.line - _MARGIN, histogram.line + _MARGIN, *([] if at is None else [at])]
     edges += [histogram.low + (i + end) * histogram.width for i in used for end in (0, 1)]
-    if at is not None:
-        edges.append(at)
     return max(min(edges), histogram.low), min(max(edges), histogram.high)
-
-
-def _bars(
-    histogram: DecisionHistogram, fractions: list[float], across: Callable[[float], float], scale: float, side: str
-) -> str:
-    drawn = ""
-    for i, fraction in enumerate(fractions):
-        if not fraction:
-            continue
-        start, end = across(histogram.low + i * histogram.width), across(histogram.low + (i + 1) * histogram.width)
-        if end <= start:  # beyond what is shown: at its edge
-            width = across(histogram.low + histogram.width) - across(histogram.low) or 2.0
-            start, end = (start, start + width) if start <= _LEFT else (end - width, end)
-        height = math.copysign(max(1.5, abs(scale) * fraction), scale)
-        drawn += f"M{start + 0.4:.1f} {_AXIS:g}v{height:.1f}h{end - start - 0.8:.1f}V{_AXIS:g}z"
-    return f'<path class="{side}" d="{drawn}"/>'
-
-
-def _numbers(low: float, high: float, across: Callable[[float], float]) -> list[str]:
-    """Write some round numbers along the axis."""
-    step = next((step for step in _STEPS if (high - low) / step < _MAX_NUMBERS), _STEPS[-1])
-    ticks = [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-    return [
-        f'<text class="number" x="{min(max(across(tick), 12), WIDTH - 12):.1f}" y="{_BOTTOM + 14:g}" '
-        f'text-anchor="middle">{f"{tick:g}".replace("-", "−")}</text>'
-        for tick in (round(tick, 6) + 0.0 for tick in ticks)
-    ]
-
-
-def _directions(kind: NodeKind, line: float) -> list[str]:
-    before, after = ("present", "absent") if kind == "presence" else ("more like the left", "more like the right")
-    y, start = HEIGHT - 6, max(line - 8, 7 * len(before) + 14)  # about the width of the words
-    start = min(start, WIDTH - 7 * len(after) - 14)
-    return [
-        f'<text x="{start:.1f}" y="{y:g}" text-anchor="end">← {before}</text>',
-        f'<text x="{start + 16:.1f}" y="{y:g}">{after} →</text>',
-    ]
-
-
-def _mark(x: float) -> str:
-    anchor = "start" if x < 60 else "end" if x > WIDTH - 60 else "middle"
-    return (
-        f'<g class="mark"><path d="M{x:.1f} {_TOP - 2:g}V{_BOTTOM:g}"/>'
-        f'<path class="tip" d="M{x - 5:.1f} {_TOP - 8:g}h10l-5 8z"/>'
-        f'<text x="{x:.1f}" y="10" text-anchor="{anchor}">this photo</text></g>'
-    )

@@ -18,21 +18,14 @@ PictureUrl = Callable[[str, Picture], str]
 
 PHOTO_SIDE = 288  # the longest side, in pixels, of what a page carries
 CROP_SIDE = 96
-CONTEXT_SIDE = 176  # of a patch with its surroundings
-CLASS_SIDE = 176  # of an example of a class
+CONTEXT_SIDE = CLASS_SIDE = 176  # of a patch with its surroundings, and of an example of a class
 SMALL_PHOTO_SIDE = 128  # of photos that stand beside others
 HEAT_SIDE = 28  # of a heat map that a page stretches itself
 QUALITY = 80
 
 # From cold to hot: red, green, blue, and how much of the photo it covers. Each step is lighter than the one before,
 # so the order is seen without telling colours apart.
-HEAT_COLOURS: tuple[tuple[int, int, int, float], ...] = (
-    (30, 10, 90, 0.0),
-    (98, 20, 130, 0.25),
-    (190, 50, 110, 0.5),
-    (245, 125, 40, 0.62),
-    (252, 235, 150, 0.7),
-)
+HEAT_COLOURS = ((30, 10, 90, 0.0), (98, 20, 130, 0.25), (190, 50, 110, 0.5), (245, 125, 40, 0.62), (252, 235, 150, 0.7))
 
 
 def reduced(picture: Picture, longest: int) -> Picture:
@@ -49,9 +42,9 @@ def reduced(picture: Picture, longest: int) -> Picture:
 
 def context_box(match: Match) -> Box:
     """Return the box around the patch, `CONTEXT_SCALE` times as wide, in pixels of the original photo."""
-    return (
-        match.locations[0].box.context_square(CONTEXT_SCALE, match.size) if match.locations else Box.whole(match.size)
-    )
+    if not match.locations:
+        return Box.whole(match.size)
+    return match.locations[0].box.context_square(CONTEXT_SCALE, match.size)
 
 
 def crop_around(match: Match) -> Picture:
@@ -70,9 +63,9 @@ def patch_frame(match: Match) -> tuple[float, float, float, float]:
     return match.locations[0].box.clip(match.size).relative_to(context_box(match))
 
 
-def data_url(name: str, picture: Picture) -> str:
+def data_url(name: str, picture: UInt8[ndarray, "rows columns channels"]) -> str:
     """Embed a picture in its page as WebP; `name` is for those that keep pictures elsewhere."""
-    return _webp_url(picture)
+    return f"data:image/webp;base64,{base64.b64encode(webp(picture, quality=QUALITY)).decode()}"
 
 
 def jpeg_url(picture: Picture) -> str:
@@ -84,8 +77,7 @@ def jpeg_url(picture: Picture) -> str:
 
 def heat_overlay(photo: Picture, heat: Heatmap) -> Picture:
     """Blend a heat map over a photo."""
-    height, width, _ = photo.shape
-    colours = _heat_colours(heat, (width, height))
+    colours = _heat_colours(heat, (photo.shape[1], photo.shape[0]))
     cover = colours[..., 3:]
     mixed: ndarray = (photo * (1 - cover) + colours[..., :3] * cover).round().astype(np.uint8)
     return mixed
@@ -93,8 +85,7 @@ def heat_overlay(photo: Picture, heat: Heatmap) -> Picture:
 
 def heat_url(heat: Heatmap) -> str:
     """Embed a heat map alone, to be stretched over a photo: a small picture with transparency."""
-    colours = _heat_colours(heat, (48, 48)) * (1, 1, 1, 255)
-    return _webp_url(colours.round().astype(np.uint8))
+    return data_url("heat", (_heat_colours(heat, (48, 48)) * (1, 1, 1, 255)).round().astype(np.uint8))
 
 
 def heat_values(heat: Heatmap) -> dict[str, int | str]:
@@ -115,7 +106,3 @@ def _heat_colours(heat: Heatmap, size: tuple[int, int]) -> Float[ndarray, "rows 
     """Colour a heat map: red, green, blue (to 255), and how much of the photo it covers."""
     hot, steps = _stretched(heat, size), np.linspace(0.0, 1.0, len(HEAT_COLOURS))
     return np.stack([np.interp(hot, steps, channel) for channel in zip(*HEAT_COLOURS, strict=True)], axis=-1)
-
-
-def _webp_url(picture: UInt8[ndarray, "rows columns channels"]) -> str:
-    return f"data:image/webp;base64,{base64.b64encode(webp(picture, quality=QUALITY)).decode()}"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Ids = Sequence[int]
 Size = tuple[float, float]
@@ -37,8 +37,7 @@ LEAF_SIZE: Size = (112.0, 132.0)
 SPACING = Spacing()
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """The upper left corner of a card, its size, its level, and how its children stand."""
 
     x: float
@@ -48,23 +47,16 @@ class Card:
     level: int
     shape: Shape = "below"
 
-    @property
-    def middle(self) -> float:
-        """The horizontal middle."""
-        return self.x + self.width / 2
 
-
-@dataclass(frozen=True)
-class Layout:
-    """Every card in reading order: a parent before its children, left before right."""
+class Layout(NamedTuple):
+    """Every card in reading order, and the size of the sheet."""
 
     cards: dict[int, Card]
     width: float
     height: float
 
 
-@dataclass(frozen=True)
-class _Option:
+class _Option(NamedTuple):
     """One way to lay out a subtree: its size, where its root's card begins, and the options within."""
 
     width: float

@@ -1,27 +1,17 @@
-"""The sentences of an explanation, each written once for pages, figures, rules and the terminal."""
+"""A tree and its decisions in words: every sentence once, for pages, figures and the terminal; and the tree's rules.
+
+Ids of a tree are as in `Topology`: a node, or `~leaf`.
+"""
 
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from prototree.core.topology import Strategy
 from prototree.evaluation.tables import percent
-from prototree.explanation.records import (
-    UNKNOWN,
-    ClassExplanation,
-    Counterfactual,
-    DecisionExplanation,
-    EnsembleExplanation,
-    Flip,
-    Method,
-    NodeKind,
-    OcclusionEffect,
-    PatchComparison,
-    PrototypeExplanation,
-    Step,
-    TreeExplanation,
-)
+from prototree.explanation import records
 from prototree.reporting.layout import reading_order
 
 PRESENT, ABSENT = "present", "absent"
@@ -30,14 +20,14 @@ NEITHER_CLOSE = "neither is close"
 HIGHEST_CONFIDENCE = 0.9999  # never shown as certain, whatever rounding says
 
 # The ways to find a patch in a photo: name and meaning.
-METHODS: dict[Method, tuple[str, str]] = {
+METHODS: dict[records.Method, tuple[str, str]] = {
     "peak": ("Match", "Centred on the place that matches the prototype."),
     "cell": ("Nearest patch", "The part of the photo that the network compared with the prototype."),
     "attribution": ("Attribution", "The pixels on which the similarity depends most."),
     "occlusion": ("Occlusion", "The places where the similarity falls most when they are covered up."),
 }
 STRATEGY_NAMES: dict[Strategy, str] = {"max_path": "Most likely path", "greedy": "Single path"}
-_GREEDY_TEXT: dict[NodeKind, str] = {
+_GREEDY_TEXT: dict[records.NodeKind, str] = {
     "presence": "At each prototype the photo goes to “present” if the similarity is above 0.5, otherwise to “absent”.",
     "pairwise": "At each node the photo goes to the side of the prototype that it is nearer to.",
 }
@@ -46,13 +36,19 @@ _NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 def plain(text: str) -> str:
     """Strip line breaks, control characters and what XML forbids, for files where those would break something."""
-    bad = (unicodedata.category(c) in ("Cc", "Cs") or c in "\ufffe\uffff" for c in text)
-    return " ".join("".join(" " if is_bad else c for c, is_bad in zip(text, bad, strict=True)).split())
+    return " ".join(
+        "".join(" " if unicodedata.category(c) in ("Cc", "Cs") or c in "\ufffe\uffff" else c for c in text).split()
+    )
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
     """Join a number and its noun: `1 class`, `3 classes`."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def number_word(number: int) -> str:
+    """Spell a small number out."""
+    return _NUMBERS[number] if number < len(_NUMBERS) else str(number)
 
 
 def likeliest(probs: Sequence[float]) -> int:
@@ -65,13 +61,13 @@ def node_number(node: int) -> int:
     return node + 1
 
 
-def patch_name(node: int, row: int, kind: NodeKind) -> str:
+def patch_name(node: int, row: int, kind: records.NodeKind) -> str:
     """Name a node's patch: `7`, or `7L` and `7R` of a pairwise node, whose right prototype has the node's row."""
     side = "" if kind == "presence" else "R" if row == node else "L"
     return f"{node_number(node)}{side}"
 
 
-def step_patch(step: Step, side: PatchComparison) -> str:
+def step_patch(step: records.Step, side: records.PatchComparison) -> str:
     """Name one of the patches that a step compares."""
     return patch_name(step.node, side.prototype, "presence" if step.left is None else "pairwise")
 
@@ -81,14 +77,10 @@ def quoted_note(note: str) -> str:
     return f"“{plain(note)}”" if note else ""
 
 
-def strategy_text(strategy: Strategy, kind: NodeKind) -> str:
+# ---- decisions --------------------------------------------------------------------------------------------------
+def strategy_text(strategy: Strategy, kind: records.NodeKind) -> str:
     """Say how a path through the tree is chosen."""
     return _GREEDY_TEXT[kind] if strategy == "greedy" else "The leaf that the photo is most likely to reach decides."
-
-
-def headline(tree: TreeExplanation) -> str:
-    """Say how often the single path is right: `82.1 % of test photos right`; empty if never evaluated."""
-    return f"{percent(tree.accuracy['greedy'], 1)} of {tree.evaluated_on} right" if "greedy" in tree.accuracy else ""
 
 
 def confidence_percent(confidence: float | None) -> str:
@@ -107,12 +99,11 @@ def confidence_text(confidence: float | None, n_calibration: int) -> str:
     return f"sure: right in about {max(round(100 * confidence), 1)} of 100 such cases"
 
 
-def decision_text(explanation: DecisionExplanation | EnsembleExplanation) -> str:
+def decision_text(explanation: records.DecisionExplanation | records.EnsembleExplanation) -> str:
     """Sum up a decision in one line: prediction, confidence and the path."""
-    if isinstance(explanation, EnsembleExplanation):
+    if isinstance(explanation, records.EnsembleExplanation):
         first, probs = explanation.decisions[0], explanation.class_probs
-        best = likeliest(probs)
-        trees = count(len(explanation.decisions), "tree")
+        best, trees = likeliest(probs), count(len(explanation.decisions), "tree")
         return f"{first.image}: {first.class_names[best]} ({percent(probs[best])} by {trees})"
     path = explanation.paths["greedy"].steps
     names = ["" if step.left is not None else f"{quoted_note(step.note) or node_number(step.node)} " for step in path]
@@ -120,11 +111,11 @@ def decision_text(explanation: DecisionExplanation | EnsembleExplanation) -> str
     predicted_class = explanation.class_names[explanation.answer]
     if explanation.confidence is None:
         reason = explanation.abstention.reason if explanation.abstention is not None else ""
-        return f"{explanation.image}: {UNKNOWN} (best guess {predicted_class}): {reason} {steps}"
+        return f"{explanation.image}: {records.UNKNOWN} (best guess {predicted_class}): {reason} {steps}"
     return f"{explanation.image}: {predicted_class} ({percent(explanation.confidence)} sure): {steps}"
 
 
-def step_text(step: Step) -> str:
+def step_text(step: records.Step) -> str:
     """Say how one node decided: `present`, or `nearer to 7L (0.40) than to 7R (1.10)`."""
     if step.left is None:
         return PRESENT if step.goes_right else ABSENT
@@ -137,14 +128,14 @@ def step_text(step: Step) -> str:
     return f"nearer to {near} than to {far}{neither}"
 
 
-def step_line(step: Step) -> str:
+def step_line(step: records.Step) -> str:
     """Say how one node decided, above the pictures of its patches."""
     if step.left is not None:
         return step_text(step)
     return f"{quoted_note(step.note) or 'this patch'} is {step_text(step)}, similarity {step.p_right:.2f}"
 
 
-def distances_text(step: Step) -> tuple[str, ...]:
+def distances_text(step: records.Step) -> tuple[str, ...]:
     """Write the distances of a step's sides, left to right, with enough digits to tell which is smaller."""
     for digits in (2, 3, 4):
         distances = tuple(f"{side.distance:.{digits}f}" for side in step.sides)
@@ -153,12 +144,7 @@ def distances_text(step: Step) -> tuple[str, ...]:
     return distances
 
 
-def number_word(number: int) -> str:
-    """Spell a small number out."""
-    return _NUMBERS[number] if number < len(_NUMBERS) else str(number)
-
-
-def runner_up_text(counterfactuals: Counterfactual | None, class_names: Sequence[str]) -> str:
+def runner_up_text(counterfactuals: records.Counterfactual | None, class_names: Sequence[str]) -> str:
     """Say the counterfactual: what another class would have needed to win."""
     if counterfactuals is None:
         return "No change would have led this tree to another class."
@@ -166,42 +152,43 @@ def runner_up_text(counterfactuals: Counterfactual | None, class_names: Sequence
     return f"For {class_names[counterfactuals.label]} to win instead, {needed}."
 
 
-def flip_text(flip: Flip) -> str:
-    """Say what would have to change at one node, as half a sentence."""
+def flip_text(flip: records.Flip) -> str:
+    """Say what would have to change at one node, as half a sentence; never from a number to itself."""
     where = f"at question {node_number(flip.node)}"
-    if flip.nearer is None:
-        return f"{where} the similarity would have to {_change_text(flip.p_right, flip.needed)}"
-    patch, than = (patch_name(flip.node, row, "pairwise") for row in (flip.nearer.prototype, flip.nearer.than))
-    by, digits = flip.nearer.by, 2 if flip.nearer.by >= 0.05 else 3
-    nearer = f"{by:.{digits}f} nearer" if by >= 0.0005 else "a little nearer"
-    return f"{where} patch {patch} would have to be {nearer}, compared with {than}"
+    if flip.nearer is not None:
+        patch, than = (patch_name(flip.node, row, "pairwise") for row in (flip.nearer.prototype, flip.nearer.than))
+        by, digits = flip.nearer.by, 2 if flip.nearer.by >= 0.05 else 3
+        nearer = f"{by:.{digits}f} nearer" if by >= 0.0005 else "a little nearer"
+        return f"{where} patch {patch} would have to be {nearer}, compared with {than}"
+    numbers = [(f"{flip.p_right:.{digits}f}", f"{flip.needed:.{digits}f}") for digits in (2, 3, 4)]
+    change = next((f"from {now} to {needed}" for now, needed in numbers if now != needed), "")
+    turn = "rise" if flip.needed > flip.p_right else "fall"
+    return f"{where} the similarity would have to {turn} {change or f'a little from {numbers[0][0]}'}"
 
 
-def _change_text(now: float, needed: float) -> str:
-    turn = "rise" if needed > now else "fall"
-    for digits in (2, 3, 4):
-        if f"{now:.{digits}f}" != f"{needed:.{digits}f}":
-            return f"{turn} from {now:.{digits}f} to {needed:.{digits}f}"
-    return f"{turn} a little from {now:.2f}"
-
-
-def occlusion_text(test: OcclusionEffect | None) -> str:
+def occlusion_text(test: records.OcclusionEffect | None) -> str:
     """Say how the occlusion test of a box went."""
     if test is None:
         return "This box was not tested by hiding it."
     return (
-        f"OcclusionEffect this box lowers the similarity from {test.before:.2f} to {test.box_occluded:.2f}; "
+        f"Hiding this box lowers the similarity from {test.before:.2f} to {test.box_occluded:.2f}; "
         f"hiding a random box of the same size: to {test.random_occluded:.2f}."
     )
 
 
-def untested_text(tests: Sequence[OcclusionEffect | None]) -> str:
+def untested_text(tests: Sequence[records.OcclusionEffect | None]) -> str:
     """Say once for a page which boxes had no occlusion test; empty where all had one."""
     untested = sum(test is None for test in tests)
     if not untested:
         return ""
     which = "The boxes" if untested == len(tests) else "Boxes without a figure"
     return f"{which} were not tested by hiding them (prototree explain … --attribution tests every box by hiding it)."
+
+
+# ---- the tree ---------------------------------------------------------------------------------------------------
+def headline(tree: records.TreeExplanation) -> str:
+    """Say how often the single path is right: `82.1 % of test photos right`; empty if never evaluated."""
+    return f"{percent(tree.accuracy['greedy'], 1)} of {tree.evaluated_on} right" if "greedy" in tree.accuracy else ""
 
 
 @dataclass(frozen=True)
@@ -216,26 +203,26 @@ class Rule:
 
 @dataclass(frozen=True)
 class TreeText:
-    """A tree in words: its rules, and what lies below each node. Ids are as in `Topology`: a node, or `~leaf`."""
+    """A tree in words: its rules, and what lies below each node."""
 
-    explanation: TreeExplanation
+    explanation: records.TreeExplanation
 
     @property
     def is_pairwise(self) -> bool:
         """Whether nodes compare two prototypes."""
         return self.explanation.node_kind == "pairwise"
 
-    def sides(self, node: int) -> tuple[PrototypeExplanation, ...]:
+    def sides(self, node: int) -> tuple[records.PrototypeExplanation, ...]:
         """Return a node's prototypes as they stand on a page: left to right."""
         right = self.explanation.prototype_at(node, "right")
         return (self.explanation.prototype_at(node, "left"), right) if self.is_pairwise else (right,)
 
-    def nearer(self, node: int, goes_right: bool) -> tuple[PrototypeExplanation, PrototypeExplanation]:
+    def nearer(self, node: int, goes_right: bool) -> tuple[records.PrototypeExplanation, records.PrototypeExplanation]:
         """Return the prototype of a pairwise node that must be nearer to go this way, and the other one."""
         left, right = self.sides(node)
         return (right, left) if goes_right else (left, right)
 
-    def patch(self, prototype: PrototypeExplanation) -> str:
+    def patch(self, prototype: records.PrototypeExplanation) -> str:
         """Name a prototype's patch: `7`, or `7L` and `7R` where a node has two."""
         return patch_name(prototype.node, prototype.prototype, self.explanation.node_kind)
 
@@ -271,10 +258,10 @@ class TreeText:
         middles = {id_: (rank[leaves[0]] + rank[leaves[-1]] + 1) / 2 for id_, leaves in self.leaves_below.items()}
         return {id_: (25 + 330 * middle / len(rank)) % 360 for id_, middle in middles.items()}
 
-    def class_facts(self, label: int) -> ClassExplanation:
+    def class_facts(self, label: int) -> records.ClassExplanation:
         """Return what is known of a class; nothing where the explanation does not say."""
         classes = self.explanation.classes
-        return classes[label] if label < len(classes) else ClassExplanation(())
+        return classes[label] if label < len(classes) else records.ClassExplanation(())
 
     def is_unsure(self, leaf: int) -> bool:
         """Whether a leaf is nearly uniform over the classes: its maximum is at most 2/K."""
@@ -288,16 +275,83 @@ class TreeText:
 
     def rule_text(self, rule: Rule) -> str:
         """Write a rule's conditions: `has “long beak”, 7; lacks 3`, or `more like 7L than 7R`."""
+
+        def name(prototype: records.PrototypeExplanation) -> str:
+            return quoted_note(prototype.note) or self.patch(prototype)
+
         if self.is_pairwise:
             pairs = (self.nearer(*step) for step in rule.steps)
-            texts = (f"more like {self._name(near)} than {self._name(far)}" for near, far in pairs)
-            return ", ".join(texts) or "always"
-        parts = []
-        for verb, present in (("has", True), ("lacks", False)):
-            nodes = [node for node, goes_right in rule.steps if goes_right is present]
-            if nodes:
-                parts.append(f"{verb} {', '.join(self._name(self.explanation.prototypes[node]) for node in nodes)}")
-        return "; ".join(parts) or "always"
+            return ", ".join(f"more like {name(near)} than {name(far)}" for near, far in pairs) or "always"
+        names = {
+            verb: [name(self.explanation.prototypes[node]) for node, goes_right in rule.steps if goes_right is present]
+            for verb, present in (("has", True), ("lacks", False))
+        }
+        return "; ".join(f"{verb} {', '.join(nodes)}" for verb, nodes in names.items() if nodes) or "always"
 
-    def _name(self, prototype: PrototypeExplanation) -> str:
-        return quoted_note(prototype.note) or self.patch(prototype)
+
+# ---- rules as files ---------------------------------------------------------------------------------------------
+def rules_text(explanation: records.TreeExplanation) -> str:
+    """Write every rule on one line, by class: `has 7; lacks 3 → Scarlet Tanager`; then where patches come from."""
+    tree, names = TreeText(explanation), [plain(name) for name in explanation.class_names]
+    ranked = sorted(tree.rules, key=lambda rule: (names[rule.predicted], -rule.share))
+    clear = [rule for rule in ranked if not tree.is_unsure(rule.leaf)]
+    unsure = [rule for rule in ranked if tree.is_unsure(rule.leaf)]
+    size = f"{count(len(explanation.prototypes), 'prototype')}, {count(len(names), 'class', 'classes')}"
+    lines = [plain(explanation.title), size, "", "RULES (numbers are questions, whose patches are listed below)", ""]
+    lines += [f"{tree.rule_text(rule)} → {names[rule.predicted]} ({percent(rule.share)})" for rule in clear]
+    if unsure:
+        lines += ["", "LEAVES WITHOUT A CLEAR CLASS", "", *(f"{tree.rule_text(rule)} → {NO_CLASS}" for rule in unsure)]
+    lines += ["", "PATCHES", ""]
+    for prototype in (side for node in range(len(explanation.left)) for side in tree.sides(node)):
+        source, box = prototype.source, _box(prototype.source)
+        note = f" {quoted_note(prototype.note)}" if prototype.note else ""
+        label = f" ({names[source.label]})" if source.label is not None else ""
+        pixels = f", pixels {box[0]:.0f}–{box[2]:.0f} across and {box[1]:.0f}–{box[3]:.0f} down" if box else ""
+        lines.append(f"{tree.patch(prototype)}{note}: {plain(source.image)}{label}{pixels}")
+    return "\n".join(lines) + "\n"
+
+
+def rules_json(explanation: records.TreeExplanation) -> dict[str, Any]:
+    """Return the rules for programs: every leaf with its conditions from the root down, and where patches come from."""
+    tree, names = TreeText(explanation), explanation.class_names
+
+    def condition(node: int, goes_right: bool) -> dict[str, Any]:
+        step = {"node": node_number(node), "goes_right": goes_right}
+        if not tree.is_pairwise:
+            return step
+        nearer, farther = map(tree.patch, tree.nearer(node, goes_right))
+        return {**step, "nearer": nearer, "farther": farther}
+
+    return {
+        "title": explanation.title,
+        "node_kind": explanation.node_kind,
+        "classes": list(names),
+        "prototypes": [
+            {
+                "patch": tree.patch(prototype),
+                "node": node_number(prototype.node),
+                "side": prototype.side,
+                "prototype_row": prototype.prototype,
+                "radius": round(prototype.radius, 6),
+                "note": prototype.note,
+                "image": prototype.source.image,
+                "label": None if prototype.source.label is None else names[prototype.source.label],
+                "box": _box(prototype.source),
+            }
+            for prototype in explanation.prototypes
+        ],
+        "rules": [
+            {
+                "leaf": rule.leaf,
+                "class": names[rule.predicted],
+                "probability": round(rule.share, 6),
+                "near_uniform": tree.is_unsure(rule.leaf),
+                "conditions": [condition(*step) for step in rule.steps],
+            }
+            for rule in tree.rules
+        ],
+    }
+
+
+def _box(match: records.Match) -> list[float]:
+    return [round(edge, 2) for edge in match.locations[0].box.edges] if match.locations else []

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from prototree.explanation.records import ClassExplanation, Location, Match, PrototypeExplanation, TreeExplanation
+from prototree.explanation.records import Match, PrototypeExplanation, TreeExplanation
 from prototree.reporting import asset, images, json_number, render, script_json, text
 from prototree.reporting.histogram import histogram_svg, histogram_text
 from prototree.reporting.images import PictureUrl, data_url, reduced
@@ -30,16 +30,20 @@ _CAUSES = {
 
 def tree_page(explanation: TreeExplanation) -> str:
     """Write the whole tree as one HTML file that needs no network."""
-    styles = [Markup(asset("base.css")), Markup(asset("tree.css"))]
-    script, data = Markup(asset("mosaic.js") + asset("tree.js")), Markup(script_json(tree_data(explanation, data_url)))
-    body = Markup(tree_body(explanation))
-    return render("tree.html", title=explanation.title, body=body, styles=styles, script=script, data=data)
+    return render(
+        "tree.html",
+        title=explanation.title,
+        body=tree_body(explanation),
+        styles=[asset("base.css"), asset("tree.css")],
+        script=asset("mosaic.js") + asset("tree.js"),
+        data=script_json(tree_data(explanation, data_url)),
+    )
 
 
-def tree_body(explanation: TreeExplanation) -> str:
+def tree_body(explanation: TreeExplanation) -> Markup:
     """Fill the page's body, without data, style and script; `tree.js` completes it from `#tree-data`."""
     prototypes = text.count(len(explanation.prototypes), "prototype")
-    return render(
+    body = render(
         "tree_body.html",
         title=explanation.title,
         size=f"{prototypes} · {text.count(len(explanation.class_names), 'class', 'classes')}",
@@ -48,6 +52,7 @@ def tree_body(explanation: TreeExplanation) -> str:
         node_kind=explanation.node_kind,
         test_results=explanation.test_results,
     )
+    return Markup(body)
 
 
 def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str, Any]:
@@ -56,17 +61,12 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
     Pictures are smaller in larger trees, so that a page of any size can be sent and opened.
     """
     tree, scale = TreeText(explanation), math.sqrt(MAX_LARGE / max(len(explanation.prototypes), 1))
-
     ways = max_options(len(explanation.left))
 
     def url(name: str, picture: Any) -> str:
         if scale < 1:
             picture = reduced(picture, max(1, round(scale * max(picture.shape[:2]))))
         return picture_url(name, picture)
-
-    def probabilities(leaf: int) -> list[list[Any]]:
-        probs = enumerate(explanation.leaf_probs[leaf].tolist())
-        return [[label, json_number(prob, 4)] for label, prob in probs if prob >= _MIN_SHARE]
 
     return {
         "title": explanation.title,
@@ -76,14 +76,27 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
         "sizes": {"node": list(NODE_SIZE), "leaf": list(LEAF_SIZE), **asdict(SPACING), "ways": ways},
         "heat_colours": [list(colour) for colour in images.HEAT_COLOURS],
         "nodes": [_node_data(tree, node, url) for node in range(len(explanation.left))],
-        "class_facts": [_class_data(label, facts, url) for label, facts in enumerate(explanation.classes)],
+        "class_facts": [
+            {
+                "photos": [
+                    url(f"class-{k}-{i}", reduced(photo, images.CLASS_SIDE)) for i, photo in enumerate(facts.photos)
+                ],
+                "right": facts.correct_text,
+                "confused_with": [list(pair) for pair in facts.confused_with],
+            }
+            for k, facts in enumerate(explanation.classes)
+        ],
         "leaves": [
             {
                 "id": rule.leaf,
-                "label": rule.predicted,
+                "predicted_class": rule.predicted,
                 "share": json_number(rule.share, 4),
                 "unsure": tree.is_unsure(rule.leaf),
-                "shares": probabilities(rule.leaf),
+                "shares": [
+                    [label, json_number(prob, 4)]
+                    for label, prob in enumerate(explanation.leaf_probs[rule.leaf].tolist())
+                    if prob >= _MIN_SHARE
+                ],
             }
             for rule in tree.rules
         ],
@@ -105,16 +118,6 @@ def _node_data(tree: TreeText, node: int, url: PictureUrl) -> dict[str, Any]:
     }
 
 
-def _class_data(label: int, facts: ClassExplanation, url: PictureUrl) -> dict[str, Any]:
-    return {
-        "photos": [
-            url(f"class-{label}-{i}", reduced(photo, images.CLASS_SIDE)) for i, photo in enumerate(facts.photos)
-        ],
-        "right": facts.correct_text,
-        "confused_with": [list(pair) for pair in facts.confused_with],
-    }
-
-
 def _prototype_data(prototype: PrototypeExplanation, patch: str, url: PictureUrl) -> dict[str, Any]:
     row, source, moved = prototype.prototype, prototype.source, prototype.projection_distance
     context = None if source.context is None else url(f"context-{row}", reduced(source.context, images.CONTEXT_SIDE))
@@ -130,7 +133,17 @@ def _prototype_data(prototype: PrototypeExplanation, patch: str, url: PictureUrl
         "context": context,  # None: the page cuts it out of the photo
         "context_box": [round(edge, 1) for edge in images.context_box(source).edges],
         "frame": [json_number(edge, 4) for edge in images.patch_frame(source)],
-        "locations": [_location_data(where) for where in source.locations],
+        "locations": [
+            {
+                "method": where.method,
+                "name": text.METHODS[where.method][0],
+                "meaning": text.METHODS[where.method][1],
+                "box": [round(edge, 1) for edge in where.box.edges],
+                "heat": images.heat_values(where.heat),
+                "text": text.occlusion_text(where.occlusion),
+            }
+            for where in source.locations
+        ],
         "nearest": [
             {
                 **_match_data(match, f"nearest-{row}-{i}", url),
@@ -153,16 +166,4 @@ def _match_data(match: Match, name: str, url: PictureUrl) -> dict[str, Any]:
         "similarity": json_number(match.similarity, 4),
         "size": list(match.size),
         "crop": url(name, reduced(match.crop, images.CROP_SIDE)),
-    }
-
-
-def _location_data(where: Location) -> dict[str, Any]:
-    name, meaning = text.METHODS[where.method]
-    return {
-        "method": where.method,
-        "name": name,
-        "meaning": meaning,
-        "box": [round(edge, 1) for edge in where.box.edges],
-        "heat": images.heat_values(where.heat),
-        "text": text.occlusion_text(where.occlusion),
     }

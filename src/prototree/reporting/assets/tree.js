@@ -86,7 +86,7 @@
   }
 
   function belowWords(id, most = 3) {
-    if (isLeaf(id)) return leafOf(id).unsure ? "no clear class" : name(leafOf(id).label);
+    if (isLeaf(id)) return leafOf(id).unsure ? "no clear class" : name(leafOf(id).predicted_class);
     const labels = nodeOf(id).below;
     if (!labels.length) return "no clear class";
     if (labels.length === 1) return name(labels[0]);
@@ -313,7 +313,7 @@
     card.style.setProperty("--hue", hues.get(id));
     card.append(parents.get(id) === null ? make("span", { class: "turn start", text: "start here" }) : turnMark(id));
     if (isLeaf(id)) {
-      const leaf = leafOf(id), facts = classOf(leaf.label), title = leaf.unsure ? "no clear class" : name(leaf.label);
+      const leaf = leafOf(id), facts = classOf(leaf.predicted_class), title = leaf.unsure ? "no clear class" : name(leaf.predicted_class);
       card.classList.toggle("unsure", leaf.unsure);
       card.append(leaf.unsure || !facts.photos.length ? make("span", { class: "nophoto" }) : make("img", { class: "face", src: facts.photos[0], alt: "", draggable: "false", decoding: "async" }),
         make("bdi", { class: `name${lengthOf(title)}`, text: title }), make("span", { class: "share", text: leaf.unsure ? "" : facts.right }));
@@ -410,7 +410,7 @@
 
   // Where very many cards are seen at once, one drawing stands for all that are not on the way to what was chosen.
   const MANY = 360;
-  const mosaic = window.prototreeMosaic($("mosaic"), (id) => (isLeaf(id) ? (leafOf(id).unsure ? [] : classOf(leafOf(id).label).photos.slice(0, 1)) : sidesOf(id).map((side) => side.context || side.crop)),
+  const mosaic = window.prototreeMosaic($("mosaic"), (id) => (isLeaf(id) ? (leafOf(id).unsure ? [] : classOf(leafOf(id).predicted_class).photos.slice(0, 1)) : sidesOf(id).map((side) => side.context || side.crop)),
     () => mosaicShown && !map.classList.contains("moving"));
   let mosaicShown = false, repaint = 0;
   function showMosaic(many) {
@@ -861,17 +861,17 @@
     const leaf = leafOf(id), share = (leaf.shares.find(([k]) => k === label) || [0, 0])[1];
     const way = wayTo(id).slice(0, -1), turns = way.map((node, i) => [node, nodeOf(node).right === (way[i + 1] ?? id)]);
     const noted = turns.filter(([node]) => hasNote(node)).map(([node, right]) => turnWords(node, right)).join(", ");
-    const sure = leaf.label === label && !leaf.unsure ? `The training photos that arrive here: ${percent(share)} ` : `Here, among others: ${percent(share)} `;
+    const sure = leaf.predicted_class === label && !leaf.unsure ? `The training photos that arrive here: ${percent(share)} ` : `Here, among others: ${percent(share)} `;
     return make("div", { class: "rule" }, wayView(id), noted ? make("p", {}, noted) : null, make("p", { class: "quiet" }, sure, make("button", { type: "button", class: "link", click: () => select(id) }, named(label)), "."));
   }
 
   function leafPanel(id) {
     const leaf = leafOf(id), shares = [...leaf.shares].sort((a, b) => b[1] - a[1]).slice(0, 8);
     const mixed = leaf.unsure || leaf.share < 0.99 ? section("Whose training photos arrive here", "", rows(shares.map(([label, share]) => [named(label), share, percent(share)]))) : null;
-    if (leaf.unsure) return ["No clear class", make("p", { class: "quiet", text: "The training photos that arrive here are of many classes: this leaf has no clear class." }), mixed, section("The rule that leads here", "", ruleView(id, leaf.label))];
-    const others = endsOf(leaf.label).filter((other) => other !== id);
-    return [name(leaf.label), ...classFacts(leaf.label), section("The rule that leads here", "", ruleView(id, leaf.label)), mixed,
-      others.length ? section("Other ends for this class", "", ...others.map((other) => ruleView(other, leaf.label))) : null];
+    if (leaf.unsure) return ["No clear class", make("p", { class: "quiet", text: "The training photos that arrive here are of many classes: this leaf has no clear class." }), mixed, section("The rule that leads here", "", ruleView(id, leaf.predicted_class))];
+    const others = endsOf(leaf.predicted_class).filter((other) => other !== id);
+    return [name(leaf.predicted_class), ...classFacts(leaf.predicted_class), section("The rule that leads here", "", ruleView(id, leaf.predicted_class)), mixed,
+      others.length ? section("Other ends for this class", "", ...others.map((other) => ruleView(other, leaf.predicted_class))) : null];
   }
 
   // What a class looks like, how its test photos fare, and what it is confused with.
@@ -887,11 +887,11 @@
     ];
   }
 
-  const endsOf = (label) => data.leaves.filter((leaf) => leaf.label === label && !leaf.unsure).sort((a, b) => b.share - a.share).map((leaf) => ~leaf.id);
+  const endsOf = (label) => data.leaves.filter((leaf) => leaf.predicted_class === label && !leaf.unsure).sort((a, b) => b.share - a.share).map((leaf) => ~leaf.id);
 
   function showClass(label) {
     const order = [...data.leaves].map((leaf) => [~leaf.id, leaf, (leaf.shares.find(([k]) => k === label) || [0, 0])[1]]);
-    const own = order.filter(([, leaf]) => leaf.label === label && !leaf.unsure).sort((a, b) => b[2] - a[2]);
+    const own = order.filter(([, leaf]) => leaf.predicted_class === label && !leaf.unsure).sort((a, b) => b[2] - a[2]);
     const some = own.length ? own : order.sort((a, b) => b[2] - a[2]).slice(0, 3).filter(([, , share]) => share > 0);
     const before = selected;
     selected = null;
