@@ -139,7 +139,7 @@ def test_pruning_keeps_each_nodes_prototypes_and_radii(tree: ProtoTree) -> None:
     tree.leaf_logits.data = torch.tensor([[9.0, 0, 0], [0, 9, 0], [0, 0, 0], [0, 0, 9]]).double()
     pruned = prune(tree, 0.5)
     smaller, each = pruned.tree, tree.node_function.prototypes_per_node
-    assert (pruned.prototypes_before, pruned.prototypes_after) == (3 * each, 2 * each)
+    assert (pruned.prototypes_before, pruned.tree.n_prototypes) == (3 * each, 2 * each)
     assert smaller.topology.n_nodes == 2
     assert smaller.n_prototypes == 2 * tree.node_function.prototypes_per_node
     for number in range(smaller.n_prototypes):

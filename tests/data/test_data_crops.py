@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data_files import four_colours, smooth_photo
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Preprocessing
 from prototree.data import Box, ImageData, Part, Sample
 from prototree.data.crops import (
     FULL_IMAGE,

@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 
 from prototree.backbones.crops import center_crop
-from prototree.backbones.geometry import Box
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Box, Preprocessing
 from prototree.data.crops import FULL_IMAGE, View, evaluation_views, resize_square
 from prototree.data.dataset import Sample
 from prototree.data.loader import ViewDataset

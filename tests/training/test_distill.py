@@ -142,7 +142,9 @@ def test_a_radius_reaches_95_of_100_images_of_its_side(tiny_tree: ProtoTree) -> 
 
 def test_excluded_images_are_in_none_of_the_maps() -> None:
     maps = feature_maps(random_maps(0, 6, 2, 1, 1, dtype=torch.float32), [0, 1, 2, 0, 1, 2])
-    features = distill.Features(maps, maps, (1.0,), maps).exclude({1, 4})
+    features = distill.Features(maps, maps, (1.0,), maps).select(
+        lambda entry: None if entry.sample_index in {1, 4} else entry.sample_index
+    )
     for part in (features.prototypes, features.train, features.occluded):
         assert part is not None
         assert [entry.sample_index for entry in part.entries] == [0, 2, 3, 5]

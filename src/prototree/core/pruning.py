@@ -23,18 +23,14 @@ class Pruned:
         return self.tree.node_function.prototypes_per_node * (self.leaves_before - 1)
 
     @property
-    def prototypes_after(self) -> int:
-        return self.tree.n_prototypes
-
-    @property
     def pruned_fraction(self) -> float:
         """The fraction of prototypes that were removed, as in Table 2."""
-        return 1 - self.prototypes_after / max(self.prototypes_before, 1)
+        return 1 - self.tree.n_prototypes / max(self.prototypes_before, 1)
 
     def __str__(self) -> str:
         text = (
             f"pruned at {self.threshold:.4g}: {self.leaves_before} → {self.leaves_after} leaves, "
-            f"{self.prototypes_before} → {self.prototypes_after} prototypes ({self.pruned_fraction:.1%} removed)"
+            f"{self.prototypes_before} → {self.tree.n_prototypes} prototypes ({self.pruned_fraction:.1%} removed)"
         )
         if self.leaves_after == self.leaves_before and self.leaves_before > 2 * self.tree.n_classes:
             text += "; nothing was removed, but there are more than two leaves per class: the threshold may be too low"

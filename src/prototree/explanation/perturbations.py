@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Preprocessing
 from prototree.explanation.attribution import Features, Probes, similarities
 from prototree.explanation.records import PerturbationEffect
 
