@@ -349,14 +349,12 @@ def test_leaves_that_are_not_numbers_give_no_answer(tiny_tree: ProtoTree) -> Non
         tiny_tree.predict(torch.rand(1, 3, 64, 64))
 
 
-def test_one_class_is_not_enough(tiny_backbone: Backbone) -> None:
+@pytest.mark.parametrize(("n_classes", "size"), [(1, (1, 1)), (3, (5, 1))])
+def test_one_class_or_prototypes_larger_than_the_map_are_refused(
+    tiny_backbone: Backbone, n_classes: int, size: tuple[int, int]
+) -> None:
     with pytest.raises(ShapeError):
-        ProtoTree(Topology.full(2), FeatureExtractor(tiny_backbone, 4), 1)
-
-
-def test_prototypes_larger_than_the_map_are_refused_at_once(tiny_backbone: Backbone) -> None:
-    with pytest.raises(ShapeError):
-        ProtoTree(Topology.full(2), FeatureExtractor(tiny_backbone, 4), 3, prototype_size=(5, 1))
+        ProtoTree(Topology.full(2), FeatureExtractor(tiny_backbone, 4), n_classes, size)
 
 
 def test_the_soft_strategy_has_no_path(tiny_tree: ProtoTree) -> None:

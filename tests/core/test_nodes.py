@@ -37,7 +37,7 @@ def test_presence_agrees_with_the_oracle(shape: list[int], seed: int, sharpness:
 
 @given(tree_shapes, st.integers(0, 1000), st.floats(0.5, 12.0))
 @settings(deadline=None)
-def test_choice_agrees_with_the_oracle(shape: list[int], seed: int, sharpness: float) -> None:
+def test_pairwise_agrees_with_the_oracle(shape: list[int], seed: int, sharpness: float) -> None:
     topology, node_function = grow(shape), NodeFunction("pairwise", sharpness)
     z, p = random_maps(seed, 2, 4, 2, 3), random_maps(seed + 1, 2 * topology.n_nodes, 4, 1, 1)
     turns = node_function.log_p_left_right(nearest_patches(z, p).distance, torch.ones(len(p), dtype=torch.float64))
@@ -100,12 +100,7 @@ def test_log_one_minus_is_accurate_for_small_and_large_distances() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "sharpness", "message"),
-    [
-        ("presence", 0.9, "0.9"),
-        ("presence", math.nan, "got nan"),
-        ("pairwise", 0.0, "0.01"),
-        ("riddle", 1.0, "riddle"),
-    ],
+    [("presence", 0.9, "0.9"), ("presence", math.nan, "got nan"), ("pairwise", 0.0, "0.01"), ("riddle", 1.0, "riddle")],
 )
 @pytest.mark.usefixtures("as_users_run_it")
 def test_node_functions_out_of_range_are_refused(kind: str, sharpness: float, message: str) -> None:

@@ -78,11 +78,8 @@ def test_arrays_that_are_no_tree_are_refused(left: list[int], right: list[int]) 
         Topology(np.array(left), np.array(right))
 
 
-def test_from_children_refuses_a_cycle() -> None:
+def test_a_cycle_and_keeping_no_leaf_are_refused() -> None:
     with pytest.raises(ShapeError, match="cycle"):
         Topology.from_children([1, 0], [~0, ~1])
-
-
-def test_keeping_no_leaf_is_refused() -> None:
     with pytest.raises(ShapeError, match="at least one leaf"):
         Topology.full(2).keep_leaves(np.zeros(4, dtype=bool))

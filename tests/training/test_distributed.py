@@ -32,7 +32,10 @@ def assert_close(out: Path, file: str, tolerance: float) -> None:
         torch.testing.assert_close(two[name], one[name], atol=tolerance, rtol=tolerance, msg=f"{file} {name}")
 
 
-@pytest.mark.parametrize("leaf_update", ["interleaved", "two_pass", "gradient"])
+SLOW = [pytest.param(leaf_update, marks=pytest.mark.slow) for leaf_update in ("two_pass", "gradient")]
+
+
+@pytest.mark.parametrize("leaf_update", ["interleaved", *SLOW])
 def test_two_processes_train_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaf_update: str) -> None:
     monkeypatch.setenv("LEAVES", leaf_update)
     run("train_paper", write_squares(tmp_path / "images"), tmp_path, "1,2")

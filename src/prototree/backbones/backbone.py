@@ -47,11 +47,6 @@ class Backbone(nn.Module):
     EfficientNet-Lite0, or None for a random start. `feature_level` −1 is the last map, −2 the finer one before it.
     With `split`, the last block can be trained while the rest is frozen. After training, a network may see centre crops
     besides the full image (`crops`); `map_size` is that of one crop.
-
-    Examples:
-        >>> backbone = Backbone("resnet18", None, image_size=64)
-        >>> backbone(torch.rand(2, 3, 64, 64)).shape  # B×channels×H×W
-        torch.Size([2, 512, 2, 2])
     """
 
     def __init__(
@@ -219,10 +214,6 @@ def max_image_size(name: str) -> int:
 
     It is four times the side that the network was trained with, or what the environment variable
     `PROTOTREE_MAX_IMAGE_SIZE` allows, if that is more.
-
-    Examples:
-        >>> max_image_size("resnet18")  # whose weights were tested at 288 pixels
-        1152
     """
     config = _pretrained_config(name)
     trained: tuple[int, ...] = (*config.input_size[1:], *(config.test_input_size or ())[1:])
@@ -245,11 +236,6 @@ class FeatureExtractor(nn.Module):
     """f(x; ω) of the paper: the backbone, a 1×1 convolution without bias to depth D, and a sigmoid.
 
     With `head_hidden_dim` the head is two 1×1 layers on standardised channels.
-
-    Examples:
-        >>> features = FeatureExtractor(Backbone("resnet18", None, image_size=64), prototype_dim=16)
-        >>> features(torch.rand(2, 3, 64, 64)).shape  # B×D×H×W, numbers from 0 to 1
-        torch.Size([2, 16, 2, 2])
     """
 
     def __init__(self, backbone: Backbone, prototype_dim: int = 256, head_hidden_dim: int = 0) -> None:

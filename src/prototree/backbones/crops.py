@@ -59,11 +59,7 @@ def center_crop(images: Float[Tensor, "*B 3 side side"], fraction: float) -> Flo
 
 
 def stacked(
-    network: Callable[[Tensor], Tensor],
-    images: Float[Tensor, "B 3 side side"],
-    crops: Crops,
-    *,
-    at_once: bool = False,
+    network: Callable[[Tensor], Tensor], images: Float[Tensor, "B 3 side side"], crops: Crops, *, at_once: bool = False
 ) -> Float[Tensor, "B C nH W"]:
     """The feature maps of all crops, one below the other.
 

@@ -99,10 +99,6 @@ class Preprocessing:
 
     The crop is central at test time and random in training; with `resize == size` (CUB) there is none. It is stored
     with every tree, since a tree is only right for its own.
-
-    Examples:
-        >>> Preprocessing(size=224, resize=256).resize
-        256
     """
 
     size: int = 224

@@ -174,10 +174,8 @@ def _trial_image(backbone: Backbone) -> Tensor:
 
 
 def _agree(features: Tensor, expected: Tensor) -> bool:
-    is_near = (
-        features.shape == expected.shape and (features - expected).abs().max() <= _TOLERANCE * expected.abs().max()
-    )
-    return bool(is_near)
+    limit = _TOLERANCE * expected.abs().max()
+    return features.shape == expected.shape and bool((features - expected).abs().max() <= limit)
 
 
 # ---- onnxruntime -----------------------------------------------------------------------------------------------------

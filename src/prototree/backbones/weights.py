@@ -9,6 +9,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,30 +100,26 @@ def _converted(state: State, net: nn.Module) -> State:
         return state
 
 
+_load_pth = partial(torch.load, map_location="cpu", weights_only=True)
+
+
 def read_state(path: Path) -> State:
     """The tensors in a weight file, under the names they have there, all of them plain and finite."""
     if not path.is_file():
         raise WeightsError(f"expected a weight file at {path}, found none; check the path")
-    is_safe = path.suffix == ".safetensors"
+    load: Any = safetensors.torch.load_file if path.suffix == ".safetensors" else _load_pth
     try:
         check_regular(path.stat(), MAX_BYTES)
-        content: Any = (
-            safetensors.torch.load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
-        )
+        content = load(path)
     except Exception as error:  # torch's reader raises whatever a damaged or hostile file makes it stumble over
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise WeightsError(
-            f"{path} cannot be read as weights ({reason}); expected a complete .safetensors or .pth file of tensors; "
-            "download it again"
-        ) from error
+        raise WeightsError(f"{path} cannot be read as weights ({reason}); download it again") from error
     content = _unwrapped(content, path)
     tensors = {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not name.isprintable() or len(name) > _MAX_NAME_LENGTH:
             shown = ascii(name)[:60] if isinstance(name, str | int) else "something else"
-            raise WeightsError(
-                f"{path} calls a tensor {shown}, a {type(name).__name__}; expected names, as state_dict() has"
-            )
+            raise WeightsError(f"{path} calls a tensor {shown}; expected names, as state_dict() has")
         if fault := _fault(name, tensor):
             raise WeightsError(f"{path}: {name} {fault}; download the file again, or choose another")
     return tensors
@@ -137,9 +134,7 @@ def _unwrapped(content: Any, path: Path) -> Mapping[Any, Any]:
         if inner is None:
             return content
         content = inner
-    raise WeightsError(
-        f"{path} holds mappings within mappings, at more than {_MAX_WRAPPERS} levels; expected those of state_dict()"
-    )
+    raise WeightsError(f"{path} holds mappings at more than {_MAX_WRAPPERS} levels; expected those of state_dict()")
 
 
 def _fault(name: str, tensor: Tensor) -> str | None:

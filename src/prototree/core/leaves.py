@@ -63,10 +63,7 @@ def leaf_counts(
 
 
 def leaf_update(
-    leaf_logits: Float[Tensor, "L K"],
-    epoch_start: Float[Tensor, "L K"],
-    counts: Float[Tensor, "L K"],
-    n_batches: int,
+    leaf_logits: Float[Tensor, "L K"], epoch_start: Float[Tensor, "L K"], counts: Float[Tensor, "L K"], n_batches: int
 ) -> Float[Tensor, "L K"]:
     """Algorithm 1, lines 9–10: the last epoch's counts leave at the pace at which this epoch's arrive."""
     # What is left of the last epoch is never negative but for rounding.

@@ -156,15 +156,7 @@ def greedy_leaves(p_right: Float[Tensor, "B N"], topology: Topology) -> Int[Tens
 
 @dataclass(frozen=True)
 class DecisionPath:
-    """The path of each image to one leaf, padded with −1 and False after the leaf.
-
-    Examples:
-        >>> path = tree.predict(torch.rand(2, 3, 64, 64)).greedy
-        >>> path.leaf.shape, path.nodes.shape, path.p_right.shape  # B, B×height, B×height
-        (torch.Size([2]), torch.Size([2, 2]), torch.Size([2, 2]))
-        >>> path.nodes[:, 0].tolist()  # every path begins at the root
-        [0, 0]
-    """
+    """The path of each image to one leaf, padded with −1 and False after the leaf."""
 
     leaf: Int[Tensor, " B"]
     nodes: Int[Tensor, "B height"]
@@ -192,13 +184,7 @@ class DecisionPath:
 
 @dataclass(frozen=True)
 class PrototypeSource:
-    """The training patch that a projected prototype comes from (Eq. 6).
-
-    Examples:
-        >>> source = prototree.load("runs/photos").sources[0]
-        >>> source.image.endswith(".png"), len(source.patch), len(source.patch_box), source.distance < 1e-5
-        (True, 2, 4, True)
-    """
+    """The training patch that a projected prototype comes from (Eq. 6)."""
 
     image: str  # relative to the data's root
     label: int
@@ -213,13 +199,7 @@ class PrototypeSource:
 
 @dataclass(frozen=True)
 class TreeOutput:
-    """A batch that has gone through the tree.
-
-    Examples:
-        >>> output = tree.forward_features(maps)  # maps: B×D×H×W
-        >>> output.distance.shape, output.log_path_probs.shape, output.p_right.shape  # B×P, B×L, B×N
-        (torch.Size([2, 3]), torch.Size([2, 4]), torch.Size([2, 3]))
-    """
+    """A batch that has gone through the tree."""
 
     distance: Float[Tensor, "B P"]  # of each prototype to the nearest patch
     patch: Int[Tensor, "B P"]  # which one that is, row-major in the map of patches
@@ -237,15 +217,7 @@ class LeafTable:
 
 @dataclass(frozen=True)
 class TreePrediction:
-    """What the tree predicts for a batch, by each of the three strategies (§5.3).
-
-    Examples:
-        >>> predictions = tree.predict(torch.rand(2, 3, 64, 64))  # a tree of 3 classes and height 2
-        >>> predictions.soft.shape, predictions.confidence.shape  # B×K, B
-        (torch.Size([2, 3]), torch.Size([2]))
-        >>> predictions.labels("greedy").shape, predictions.greedy.nodes.shape  # B, B×height
-        (torch.Size([2]), torch.Size([2, 2]))
-    """
+    """What the tree predicts for a batch, by each of the three strategies (§5.3)."""
 
     soft: Float[Tensor, "B K"]
     max_path: DecisionPath

@@ -116,20 +116,11 @@ class Projection:
 
 @torch.no_grad()
 def project(
-    tree: ProtoTree,
-    maps: Iterable[MapBatch],
-    *,
-    project_within_class: bool = True,
-    compare: bool = False,
+    tree: ProtoTree, maps: Iterable[MapBatch], *, project_within_class: bool = True, compare: bool = False
 ) -> Projection:
     """Return a new tree in which each prototype is its nearest training patch.
 
     `compare` also keeps the patches found without class constraints, in the same pass.
-
-    Examples:
-        >>> projected = project(tree, [(maps, labels, indices)], project_within_class=False)  # B×D×H×W, B, B
-        >>> projected.tree.prototypes.shape  # N×D×1×1, each a patch of the maps
-        torch.Size([3, 16, 1, 1])
     """
     constraints = [prototype_classes(tree), None] if project_within_class else [None]
     results = find_nearest(tree, maps, *constraints)

@@ -47,10 +47,6 @@ def prune(tree: ProtoTree, threshold: float | None = None) -> Pruned:
     """Drop leaves with max σ(c) ≤ threshold, emptied subtrees, and parents left with one child, the root too.
 
     The new tree holds copies of the prototypes and leaves it kept and shares the feature extractor.
-
-    Examples:
-        >>> prune(tree, threshold=0.34).tree.topology.n_leaves  # one of four leaves had no clear class
-        3
     """
     threshold = default_threshold(tree.n_classes) if threshold is None else threshold
     if not 0 <= threshold < 1:
@@ -58,9 +54,9 @@ def prune(tree: ProtoTree, threshold: float | None = None) -> Pruned:
     confidence = class_log_probs(tree.leaf_logits).exp().amax(dim=1)
     kept = (confidence > threshold).cpu().numpy()
     if not kept.any():
+        most = confidence.max()
         raise PruneError(
-            f"threshold {threshold:.4g} removes all {len(kept)} leaves (largest maximum {confidence.max():.4g}); "
-            "lower it or train longer"
+            f"threshold {threshold:.4g} removes all {len(kept)} leaves (largest maximum {most:.4g}); lower it"
         )
     smaller = tree.with_topology(*tree.topology.keep_leaves(kept))
     return Pruned(smaller, threshold, tree.topology.n_leaves, smaller.topology.n_leaves)

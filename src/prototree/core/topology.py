@@ -38,13 +38,7 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """A binary tree with N internal nodes and L = N + 1 leaves.
-
-    Examples:
-        >>> topology = Topology.full(height=2)
-        >>> topology.n_nodes, topology.n_leaves, topology.left.tolist()  # a negative number n is the leaf -n - 1
-        (3, 4, [1, -1, -3])
-    """
+    """A binary tree with N internal nodes and L = N + 1 leaves."""
 
     left: Int[ndarray, " N"]
     right: Int[ndarray, " N"]

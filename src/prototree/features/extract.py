@@ -96,8 +96,8 @@ class FeatureFile:
         except OSError as error:
             self.partial.unlink(missing_ok=True)
             raise TrainError(
-                f"the cache of feature maps needs {amount(self.n_bytes)} in {self.path.parent}, {amount(free)} are "
-                f"free ({error.strerror}); free some, cache fewer views, or train without a cache"
+                f"feature maps need {amount(self.n_bytes)} in {self.path.parent}, {amount(free)} are free "
+                f"({error.strerror}); free some, or cache fewer views"
             ) from error
 
     def finish(self, unreadable: Sequence[int]) -> None:

@@ -32,22 +32,8 @@ from prototree.data.crops import FULL_IMAGE, evaluation_views, random_views, sou
 from prototree.data.loader import Entry, ViewDataset, stable_seed
 from prototree.data.occlusion import OccludedViews
 from prototree.features.cache import FeatureMaps
-from prototree.training.calibrate import (
-    MIN_HELD_OUT,
-    CalibrationFile,
-    Fitted,
-    fit,
-    held_out_images,
-    predict_held_out,
-)
-from prototree.training.grow import (
-    InitialTree,
-    from_existing_tree,
-    grow_tree,
-    reestimate_bn,
-    sample_maps,
-    standardise,
-)
+from prototree.training.calibrate import MIN_HELD_OUT, CalibrationFile, Fitted, fit, held_out_images, predict_held_out
+from prototree.training.grow import InitialTree, from_existing_tree, grow_tree, reestimate_bn, sample_maps, standardise
 from prototree.training.head import (
     SoftLabels,
     compute_soft_labels,

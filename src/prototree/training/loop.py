@@ -126,9 +126,7 @@ class Loop:
             self._loss = self._correct = self._images = self._seconds = 0.0
             yield self.epoch
             if not self._images:
-                raise TrainError(
-                    "none of the training images can be read; look at them with: prototree data check DATA --deep"
-                )
+                raise TrainError("none of the training images can be read; run: prototree data check DATA --deep")
             self.epoch, self.batch = self.epoch + 1, 0
             self._log_epoch()
             self._save()
@@ -266,8 +264,7 @@ def check_resume_key(folder: Path, then: str, now: str) -> None:
     keys = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
     changes = (f"{key} {before.get(key, 'not there')!r} then, {after.get(key, 'not there')!r} now" for key in keys)
     raise CheckpointError(
-        f"{folder} was trained with other settings or data ({'; '.join(changes)}); continue it with the same, or "
-        "choose another folder"
+        f"{folder} was trained with other settings or data ({'; '.join(changes)}); use the same, or another folder"
     )
 
 
