@@ -18,10 +18,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import prototree.backbones.torchvision_guard  # noqa: F401 # isort: skip
+import prototree.backbones.weights  # noqa: F401 # isort: skip (before torchvision)
 from torchvision.transforms import v2
 
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Preprocessing
 from prototree.data import Sample, open_data
 from prototree.data.crops import evaluation_views
 from prototree.data.loader import ViewDataset

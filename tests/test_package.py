@@ -72,8 +72,8 @@ def test_torchvision_operators_are_declared_only_where_its_import_fails(tmp_path
     """
     (tmp_path / "torchvision" / "__init__.py").write_text("" if fits else textwrap.dedent(needs_operator))
     code = """
-        import prototree.backbones.torchvision_guard as guard, torch, torchvision
-        print(guard._declared, hasattr(torch.ops.torchvision, "nms"))
+        import prototree.backbones.weights as guard, torch, torchvision
+        print(guard._declared_operators, hasattr(torch.ops.torchvision, "nms"))
     """
     result = run(code, tmp_path)
     assert result.returncode == 0, result.stderr
@@ -82,7 +82,7 @@ def test_torchvision_operators_are_declared_only_where_its_import_fails(tmp_path
 
 def test_another_failure_of_torchvision_is_not_hidden(tmp_path: Path) -> None:
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('broken in another way')")
-    assert "broken in another way" in run("import prototree.backbones.torchvision_guard", tmp_path).stderr
+    assert "broken in another way" in run("import prototree.backbones.weights", tmp_path).stderr
 
 
 def test_it_runs_as_a_module() -> None:

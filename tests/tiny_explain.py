@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from prototree_birds import write_birds
 
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.model import ProtoTree
@@ -18,6 +17,7 @@ from prototree.features.cache import eval_batches
 from prototree.pipeline.fit import fit
 from prototree.run import Run
 from prototree.training.sources import attach_sources
+from prototree_birds import write_birds
 from tiny_training import TINY, write_squares
 
 

@@ -10,9 +10,8 @@ from torch.nn.functional import avg_pool2d
 
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.backbones.crops import FULL_ONLY, Crops, center_crop, checked_crops, crop_box, stacked
-from prototree.backbones.geometry import Box, PatchGrid
+from prototree.backbones.geometry import Box, PatchGrid, Preprocessing
 from prototree.backbones.inference import frozen_features
-from prototree.backbones.preprocessing import Preprocessing
 from prototree.core import checkpoint
 from prototree.core.localization import peak_places
 from prototree.core.model import ProtoTree

@@ -217,16 +217,13 @@ def test_a_folded_network_computes_the_same_with_fewer_layers(name: str, left: i
     assert all(torch.equal(tensor, before[key]) for key, tensor in backbone.state_dict().items()), "a copy was folded"
 
 
-@pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "densenet121"])
-def test_folding_is_the_same_every_time(name: str) -> None:
+def test_folding_is_the_same_every_time() -> None:
     # Tensors were once told apart by an id that a later tensor can have again, so some norms stayed by chance.
     torch.manual_seed(0)
-    backbone = Backbone(name, None, image_size=64)
-    once, *others = (folded(backbone) for _ in range(6))
-    if name == "tf_efficientnet_lite0":
-        assert n_norms(once) == 0
+    backbone = Backbone("tf_efficientnet_lite0", None, image_size=64)
+    once, *others = (folded(backbone) for _ in range(4))
     for other in others:
-        assert n_norms(other) == n_norms(once)
+        assert n_norms(other) == n_norms(once) == 0
         pairs = zip(once.state_dict().values(), other.state_dict().values(), strict=True)
         assert all(torch.equal(first, second) for first, second in pairs)
 
@@ -247,17 +244,9 @@ def test_results_come_in_order_and_each_is_computed_with_one_thread() -> None:
 
 
 @pytest.mark.usefixtures("_two_threads")
-def test_two_are_done_at_a_time() -> None:
-    """Each waits for the other, so that one after the other would never end."""
-    both = threading.Barrier(2, timeout=60)
+def test_two_are_done_at_a_time_and_an_error_gives_the_threads_back() -> None:
+    both = threading.Barrier(2, timeout=60)  # each waits for the other: one after the other would never end
     assert len(list(thread_map(lambda _: both.wait(), range(2)))) == 2
-
-
-@pytest.mark.usefixtures("_two_threads")
-def test_an_error_is_raised_and_the_threads_are_given_back() -> None:
-    def work(item: int) -> float:
-        return 1 / item
-
     with pytest.raises(ZeroDivisionError):
-        list(thread_map(work, [2, 1, 0]))
+        list(thread_map(lambda item: 1 / item, [2, 1, 0]))
     assert torch.get_num_threads() == 2

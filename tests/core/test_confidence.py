@@ -18,7 +18,7 @@ from prototree.core.model import ProtoTree
 from prototree.core.nodes import NodeFunction
 
 
-def test_the_lead_is_over_the_best_leaf_of_another_class() -> None:
+def test_the_margin_is_over_the_best_leaf_of_another_class() -> None:
     log_probs = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]).log()
     found = margin(log_probs, torch.tensor([0, 1]), torch.tensor([7, 8, 7]))
     torch.testing.assert_close(found, torch.tensor([0.5 / 0.3, 0.3 / 0.5]).log())
@@ -70,7 +70,7 @@ def test_decisions_carry_the_confidence_of_the_greedy_answer(tiny_tree: ProtoTre
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_limits_let_95_of_100_own_photos_pass_and_use_both_doubt_and_strangeness(seed: int) -> None:
+def test_the_limits_let_95_of_100_images_pass_and_use_both_confidence_and_ood_score(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     margins, ood_score = torch.randn(400, generator=generator), torch.rand(400, generator=generator)
     is_right = torch.rand(400, generator=generator) < torch.sigmoid(2 * margins - 0.5)
@@ -95,7 +95,7 @@ def test_what_was_never_fitted_always_answers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["presence", "pairwise"])
-def test_strangeness_is_the_worst_turn_of_the_greedy_path(tiny_tree: ProtoTree, kind: str) -> None:
+def test_the_ood_score_is_the_worst_step_of_the_greedy_path(tiny_tree: ProtoTree, kind: str) -> None:
     tree = tiny_tree
     if kind == "pairwise":
         tree = ProtoTree(tree.topology, tree.features, tree.class_names, node_function=NodeFunction("pairwise", 3.0))

@@ -48,23 +48,6 @@ def test_keep_leaves_splices_every_parent_that_lost_a_child(shape: list[int], da
         assert [(nodes[n], r) for n, r in new_ways[new]] == [(n, r) for n, r in ways[old] if n in both]
 
 
-@given(tree_shapes)
-def test_keeping_all_leaves_changes_nothing(shape: list[int]) -> None:
-    topology = grow(shape)
-    same, nodes, leaf_ids = topology.keep_leaves(np.ones(topology.n_leaves, dtype=bool))
-    assert same.left.tolist() == topology.left.tolist()
-    assert same.right.tolist() == topology.right.tolist()
-    assert nodes.tolist() == list(range(topology.n_nodes))
-    assert leaf_ids.tolist() == list(range(topology.n_leaves))
-
-
-def test_the_root_is_spliced_like_any_other_node() -> None:
-    smaller, nodes, leaf_ids = Topology.full(2).keep_leaves(np.array([False, False, True, True]))
-    assert smaller.n_nodes == 1
-    assert nodes.tolist() == [2]
-    assert leaf_ids.tolist() == [2, 3]
-
-
 def test_one_kept_leaf_is_a_tree_without_nodes() -> None:
     smaller, nodes, leaf_ids = Topology.full(3).keep_leaves(np.arange(8) == 5)
     assert (smaller.n_nodes, smaller.n_leaves, smaller.height) == (0, 1, 0)
@@ -95,11 +78,8 @@ def test_arrays_that_are_no_tree_are_refused(left: list[int], right: list[int]) 
         Topology(np.array(left), np.array(right))
 
 
-def test_from_children_refuses_a_cycle() -> None:
+def test_a_cycle_and_keeping_no_leaf_are_refused() -> None:
     with pytest.raises(ShapeError, match="cycle"):
         Topology.from_children([1, 0], [~0, ~1])
-
-
-def test_keeping_no_leaf_is_refused() -> None:
     with pytest.raises(ShapeError, match="at least one leaf"):
         Topology.full(2).keep_leaves(np.zeros(4, dtype=bool))

@@ -10,7 +10,7 @@ from PIL import Image
 
 from data_files import four_colours, smooth_photo
 from prototree.backbones.crops import center_crop
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Preprocessing
 from prototree.data import Box, Part, Sample
 from prototree.data.crops import (
     FULL_IMAGE,

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_files import smooth_photo, write_cub
-from prototree.backbones.geometry import Box
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Box, Preprocessing
 from prototree.data import Sample, open_data
 from prototree.data.crops import FULL_IMAGE, View, evaluation_views
 from prototree.data.images import load_image

@@ -4,10 +4,10 @@ from PIL import Image
 
 from data_files import four_colours, smooth_photo
 
-import prototree.backbones.torchvision_guard  # noqa: F401 # isort: skip
+import prototree.backbones.weights  # noqa: F401 # isort: skip (before torchvision)
 from torchvision.transforms import v2
 
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Preprocessing
 from prototree.data.transforms import AUGMENTATIONS, Augmentation, augmentation, eval_transform
 from prototree.errors import ConfigError
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import interpolate
 
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Preprocessing
 from prototree.data import Box
 from prototree.data.crops import FULL_IMAGE, View
 from prototree.explanation.localization import InputFrame, smallest_box

@@ -283,8 +283,6 @@ def test_subsets_and_joined_maps_read_the_right_rows() -> None:
     assert joined.subset([3, 0]).read([0, 1]).values.flatten().tolist() == [12, 4]
     assert [entry.sample.path.name for entry in joined.entries] == ["4.png", "3.png", "1.png", "2.png", "0.png"]
     assert len(joined.read([]).values) == 0
-    aligned = numbers(0, 5).aligned_to([numbers(0, 5).entries[index] for index in (2, 0)])
-    assert aligned.read([0, 1]).values.flatten().tolist() == [2, 0]
 
 
 def test_forbidden_patches_are_not_found() -> None:

@@ -77,9 +77,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return fit(images, folder / "run", settings=SHORT, stages=["train"])
 
 
-@pytest.mark.parametrize(
-    "epochs_done", [0, 2, 4, 6, 8]
-)  # of 1 + 2 + 2 + 2 + 2: backbone, head, tree, and a second tree
+SLOW = [pytest.param(epochs, marks=pytest.mark.slow) for epochs in (0, 2, 6)]
+
+
+@pytest.mark.parametrize("epochs_done", [4, 8, *SLOW])  # of 1 + 2 + 2 + 2 + 2: backbone, head, tree, and a second tree
 def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     undisturbed: Run, tmp_path: Path, epochs_done: int
 ) -> None:
@@ -142,7 +143,9 @@ def test_a_radius_reaches_95_of_100_images_of_its_side(tiny_tree: ProtoTree) -> 
 
 def test_excluded_images_are_in_none_of_the_maps() -> None:
     maps = feature_maps(random_maps(0, 6, 2, 1, 1, dtype=torch.float32), [0, 1, 2, 0, 1, 2])
-    features = distill.Features(maps, maps, (1.0,), maps).exclude({1, 4})
+    features = distill.Features(maps, maps, (1.0,), maps).select(
+        lambda entry: None if entry.sample_index in {1, 4} else entry.sample_index
+    )
     for part in (features.prototypes, features.train, features.occluded):
         assert part is not None
         assert [entry.sample_index for entry in part.entries] == [0, 2, 3, 5]
@@ -151,8 +154,3 @@ def test_excluded_images_are_in_none_of_the_maps() -> None:
 @pytest.mark.parametrize(("n_views", "epochs"), [(3, 200), (4494, 12), (1_000_000, 6)])
 def test_small_data_is_seen_more_often(n_views: int, epochs: int) -> None:
     assert distill._epochs_for(distill._TREE_VIEWS, n_views) == epochs
-
-
-@pytest.mark.parametrize(("fraction", "value"), [(-1.0, 2.0), (0.0, 2.0), (0.25, 3.0), (1.0, 6.0), (7.0, 6.0)])
-def test_lerp_stays_within_its_ends(fraction: float, value: float) -> None:
-    assert distill.lerp(2.0, 6.0, fraction) == value

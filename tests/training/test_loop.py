@@ -108,7 +108,7 @@ def test_maps_that_are_no_numbers_are_an_error_of_training(context: Context) -> 
         raise ShapeError("NaN in a map")
 
 
-@pytest.mark.parametrize("damage", ["rng", "model.1.weight", "epoch"])
+@pytest.mark.parametrize("damage", ["rng", "model.1.weight", "optimizer.0.exp_avg", "epoch"])
 def test_a_damaged_checkpoint_is_refused(context: Context, damage: str) -> None:
     train(context)
     header, tensors = read_state(context.folder / STATE_FOLDER, STATE)

@@ -109,13 +109,6 @@ def test_after_each_epoch_the_leaves_hold_the_sum_of_targets(
     assert rows.counts == pytest.approx([30.0] * 3)
 
 
-def test_training_learns(squares: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {"lr_prototypes": 0.02, "lr_last_block": 0.02}
-    rows = train_maps(monkeypatch, tmp_path, squares, MapBatches(), epochs=12, **rates).rows
-    assert rows[-1].loss < 0.6 * rows[0].loss
-    assert rows[-1].accuracy > 0.9
-
-
 def test_the_training_accuracy_is_that_of_the_trees_predictions(
     squares: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

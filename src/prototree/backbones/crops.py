@@ -1,10 +1,7 @@
 """Centre crops: the network sees the full image and, perhaps, its middle again, enlarged.
 
-A crop is named by the fraction of each side that it covers; the first is 1, the full image. The middle is resized to
-the size of the input, so that the same network sees it larger and in more cells. The feature maps of all crops are
-stacked one below the other into one map of patches, and the nearest patch counts, in whichever crop it is. A crop is a
-function of the network's input alone: occluding a part of the input occludes it in all of them.
-
+A crop is the fraction of each side that it covers; the first is 1. The feature maps of all crops are stacked one below
+the other into one map of patches, and the nearest patch counts, in whichever crop it is.
 Notation used for tensor shapes: B batch, C channels, H W the map of one crop, n crops.
 """
 
@@ -27,8 +24,8 @@ MIN_FRACTION, MAX_CROPS = 0.1, 4
 
 def checked_crops(crops: Crops) -> Crops:
     """Refuse anything but the full image followed by ever smaller fractions of it."""
-    falls = all(wider > closer for wider, closer in pairwise(crops))
-    if not 1 <= len(crops) <= MAX_CROPS or crops[0] != 1 or crops[-1] < MIN_FRACTION or not falls:
+    shrinks = all(wider > closer for wider, closer in pairwise(crops))
+    if not 1 <= len(crops) <= MAX_CROPS or crops[0] != 1 or crops[-1] < MIN_FRACTION or not shrinks:
         raise ConfigError(
             f"expected one to {MAX_CROPS} crops, the first 1 and each smaller than the one before, but at least "
             f"{MIN_FRACTION}; got {crops}"
@@ -62,11 +59,7 @@ def center_crop(images: Float[Tensor, "*B 3 side side"], fraction: float) -> Flo
 
 
 def stacked(
-    network: Callable[[Tensor], Tensor],
-    images: Float[Tensor, "B 3 side side"],
-    crops: Crops,
-    *,
-    at_once: bool = False,
+    network: Callable[[Tensor], Tensor], images: Float[Tensor, "B 3 side side"], crops: Crops, *, at_once: bool = False
 ) -> Float[Tensor, "B C nH W"]:
     """The feature maps of all crops, one below the other.
 
@@ -81,7 +74,7 @@ def stacked(
 
 @dataclass(frozen=True)
 class CropTransform:
-    """A transform of images that ends in a centre crop of what another one gives."""
+    """Another transform, followed by a centre crop."""
 
     plain: Callable[..., Tensor]
     fraction: float

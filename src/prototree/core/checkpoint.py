@@ -1,15 +1,14 @@
 """Trees on disk: `weights.safetensors` and a readable `tree.json`. No pickle, and no code from the files.
 
-A folder is replaced atomically: a kill at any moment leaves the old content or the new, never a mixture. What a file
-says is checked before anything is built from it: fields by the schema below, then the tensors against the tree on
-torch's `meta` device, where a tensor is only a shape. So no file makes the program take more time or memory than its
-own length accounts for.
+A folder is replaced atomically. Before anything is built from it, `tree.json` is checked against the schema below, and
+the tensors against the tree on torch's `meta` device, so that no file takes more time or memory than its own length.
 """
 
 import copy
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -20,13 +19,13 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from torch import Tensor
 
 from prototree import archive
 from prototree.backbones.backbone import Backbone, FeatureExtractor, check_image_size
 from prototree.backbones.crops import FULL_ONLY, MAX_CROPS, MIN_FRACTION
-from prototree.backbones.preprocessing import MAX_SIDE, Preprocessing
+from prototree.backbones.geometry import MAX_SIDE, Preprocessing
 from prototree.core.confidence import MAX_OFFSET, MAX_SLOPE, Calibration
 from prototree.core.model import ProtoTree, PrototypeSource
 from prototree.core.nodes import RADIUS_RANGE, SHARPNESS_RANGE, NodeFunction, NodeKind
@@ -64,12 +63,12 @@ def validated(schema: type[Schema], content: Any) -> Schema:
         return schema.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        where, found = ".".join(map(str, first["loc"])), repr(first["input"])
-        got = "" if first["type"] == "missing" else f", got {found[:60]}{'…' if len(found) > 60 else ''}"
-        raise CheckpointError(f"{where or 'the whole'}: {first['msg']}{got}") from None
+        where = ".".join(map(str, first["loc"])) or "the whole"
+        got = "" if first["type"] == "missing" else f", got {repr(first['input'])[:60]}"
+        raise CheckpointError(f"{where}: {first['msg']}{got}") from None
 
 
-def _ordered(box: list[float]) -> list[float]:
+def _ordered(box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
     if box[0] > box[2] or box[1] > box[3]:
         raise ValueError("expected left <= right and top <= bottom")
     return box
@@ -82,28 +81,24 @@ def _relative(path: str) -> str:
 
 
 _Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
-_Box = Annotated[list[float], Field(min_length=4, max_length=4), AfterValidator(_ordered)]
-_Rgb = Annotated[list[Annotated[float, Field(ge=-1e6, le=1e6)]], Field(min_length=3, max_length=3)]
-_Std = Annotated[list[Annotated[float, Field(ge=1e-9, le=1e6)]], Field(min_length=3, max_length=3)]
+_Index = Annotated[int, Field(ge=0, le=MAX_SIDE)]
+_Box = Annotated[tuple[float, float, float, float], Strict(False), AfterValidator(_ordered)]
+_Mean = Annotated[float, Field(ge=-1e6, le=1e6)]
+_Std = Annotated[float, Field(ge=1e-9, le=1e6)]
 _Child = Annotated[int, Field(ge=-(2**MAX_HEIGHT), le=2**MAX_HEIGHT)]
 _Children = Annotated[list[_Child], Field(max_length=2**MAX_HEIGHT - 1)]
-_Index = Annotated[int, Field(ge=0, le=MAX_SIDE)]
 
 
 class SourceRecord(Record):
     image: Annotated[str, AfterValidator(_relative)]
     label: int = Field(ge=0, lt=MAX_CLASSES)
     crop: str
-    patch: Annotated[list[_Index], Field(min_length=2, max_length=2)]
+    patch: Annotated[tuple[_Index, _Index], Strict(False)]
     patch_box: _Box
     distance: float = Field(ge=0)
     crop_region: _Box | None
     flip: bool
     display_box: _Box | None
-
-    def build(self) -> PrototypeSource:
-        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in self}
-        return PrototypeSource(**values)
 
 
 class TopologyRecord(Record):
@@ -113,7 +108,7 @@ class TopologyRecord(Record):
 
 class PrototypesRecord(Record):
     prototype_dim: int = Field(ge=1, le=MAX_WIDTH)
-    size: Annotated[list[_Side], Field(min_length=2, max_length=2)]
+    size: Annotated[tuple[_Side, _Side], Strict(False)]
     sources: Annotated[list[SourceRecord | None], Field(max_length=2 ** (MAX_HEIGHT + 1))]
 
 
@@ -140,8 +135,8 @@ class BackboneRecord(Record):
 class PreprocessingRecord(Record):
     size: _Side
     resize: _Side
-    mean: _Rgb
-    std: _Std
+    mean: Annotated[tuple[_Mean, _Mean, _Mean], Strict(False)]
+    std: Annotated[tuple[_Std, _Std, _Std], Strict(False)]
     interpolation: Literal["bilinear", "bicubic"]
 
 
@@ -174,16 +169,11 @@ class TreeRecord(Record):
         return self
 
 
-def check_calibration(content: Any) -> Calibration:
-    """The calibration in a JSON file, once it has been checked."""
-    return Calibration(**validated(CalibrationRecord, content).model_dump())
-
-
 # ---- save and load ---------------------------------------------------------------------------------------------------
 
 
 def save(tree: ProtoTree, folder: Path | str) -> None:
-    """Write a tree so that `load` gives it back bit for bit, even on a machine without the training data.
+    """Write a tree so that `load` gives it back bit for bit.
 
     Examples:
         >>> save(tree, "my-tree")
@@ -251,11 +241,9 @@ def rebuild(header: dict[str, Any], tensors: Tensors, name: str) -> ProtoTree:
     except ImageSizeError as error:
         raise CheckpointError(f"{name} cannot be opened: {error}") from error
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError, ProtoTreeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        kind = "" if isinstance(error, ProtoTreeError) else f"{type(error).__name__}: "
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise CheckpointError(
-            f"{name} is damaged: {TREE} and {WEIGHTS} do not make a tree ({kind}{reason}); "
-            "restore the folder from a copy"
+            f"{name} is damaged: {TREE} and {WEIGHTS} do not make a tree ({reason}); restore the folder from a copy"
         ) from error
     return tree.eval()
 
@@ -278,18 +266,16 @@ def fingerprint(tree: ProtoTree) -> str:
 def _build(record: TreeRecord, backbone_of: Callable[[str, int, int], Backbone]) -> ProtoTree:
     topology = Topology(*(np.array(side, dtype=np.int64) for side in (record.topology.left, record.topology.right)))
     check_height(topology)
-    values = record.preprocessing.model_dump()
-    preprocessing = Preprocessing(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
+    preprocessing, prototypes = Preprocessing(**record.preprocessing.model_dump()), record.prototypes
     backbone = backbone_of(record.backbone.name, preprocessing.size, record.backbone.feature_level)
     check_image_size(backbone.name, preprocessing.resize)
-    height, width = record.prototypes.size
-    features = FeatureExtractor(backbone, record.prototypes.prototype_dim, record.backbone.head_hidden_dim)
-    node_function = NodeFunction(record.node_function.kind, record.node_function.sharpness)
-    tree = ProtoTree(topology, features, record.classes, (height, width), node_function=node_function)
+    features = FeatureExtractor(backbone, prototypes.prototype_dim, record.backbone.head_hidden_dim)
+    node_function = NodeFunction(**record.node_function.model_dump())
+    tree = ProtoTree(topology, features, record.classes, prototypes.size, node_function=node_function)
     tree.preprocessing = preprocessing
     tree.calibration = Calibration(**record.calibration.model_dump())
-    tree.sources = tuple(source.build() if source else None for source in record.prototypes.sources)
-    return tree.set_crops(tuple(map(float, record.backbone.crops)))
+    tree.sources = tuple(PrototypeSource(**source.model_dump()) if source else None for source in prototypes.sources)
+    return tree.set_crops(tuple(record.backbone.crops))
 
 
 @lru_cache(maxsize=8)  # the trees of a run have the same
@@ -315,9 +301,7 @@ def check_height(topology: Topology) -> None:
             if child >= 0:
                 depth[child] = depth[node] + 1  # nodes are numbered level by level: parents come first
     if topology.n_leaves * max(depth, default=0) > _MAX_PATHS:
-        raise CheckpointError(
-            f"topology: expected a balanced tree, got {topology.n_leaves} leaves at {max(depth)} levels"
-        )
+        raise CheckpointError(f"topology: expected a balanced tree, got {max(depth)} levels")
 
 
 def _check_tensors(outline: ProtoTree, tensors: Mapping[str, Tensor]) -> None:
@@ -325,16 +309,12 @@ def _check_tensors(outline: ProtoTree, tensors: Mapping[str, Tensor]) -> None:
     expected = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in outline.state_dict().items()}
     found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     for name in (*expected, *found):
-        if expected.get(name) != found.get(name):
-            raise CheckpointError(
-                f"the weights do not fit: expected {name} as {expected.get(name)}, got {found.get(name)}"
-            )
-    rows, columns = outline.grid.shape
-    for number, source in enumerate(outline.sources):
+        if (before := expected.get(name)) != (now := found.get(name)):
+            raise CheckpointError(f"the weights do not fit: expected {name} as {before}, got {now}")
+    for index, source in enumerate(outline.sources):
         if source is not None and not outline.grid.has_patch(*source.patch):
-            raise CheckpointError(
-                f"prototypes.sources.{number}.patch: expected one of {rows} × {columns}, got {source.patch}"
-            )
+            shape = outline.grid.shape
+            raise CheckpointError(f"prototypes.sources.{index}.patch: expected one of {shape}, got {source.patch}")
 
 
 def _check_values(tensors: Mapping[str, Tensor]) -> None:
@@ -342,19 +322,16 @@ def _check_values(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise CheckpointError(f"the weights hold numbers that are not finite (in {name})")
-    low, high = RADIUS_RANGE
-    radius = tensors["radius"]
-    if not ((radius >= low) & (radius <= high)).all():
-        raise CheckpointError(f"expected radii from {low:g} to {high:g}, got {radius.min():g} to {radius.max():g}")
-    if (tensors["distance_p95"] < 0).any():
-        raise CheckpointError(f"expected distance_p95 of at least 0, got {tensors['distance_p95'].min():g}")
+    for name, (low, high) in (("radius", RADIUS_RANGE), ("distance_p95", (0, math.inf))):
+        if not ((tensors[name] >= low) & (tensors[name] <= high)).all():
+            raise CheckpointError(f"expected a {name} from {low:g} to {high:g}")
 
 
 # ---- a JSON header and the tensors that belong to it, replaced together ----------------------------------------------
 
 
 def write_state(folder: Path, name: str, header: dict[str, Any], tensors: Tensors) -> None:
-    """Write a JSON file `name` and its tensors; replacing the file, which has their hash, is what counts."""
+    """Write a JSON header `name` and its tensors; replacing the header, which has their hash, is what counts."""
     make_folder(folder)
     waiting = folder / f"{WEIGHTS}.new"
     _finish_rename(folder, name)
@@ -392,7 +369,9 @@ def _finish_rename(folder: Path, name: str) -> None:
 def read_state(folder: Path, name: str) -> tuple[dict[str, Any], Tensors]:
     """Read what `write_state` wrote last."""
     header = read_json(folder / name)
-    check_version(header, str(folder / name))
+    if "version" not in header:
+        raise CheckpointError(f"{folder / name} is damaged: it does not name its format version; restore a copy")
+    expect_version(header, VERSION, str(folder / name))
     limit = header.get("weights_bytes", MAX_WEIGHTS_BYTES)
     if type(limit) is not int or not 0 <= limit <= MAX_WEIGHTS_BYTES:
         raise CheckpointError(f"{folder / name} is damaged: expected a size of its weights, got {limit!r}")
@@ -410,10 +389,3 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, Any], Tensors]:
     raise CheckpointError(
         f"{folder / WEIGHTS} is missing or not the file that {name} was saved with; restore the folder from a copy"
     )
-
-
-def check_version(header: dict[str, Any], name: str) -> None:
-    """Refuse a description of a format version that is not read here."""
-    if "version" not in header:
-        raise CheckpointError(f"{name} is damaged: it does not name its format version; restore it from a copy")
-    expect_version(header, VERSION, name)

@@ -1,13 +1,7 @@
 """Calibrated confidence, out-of-distribution score and abstention. Not in the paper.
 
-Path probabilities are not calibrated: a tree that was trained to tell its training images apart is surer than it is
-right. Platt scaling turns the margin of the greedy leaf over the best leaf of another class into a confidence; its two
-numbers are fitted on images that the tree (or one trained like it) has not seen.
-
-A tree predicts a class for everything, be it noise or a page of text. It abstains where the confidence is low, or where
-some node on the path found no patch as near as 95 % of the images that go that way have. Both limits are set together,
-so that at least 95 % of the images of the known classes get an answer.
-
+Platt scaling turns the margin of the greedy leaf over the best leaf of another class into a confidence. A tree abstains
+where it is low, or where a node on the path found no patch as near as 95 % of the images that go that way have.
 Notation used for tensor shapes: B batch, N nodes, P prototypes, L leaves, M images.
 """
 
@@ -61,10 +55,7 @@ def distance_ratio(
     goes_right: Bool[Tensor, "B height"],
     distance_p95: Float[Tensor, " sides"],
 ) -> Float[Tensor, "B height"]:
-    """Distance to the prototype of the side taken at each step of a path, over `distance_p95`; 0 where unknown.
-
-    `distance_p95` has a distance for every right side, then for every left one; 0 where none is known.
-    """
+    """Distance to the prototype of the side taken at each step of a path, over `distance_p95`; 0 where that is 0."""
     n_nodes = len(distance_p95) // 2
     if not n_nodes:
         return distance.new_zeros(len(distance), 0)

@@ -1,9 +1,7 @@
-"""Several trees that average their class probabilities (§6.2).
+"""Several trees that average their class probabilities (§6.2). Notation: B batch, K classes.
 
-In an ensemble a tree's nodes are less sharp than by itself. Alone it has to be calibrated; among others it should also
-say which classes come next, because they may come first elsewhere. Greedy paths are weighted by their confidence.
-
-Notation used for tensor shapes: B batch, K classes.
+In an ensemble a tree's nodes are less sharp than by itself: it should also say which classes come next, because they
+may come first in others. Greedy paths are weighted by their confidence.
 """
 
 from collections.abc import Sequence
@@ -55,7 +53,7 @@ class Ensemble:
 
     Examples:
         >>> both = Ensemble([tree, tree])
-        >>> [one.soft.shape for one in both.predict(torch.rand(2, 3, 64, 64))]  # B×K for each tree
+        >>> [prediction.soft.shape for prediction in both.predict(torch.rand(2, 3, 64, 64))]  # B×K for each tree
         [torch.Size([2, 3]), torch.Size([2, 3])]
     """
 
@@ -70,10 +68,7 @@ class Ensemble:
                 odd = sorted(set(tree.class_names) ^ set(first.class_names))[:3] or ["their order"]
                 raise ConfigError(f"tree {number} knows other classes than the first ({', '.join(odd)}); leave it out")
             if tree.preprocessing != first.preprocessing:
-                raise ConfigError(
-                    f"tree {number} expects other input than the first: {tree.preprocessing} instead of "
-                    f"{first.preprocessing}; leave it out"
-                )
+                raise ConfigError(f"tree {number} expects other input, {tree.preprocessing}; leave it out")
 
     @cached_property
     def _backbone_index(self) -> list[int]:
@@ -94,19 +89,17 @@ class Ensemble:
     @torch.no_grad()
     def votes(self, images: Float[Tensor, "B 3 h w"]) -> list[TreeVote]:
         """The vote of each tree; a backbone that several share runs once."""
-        maps: dict[int, Tensor] = {}
-        for tree, index in zip(self.trees, self._backbone_index, strict=True):
-            if index not in maps:
-                maps[index] = tree.features.backbone(images)
-        return [self._vote(tree, maps[index]) for tree, index in zip(self.trees, self._backbone_index, strict=True)]
+        maps = {index: self.trees[index].features.backbone(images) for index in dict.fromkeys(self._backbone_index)}
+        return self._votes([maps[index] for index in self._backbone_index])
 
     @torch.no_grad()
     def votes_of_map(self, backbone_map: Float[Tensor, "B C H W"]) -> list[TreeVote]:
         """The vote of each tree from the feature map of the one backbone that all trees share."""
-        return [self._vote(tree, backbone_map) for tree in self.trees]
+        return self._votes([backbone_map] * len(self.trees))
 
-    def _vote(self, tree: ProtoTree, backbone_map: Float[Tensor, "B C H W"]) -> TreeVote:
-        return tree_vote(tree, tree.forward_features(tree.features.from_map(backbone_map)))
+    def _votes(self, maps: list[Float[Tensor, "B C H W"]]) -> list[TreeVote]:
+        encoded = (tree.forward_features(tree.features.from_map(z)) for tree, z in zip(self.trees, maps, strict=True))
+        return [tree_vote(tree, output) for tree, output in zip(self.trees, encoded, strict=True)]
 
     def predict(self, images: Float[Tensor, "B 3 h w"]) -> list[TreePrediction]:
         """What each tree predicts by itself."""
@@ -127,8 +120,6 @@ def average(votes: Sequence[TreeVote], strategy: Strategy) -> Float[Tensor, "B K
 
 def _equal(first: Backbone, second: Backbone) -> bool:
     """Whether two backbones compute the same."""
-    if first is second:
-        return True
-    states = first.state_dict(), second.state_dict()
-    kinds = [(b.name, b.feature_level, state.keys()) for b, state in zip((first, second), states, strict=True)]
-    return kinds[0] == kinds[1] and all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    ours, theirs = first.state_dict(), second.state_dict()
+    is_same_kind = (first.name, first.feature_level) == (second.name, second.feature_level)
+    return is_same_kind and ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)

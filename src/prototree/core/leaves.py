@@ -46,10 +46,7 @@ def log_likelihood(
 def leaf_counts(
     log_path_probs: Float[Tensor, "B L"], leaf_log_probs: Float[Tensor, "L K"], target: Labels | SoftLabels
 ) -> Float[Tensor, "L K"]:
-    """Eq. 5 summed over a batch: Σ σ(c) ⊙ y ⊙ π ⊘ ŷ; each image shares its target out over the leaves.
-
-    For a hard label this is a softmax over the leaves of log π + log σ(c) at the label.
-    """
+    """Eq. 5 summed over a batch: Σ σ(c) ⊙ y ⊙ π ⊘ ŷ; each image shares its target out over the leaves."""
     if not target.is_floating_point():
         responsibility = (log_path_probs + leaf_log_probs.T[target]).softmax(dim=1)  # B L
         return torch.zeros_like(leaf_log_probs.T).index_add_(0, target, responsibility).T
@@ -66,10 +63,7 @@ def leaf_counts(
 
 
 def leaf_update(
-    leaf_logits: Float[Tensor, "L K"],
-    epoch_start: Float[Tensor, "L K"],
-    counts: Float[Tensor, "L K"],
-    n_batches: int,
+    leaf_logits: Float[Tensor, "L K"], epoch_start: Float[Tensor, "L K"], counts: Float[Tensor, "L K"], n_batches: int
 ) -> Float[Tensor, "L K"]:
     """Algorithm 1, lines 9–10: the last epoch's counts leave at the pace at which this epoch's arrive."""
     # What is left of the last epoch is never negative but for rounding.

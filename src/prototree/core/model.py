@@ -1,8 +1,7 @@
 """The prototype tree, in the order of the paper: patches and distances, routing, strategies, and `ProtoTree` (§3–5).
 
-Notation used for tensor shapes: B batch, D prototype depth, H W feature map, E = D·H₁·W₁ numbers in a patch,
-N internal nodes, P prototypes (one or two a node, see `nodes`), L leaves, K classes, `height` edges on the longest
-path.
+Notation used for tensor shapes: B batch, D prototype dimension, H W feature map, E = D·H₁·W₁ numbers in a patch,
+N internal nodes, P prototypes (one or two a node), L leaves, K classes, `height` edges on the longest path.
 """
 
 import copy
@@ -17,8 +16,7 @@ from torch import Tensor, nn
 
 from prototree.backbones.backbone import FeatureExtractor
 from prototree.backbones.crops import FULL_ONLY, Crops, checked_crops, patch_grid
-from prototree.backbones.geometry import PatchGrid
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import PatchGrid, Preprocessing
 from prototree.core import leaves
 from prototree.core.confidence import Calibration, distance_ratio, margin
 from prototree.core.nodes import LN2, PAPER, NodeFunction
@@ -107,10 +105,7 @@ def _root(squared: Float[Tensor, "*pairs"]) -> Float[Tensor, "*pairs"]:
 
 def _checked_size(size: tuple[int, int], map_size: tuple[int, int]) -> tuple[int, int]:
     if not (1 <= size[0] <= map_size[0] and 1 <= size[1] <= map_size[1]):
-        raise ShapeError(
-            f"expected prototypes no larger than the feature map {map_size}, got {size}; use smaller prototypes, "
-            "larger images or a finer feature level"
-        )
+        raise ShapeError(f"expected prototypes no larger than the feature map {map_size}, got {size}; enlarge images")
     return size
 
 
@@ -133,9 +128,8 @@ def log_path_probs(
 
 
 def _columns(children: Float[Tensor, "B n"], positions: Int[ndarray, " m"]) -> Float[Tensor, "B m"]:
-    """Columns of `children`; all of them without a copy, which is the case on every level of a full tree."""
     if len(positions) == children.shape[1]:
-        return children
+        return children  # without a copy, on every level of a full tree
     return children[:, torch.as_tensor(positions, device=children.device)]
 
 
@@ -162,15 +156,7 @@ def greedy_leaves(p_right: Float[Tensor, "B N"], topology: Topology) -> Int[Tens
 
 @dataclass(frozen=True)
 class DecisionPath:
-    """The path of each image to one leaf, padded with −1 and False after the leaf.
-
-    Examples:
-        >>> path = tree.predict(torch.rand(2, 3, 64, 64)).greedy
-        >>> path.leaf.shape, path.nodes.shape, path.p_right.shape  # B, B×height, B×height
-        (torch.Size([2]), torch.Size([2, 2]), torch.Size([2, 2]))
-        >>> path.nodes[:, 0].tolist()  # every path begins at the root
-        [0, 0]
-    """
+    """The path of each image to one leaf, padded with −1 and False after the leaf."""
 
     leaf: Int[Tensor, " B"]
     nodes: Int[Tensor, "B height"]
@@ -198,13 +184,7 @@ class DecisionPath:
 
 @dataclass(frozen=True)
 class PrototypeSource:
-    """The training patch that a projected prototype comes from (Eq. 6).
-
-    Examples:
-        >>> source = prototree.load("runs/photos").sources[0]
-        >>> source.image.endswith(".png"), len(source.patch), len(source.patch_box), source.distance < 1e-5
-        (True, 2, 4, True)
-    """
+    """The training patch that a projected prototype comes from (Eq. 6)."""
 
     image: str  # relative to the data's root
     label: int
@@ -219,13 +199,7 @@ class PrototypeSource:
 
 @dataclass(frozen=True)
 class TreeOutput:
-    """A batch that has gone through the tree.
-
-    Examples:
-        >>> output = tree.forward_features(maps)  # maps: B×D×H×W
-        >>> output.distance.shape, output.log_path_probs.shape, output.p_right.shape  # B×P, B×L, B×N
-        (torch.Size([2, 3]), torch.Size([2, 4]), torch.Size([2, 3]))
-    """
+    """A batch that has gone through the tree."""
 
     distance: Float[Tensor, "B P"]  # of each prototype to the nearest patch
     patch: Int[Tensor, "B P"]  # which one that is, row-major in the map of patches
@@ -243,15 +217,7 @@ class LeafTable:
 
 @dataclass(frozen=True)
 class TreePrediction:
-    """What the tree predicts for a batch, by each of the three strategies (§5.3).
-
-    Examples:
-        >>> predictions = tree.predict(torch.rand(2, 3, 64, 64))  # a tree of 3 classes and height 2
-        >>> predictions.soft.shape, predictions.confidence.shape  # B×K, B
-        (torch.Size([2, 3]), torch.Size([2]))
-        >>> predictions.labels("greedy").shape, predictions.greedy.nodes.shape  # B, B×height
-        (torch.Size([2]), torch.Size([2, 2]))
-    """
+    """What the tree predicts for a batch, by each of the three strategies (§5.3)."""
 
     soft: Float[Tensor, "B K"]
     max_path: DecisionPath
@@ -357,10 +323,7 @@ class ProtoTree(nn.Module):
     def set_crops(self, crops: Crops) -> "ProtoTree":
         """Set the centre crops of every image that the tree sees from now on (`backbones.crops`)."""
         if checked_crops(crops) != FULL_ONLY and tuple(self.prototypes.shape[2:]) != (1, 1):
-            raise ShapeError(
-                f"expected prototypes of one cell in a tree with {len(crops)} crops, because larger ones would span "
-                f"two of them; got {self.prototypes.shape[2]}×{self.prototypes.shape[3]} cells"
-            )
+            raise ShapeError(f"expected prototypes of one cell with several crops, got {tuple(self.prototypes.shape)}")
         features, backbone = copy.copy(self.features), copy.copy(self.features.backbone)  # others may share them
         features._modules = dict(self.features._modules)
         features.backbone, backbone.crops = backbone, crops
@@ -396,10 +359,7 @@ class ProtoTree(nn.Module):
         left, right = node_function.log_p_left_right(nearest.distance, radius)
         path_probs = log_path_probs(left, right, self.topology)
         if not is_exporting() and not torch.isfinite(path_probs).all():
-            raise ShapeError(
-                "expected finite features, got NaN or infinity; look for broken input images or a learning rate that "
-                "is too high"
-            )
+            raise ShapeError("expected finite features, got NaN or infinity; the learning rate may be too high")
         return TreeOutput(nearest.distance, nearest.patch, path_probs, right.detach().exp())
 
     def log_likelihood(self, output: TreeOutput, target: leaves.Labels | leaves.SoftLabels) -> Float[Tensor, " B"]:

@@ -1,9 +1,7 @@
 """What a node computes: the probability of going right from the distances to its prototypes (Eq. 2, generalised).
 
 *Presence*: one prototype, similarity 2^(−(d/r)^β) with a radius r for each prototype and one sharpness β for the tree.
-The paper is r = ln 2 and β = 1, which is exp(−d). An image goes right if it comes nearer than the radius.
-*Pairwise*: two prototypes, one for each side, and p_right = σ(γ·(d_left − d_right)). An image goes to the nearer one.
-
+The paper is r = ln 2 and β = 1, which is exp(−d). *Pairwise*: two prototypes, and p_right = σ(γ·(d_left − d_right)).
 Notation used for tensor shapes: B batch, N nodes, P prototypes: N, or 2N, first all right ones, then all left ones.
 """
 

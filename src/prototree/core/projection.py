@@ -1,12 +1,11 @@
 """Projection: replace each prototype by its nearest training patch (Eq. 6), of the classes below it by default (S1).
 
-Notation used for tensor shapes: B batch, D prototype dimension, H W feature map, N nodes, P prototypes, K classes,
-E numbers of a prototype.
+Notation used for tensor shapes: B batch, D prototype dimension, H W feature map, P prototypes, K classes, E = D·H₁·W₁.
 """
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,14 +31,16 @@ class Nearest:
     vector: Float[Tensor, "P E"]
 
     def merge(self, other: "Nearest") -> "Nearest":
-        closer = (other.distance < self.distance) | (
-            (other.distance == self.distance) & torch.isfinite(other.distance) & (other.index < self.index)
-        )
+        is_tie = (other.distance == self.distance) & torch.isfinite(other.distance)
+        return self.where((other.distance < self.distance) | (is_tie & (other.index < self.index)), other)
+
+    def where(self, chosen: Bool[Tensor, " P"], other: "Nearest") -> "Nearest":
+        """Take the patches of `other` where chosen."""
         return Nearest(
-            torch.where(closer, other.distance, self.distance),
-            torch.where(closer, other.index, self.index),
-            torch.where(closer, other.patch, self.patch),
-            torch.where(closer[:, None], other.vector, self.vector),
+            torch.where(chosen, other.distance, self.distance),
+            torch.where(chosen, other.index, self.index),
+            torch.where(chosen, other.patch, self.patch),
+            torch.where(chosen[:, None], other.vector, self.vector),
         )
 
 
@@ -64,20 +65,14 @@ def prototype_classes(tree: ProtoTree) -> Bool[Tensor, "P K"]:
 def find_nearest(
     tree: ProtoTree, maps: Iterable[MapBatch], *constraints: Bool[Tensor, "P K"] | None
 ) -> tuple[Nearest, ...]:
-    """Find the nearest patch to each prototype in one pass, once per constraint (None: any class).
-
-    Memory does not grow with the data.
-    """
-    n_prototypes, prototypes = tree.n_prototypes, tree.prototypes.detach()
-    empty = Nearest(
-        torch.full((n_prototypes,), torch.inf, dtype=prototypes.dtype, device=prototypes.device),
-        torch.full((n_prototypes,), -1, device=prototypes.device),
-        torch.zeros(n_prototypes, dtype=torch.long, device=prototypes.device),
-        prototypes.flatten(1).clone(),
-    )
-    best = [empty for _ in constraints]
+    """Find the nearest patch to each prototype in one pass, once per constraint (None: any class)."""
+    prototypes = tree.prototypes.detach()
+    rows = torch.arange(len(prototypes), device=prototypes.device)
+    infinite = torch.full_like(rows, torch.inf, dtype=prototypes.dtype)
+    best = [Nearest(infinite, torch.full_like(rows, -1), torch.zeros_like(rows), prototypes.flatten(1).clone())]
+    best *= len(constraints)
     for feature_map, labels, indices in maps:
-        if not len(labels) or not n_prototypes:
+        if not len(labels) or not len(prototypes):
             continue
         nearest = nearest_patches(feature_map.to(prototypes.dtype), prototypes)
         patches = extract_patches(feature_map, (prototypes.shape[2], prototypes.shape[3])).to(prototypes.dtype)
@@ -85,7 +80,10 @@ def find_nearest(
             distance = nearest.distance
             if allowed is not None:
                 distance = distance.masked_fill(~allowed[:, labels].T, torch.inf)
-            best[i] = best[i].merge(_best_in_batch(distance, nearest.patch, patches, indices))
+            shortest, image = distance.min(dim=0)
+            patch = nearest.patch[image, rows]
+            index = indices.to(distance.device)[image]
+            best[i] = best[i].merge(Nearest(shortest, index, patch, patches[image, patch]))
     return tuple(best)
 
 
@@ -118,51 +116,24 @@ class Projection:
 
 @torch.no_grad()
 def project(
-    tree: ProtoTree,
-    maps: Iterable[MapBatch],
-    *,
-    project_within_class: bool = True,
-    compare: bool = False,
+    tree: ProtoTree, maps: Iterable[MapBatch], *, project_within_class: bool = True, compare: bool = False
 ) -> Projection:
     """Return a new tree in which each prototype is its nearest training patch.
 
     `compare` also keeps the patches found without class constraints, in the same pass.
-
-    Examples:
-        >>> projected = project(tree, [(maps, labels, indices)], project_within_class=False)  # B×D×H×W, B, B
-        >>> projected.tree.prototypes.shape  # N×D×1×1, each a patch of the maps
-        torch.Size([3, 16, 1, 1])
     """
-    constraint = prototype_classes(tree) if project_within_class else None
-    found = find_nearest(tree, maps, *([constraint, None] if constraint is not None else [None]))
-    nearest, unconstrained = found[0], found[-1]
+    constraints = [prototype_classes(tree), None] if project_within_class else [None]
+    results = find_nearest(tree, maps, *constraints)
+    nearest, unconstrained = results[0], results[-1]
     if not torch.isfinite(unconstrained.distance).all():
         raise DataError("expected at least one training image to project on, got none")
-    orphans = torch.nonzero(~torch.isfinite(nearest.distance))[:, 0]
-    if len(orphans):
+    is_orphan = ~torch.isfinite(nearest.distance)
+    if is_orphan.any():
         log.warning(
-            "%d prototypes have no training image of any class below them; all classes are used for them", len(orphans)
+            "%d prototypes have no training image of any class below them; all classes are used", is_orphan.sum()
         )
-        nearest = nearest.merge(_only(unconstrained, orphans))
+        nearest = nearest.where(is_orphan, unconstrained)
     topology = tree.topology
     projected = tree.with_topology(topology, np.arange(topology.n_nodes), np.arange(topology.n_leaves))
     projected.prototypes.copy_(nearest.vector.view_as(tree.prototypes))
     return Projection(projected, nearest, unconstrained if compare else None)
-
-
-def _best_in_batch(
-    distance: Float[Tensor, "B P"],
-    patch: Int[Tensor, "B P"],
-    patches: Float[Tensor, "B cells E"],
-    indices: Int[Tensor, " B"],
-) -> Nearest:
-    shortest, image = distance.min(dim=0)
-    node = torch.arange(distance.shape[1], device=distance.device)
-    which = patch[image, node]
-    return Nearest(shortest, indices.to(distance.device)[image], which, patches[image, which])
-
-
-def _only(nearest: Nearest, nodes: Int[Tensor, " n"]) -> Nearest:
-    distance = torch.full_like(nearest.distance, torch.inf)
-    distance[nodes] = nearest.distance[nodes]
-    return replace(nearest, distance=distance)

@@ -23,18 +23,14 @@ class Pruned:
         return self.tree.node_function.prototypes_per_node * (self.leaves_before - 1)
 
     @property
-    def prototypes_after(self) -> int:
-        return self.tree.n_prototypes
-
-    @property
     def pruned_fraction(self) -> float:
         """The fraction of prototypes that were removed, as in Table 2."""
-        return 1 - self.prototypes_after / max(self.prototypes_before, 1)
+        return 1 - self.tree.n_prototypes / max(self.prototypes_before, 1)
 
     def __str__(self) -> str:
         text = (
             f"pruned at {self.threshold:.4g}: {self.leaves_before} → {self.leaves_after} leaves, "
-            f"{self.prototypes_before} → {self.prototypes_after} prototypes ({self.pruned_fraction:.1%} removed)"
+            f"{self.prototypes_before} → {self.tree.n_prototypes} prototypes ({self.pruned_fraction:.1%} removed)"
         )
         if self.leaves_after == self.leaves_before and self.leaves_before > 2 * self.tree.n_classes:
             text += "; nothing was removed, but there are more than two leaves per class: the threshold may be too low"
@@ -51,10 +47,6 @@ def prune(tree: ProtoTree, threshold: float | None = None) -> Pruned:
     """Drop leaves with max σ(c) ≤ threshold, emptied subtrees, and parents left with one child, the root too.
 
     The new tree holds copies of the prototypes and leaves it kept and shares the feature extractor.
-
-    Examples:
-        >>> prune(tree, threshold=0.34).tree.topology.n_leaves  # one of four leaves had no clear class
-        3
     """
     threshold = default_threshold(tree.n_classes) if threshold is None else threshold
     if not 0 <= threshold < 1:
@@ -62,9 +54,9 @@ def prune(tree: ProtoTree, threshold: float | None = None) -> Pruned:
     confidence = class_log_probs(tree.leaf_logits).exp().amax(dim=1)
     kept = (confidence > threshold).cpu().numpy()
     if not kept.any():
+        most = confidence.max()
         raise PruneError(
-            f"threshold {threshold:.4g} removes all {len(kept)} leaves (largest maximum {confidence.max():.4g}); "
-            "lower it or train longer"
+            f"threshold {threshold:.4g} removes all {len(kept)} leaves (largest maximum {most:.4g}); lower it"
         )
     smaller = tree.with_topology(*tree.topology.keep_leaves(kept))
     return Pruned(smaller, threshold, tree.topology.n_leaves, smaller.topology.n_leaves)

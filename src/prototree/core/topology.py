@@ -1,8 +1,7 @@
-"""The shape of a binary tree as two integer arrays (§3). No node objects, no recursion.
+"""The shape of a binary tree as two integer arrays (§3): the children of each internal node.
 
-`left[n]` and `right[n]` are the children of internal node `n`: a node id when not negative, `~leaf` otherwise.
-Nodes and leaves are numbered level by level from the root, left to right; the root is node 0 (or, in a tree that
-is a single leaf, leaf 0). Everything else about the tree follows from the two arrays.
+A child is a node when not negative, `~leaf` otherwise. Nodes and leaves are numbered level by level from the root, left
+to right; the root is node 0 (or, in a tree that is a single leaf, leaf 0).
 """
 
 from collections.abc import Sequence
@@ -39,13 +38,7 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """A binary tree with N internal nodes and L = N + 1 leaves.
-
-    Examples:
-        >>> topology = Topology.full(height=2)
-        >>> topology.n_nodes, topology.n_leaves, topology.left.tolist()  # a negative number n is the leaf -n - 1
-        (3, 4, [1, -1, -3])
-    """
+    """A binary tree with N internal nodes and L = N + 1 leaves."""
 
     left: Int[ndarray, " N"]
     right: Int[ndarray, " N"]
@@ -57,10 +50,7 @@ class Topology:
         nodes, leaves = children[children >= 0], ~children[children < 0]
         n_leaves = self.n_leaves if self.n_nodes else 0
         if not (np.array_equal(nodes, np.arange(1, self.n_nodes)) and np.array_equal(leaves, np.arange(n_leaves))):
-            raise ShapeError(
-                "expected nodes and leaves numbered level by level, left to right, each the child of one node; "
-                f"got left {self.left.tolist()[:8]}, right {self.right.tolist()[:8]}; use Topology.from_children"
-            )
+            raise ShapeError("expected children numbered level by level, left to right; use Topology.from_children")
         if (nodes <= np.nonzero(children >= 0)[0] // 2).any():
             raise ShapeError("expected every node below the root to be reachable from it; the children form a cycle")
         for array in (self.left, self.right):
@@ -96,10 +86,7 @@ class Topology:
         return cls(*children), np.array(nodes, dtype=np.int64), np.array(leaves, dtype=np.int64)
 
     def keep_leaves(self, kept: Bool[ndarray, " L"]) -> tuple["Topology", Int[ndarray, " n"], Int[ndarray, " m"]]:
-        """The tree without the other leaves: emptied subtrees go, and so do parents left with one child (§5.1).
-
-        Returns the new tree with the old id of each of its nodes and leaves.
-        """
+        """The tree without the other leaves and needless nodes (§5.1), and the old ids of its nodes and leaves."""
         if not kept.any():
             raise ShapeError("expected at least one leaf to keep, got none")
         gone = self.n_nodes + 1 + self.n_leaves  # an id no child has
@@ -158,17 +145,13 @@ class Topology:
         return np.stack([self.left, self.right], axis=1).reshape(-1)
 
     def _walk(self) -> tuple[Int[ndarray, "L height"], Bool[ndarray, "L height"]]:
-        parent, is_right = np.full(self.n_nodes, -1), np.zeros(self.n_nodes, dtype=bool)
         paths = np.full((self.n_leaves, self.height), -1)
         turns = np.zeros((self.n_leaves, self.height), dtype=bool)
+        ways: list[list[int]] = [[]] * self.n_nodes  # positions among the children on the way to each node
         for position, child in enumerate(self._children.tolist()):
+            way = [*ways[position // 2], position]
             if child >= 0:
-                parent[child], is_right[child] = position // 2, position % 2
-                continue
-            node, right, path = position // 2, bool(position % 2), []
-            while node >= 0:
-                path.append((node, right))
-                node, right = int(parent[node]), bool(is_right[node])
-            for depth, (node, right) in enumerate(reversed(path)):
-                paths[~child, depth], turns[~child, depth] = node, right
+                ways[child] = way
+            else:
+                paths[~child, : len(way)], turns[~child, : len(way)] = np.array(way) // 2, np.array(way) % 2
         return paths, turns

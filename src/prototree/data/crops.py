@@ -20,8 +20,7 @@ from typing import Literal, get_args
 import numpy as np
 from PIL import Image
 
-from prototree.backbones.geometry import Box, Size
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Box, Preprocessing, Size
 from prototree.data.dataset import Kind, Part, Sample
 from prototree.data.images import check_header
 

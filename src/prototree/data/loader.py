@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from prototree.backbones.crops import CropTransform
+from prototree.backbones.geometry import Preprocessing
 from prototree.backbones.inference import thread_map
-from prototree.backbones.preprocessing import Preprocessing
 from prototree.data.crops import View, resize_square
 from prototree.data.dataset import Sample, Unreadable
 from prototree.data.images import load_image, reduction

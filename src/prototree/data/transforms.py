@@ -19,10 +19,10 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-import prototree.backbones.torchvision_guard  # noqa: F401 # isort: skip
+import prototree.backbones.weights  # noqa: F401 # isort: skip (before torchvision)
 from torchvision.transforms import v2
 
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Preprocessing
 from prototree.data.crops import center_offset, resize_square
 from prototree.errors import ConfigError
 

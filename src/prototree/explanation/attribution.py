@@ -18,8 +18,7 @@ from torch.nn.functional import adaptive_avg_pool2d, grid_sample, pad
 
 from prototree.backbones.backbone import FeatureExtractor
 from prototree.backbones.crops import FULL_ONLY, center_crop
-from prototree.backbones.geometry import Box
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Box, Preprocessing
 from prototree.core.model import ProtoTree, extract_patches
 from prototree.core.nodes import NodeFunction
 from prototree.explanation.records import Perturbation, PerturbationEffect

@@ -14,8 +14,7 @@ from numpy import ndarray
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from prototree.backbones.geometry import Box, Size
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Box, Preprocessing, Size
 from prototree.core.localization import peak_box, peak_places
 from prototree.core.model import ProtoTree
 from prototree.data.crops import View, to_image

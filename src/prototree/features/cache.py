@@ -1,11 +1,7 @@
 """The feature cache: feature maps of a frozen network, computed once and shared by all runs beside each other.
 
 A file is named after everything that went into it (weights, preprocessing, augmentation, images), so that a stale one
-is never used. Maps of some views are also found in a file that has them among others. `FeatureCache` keeps the output
-of a frozen backbone in float16; `cache_tree_features` keeps what a finished tree's network makes of an image in
-float32, so that an edited prototype is compared in moments.
-
-Notation used for tensor shapes: V variants of a view, M views, D prototype dimension, H W feature map, P patches.
+is never used. Notation used for tensor shapes: M views, D prototype dimension, H W feature map, P patches.
 """
 
 import copy
@@ -14,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +20,9 @@ from torch import Tensor
 
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.backbones.crops import FULL_ONLY
-from prototree.backbones.inference import ONNXRUNTIME, TORCH, frozen, frozen_features
+from prototree.backbones.inference import ONNXRUNTIME, TORCH, Frozen, add_tensors, frozen, frozen_features
 from prototree.core.model import NearestPatches, ProtoTree, extract_patches, nearest_patches
+from prototree.core.projection import MapBatch as MapBatch
 from prototree.data.loader import BatchOrder, Entry, Shard, ViewDataset, make_loader
 from prototree.data.scan import file_digests
 from prototree.errors import CheckpointError, TrainError
@@ -38,9 +35,6 @@ _EVAL_BATCH = 32
 
 Forbidden = Mapping[int, Bool[Tensor, " P"]]
 """Patches that may not be found, by the row of their map."""
-
-MapBatch = tuple[Float[Tensor, "_ D H W"], Int[Tensor, " _"], Int[Tensor, " _"]]
-"""Feature maps, labels, and the index of each in the data."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +78,8 @@ class FeatureMaps:
         """Select entries, in the order named."""
         unreadable = frozenset(new for new, old in enumerate(indices) if old in self.unreadable)
         rows, entries = tuple(self._rows[index] for index in indices), tuple(self.entries[index] for index in indices)
-        return FeatureMaps(
-            self.files, entries, unreadable, rows, tuple(crop.subset(indices) for crop in self.other_crops)
-        )
+        crops = tuple(crop.subset(indices) for crop in self.other_crops)
+        return FeatureMaps(self.files, entries, unreadable, rows, crops)
 
     def concat(self, other: "FeatureMaps") -> "FeatureMaps":
         """Append the entries of another set."""
@@ -95,12 +88,6 @@ class FeatureMaps:
         rows = (*self._rows, *(n_rows + row for row in other._rows))
         crops = tuple(mine.concat(more) for mine, more in zip(self.other_crops, other.other_crops, strict=True))
         return FeatureMaps(self.files + other.files, (*self.entries, *other.entries), unreadable, rows, crops)
-
-    def aligned_to(self, entries: Sequence[Entry]) -> "FeatureMaps":
-        """Select the maps of other entries, each of which shows an image and view that is here too."""
-        index_of = {(entry.sample.path, entry.view): index for index, entry in enumerate(self.entries)}
-        rows = [index_of[entry.sample.path, entry.view] for entry in entries]
-        return replace(self.subset(rows), entries=tuple(entries))
 
     @property
     def _rows(self) -> Sequence[int]:
@@ -122,8 +109,7 @@ class FeatureMaps:
             here = [index for index, row in enumerate(row_of) if start <= row < start + file.shape[1]]
             rows[here] = file[epoch % len(file), [row_of[index] - start for index in here]]
             start += file.shape[1]
-        # Memory of torch's own, aligned: where numbers lie can decide the last bits of a matrix product. The channels
-        # of a patch side by side, as the head wants them.
+        # Memory of torch's own, aligned: where numbers lie can decide the last bits of a matrix product.
         layout = torch.channels_last if rows.ndim == 4 else torch.preserve_format
         return torch.from_numpy(rows).to(torch.float32, copy=True, memory_format=layout)
 
@@ -156,42 +142,33 @@ class FeatureCache:
         if variants < 1:
             raise TrainError(f"expected at least one cached view of each image, got {variants}")
         keys = [_Key.of(backbone, dataset, variants) for dataset in datasets]
-        found = [self._find(key, self._backend) for key in keys]
-        missing = [number for number, maps in enumerate(found) if maps is None]
+        maps = [self._find(key, self._backend) for key in keys]
+        missing = {i: datasets[i] for i, part in enumerate(maps) if part is None}
         if self._stage and announce:
-            n_views = variants * sum(len(datasets[number]) for number in missing)
+            n_views, map_bytes = variants * sum(map(len, missing.values())), 2 * int(np.prod(keys[0].map_shape))
             self._stage(
                 f"computing feature maps of {n_views} views, once; they are kept for all runs in the same folder "
-                f"({n_views * 2 * int(np.prod(keys[0].map_shape)) / 1e9:.2f} GB)"
+                f"({n_views * map_bytes / 1e9:.2f} GB)"
                 if missing
                 else f"the feature maps of all {sum(map(len, datasets))} views have been computed before"
             )
         if missing:
             network = frozen(backbone, self._backend, threads=1)  # every core runs images of its own
-            files = {number: keys[number].file(shared_folder(self._run), network.engine) for number in missing}
+            files = {i: keys[i].file(shared_folder(self._run), network.engine) for i in missing}
             with ExitStack() as stack:
-                for file in sorted(
-                    files.values(), key=lambda file: file.path
-                ):  # in one order: no two wait for each other
-                    stack.enter_context(exclusive(file.path))
-                needed = [number for number in missing if not files[number].is_complete]
-                if needed:
-                    device = next(backbone.parameters()).device
-                    wanted = [datasets[number] for number in needed]
-                    write_files(
-                        [files[number] for number in needed],
-                        lambda: extract(
-                            wanted,
-                            lambda images: network(images).half(),
-                            variants=variants,
-                            workers=self._workers,
-                            device=device,
-                        ),
-                        self._tick,
-                    )
-            for number in missing:
-                found[number] = _opened(files[number], datasets[number].entries)
-        return [self._noted(maps) for maps in found if maps is not None]
+                for path in sorted(file.path for file in files.values()):  # in one order: no two wait for each other
+                    stack.enter_context(exclusive(path))
+                self._compute(backbone, network, {files[i]: missing[i] for i in missing if not files[i].is_complete})
+            maps = [part or _opened(files[i], missing[i].entries) for i, part in enumerate(maps)]
+        complete = [part for part in maps if part is not None]
+        note_use(self._run, *(name for part in complete for name in part.names))
+        return complete
+
+    def _compute(self, backbone: Backbone, network: Frozen, missing: Mapping[FeatureFile, ViewDataset]) -> None:
+        if missing:
+            files, datasets, device = list(missing), list(missing.values()), next(backbone.parameters()).device
+            read = partial(extract, datasets, variants=files[0].shape[0], workers=self._workers, device=device)
+            write_files(files, lambda: read(lambda images: network(images).half()), self._tick)
 
     def full(self, backbone: Backbone, dataset: ViewDataset) -> FeatureMaps:
         """Return the maps of every entry at all crops of the network, computing what is missing."""
@@ -216,25 +193,18 @@ class FeatureCache:
                 return _opened(file, key.entries)
         if key.is_random:  # augmentation depends on the index
             return None
-        for header in sorted(path for folder in folders for path in folder.glob("*.json") if path.name != USED):
+        for path in sorted(path for folder in folders for path in folder.glob("*.f16")):
             with suppress(CheckpointError, OSError):
-                described = read_header(header) if header.with_suffix(".f16").exists() else {}
-                if described.get("key") != key.digest(backend) or not set(key.rows) <= set(described["rows"]):
+                header = read_header(path.with_suffix(".json"))
+                if header["key"] != key.digest(backend) or not set(key.rows) <= set(header["rows"]):
                     continue
-                rows = tuple(described["rows"])
-                file = replace(key.file(header.parent, backend), path=header.with_suffix(".f16"), rows=rows)
-                file = replace(file, shape=(1, len(rows), *key.map_shape))
+                index_of = {row: index for index, row in enumerate(header["rows"])}
+                file = FeatureFile(path, (1, len(header["rows"]), *key.map_shape))
                 if file.is_complete:
-                    index_of = {row: index for index, row in enumerate(rows)}
-                    chosen = tuple(index_of[row] for row in key.rows)
-                    unreadable = file.unreadable()
+                    chosen, unreadable = tuple(index_of[row] for row in key.rows), file.unreadable()
                     lost = frozenset(index for index, row in enumerate(chosen) if row in unreadable)
                     return FeatureMaps((file.open(),), key.entries, lost, chosen)
         return None
-
-    def _noted(self, maps: FeatureMaps) -> FeatureMaps:
-        note_use(self._run, *maps.names)
-        return maps
 
 
 @dataclass(frozen=True)
@@ -252,9 +222,13 @@ class _Key:
     def of(cls, backbone: Backbone, dataset: ViewDataset, variants: int) -> "_Key":
         digest = hashlib.sha256(f"{VERSION} {backbone.name} {backbone.feature_level} {dataset.seed}".encode())
         digest.update(repr((dataset.preprocessing, dataset.transform)).encode())
-        _add_tensors(digest, backbone.backbone_state())
-        shape = _map_shape(backbone)
-        return cls(digest.hexdigest(), view_digests(dataset), shape, variants, dataset.entries, dataset.is_random)
+        add_tensors(digest, backbone.backbone_state())
+        size, device, was_training = backbone.preprocessing.size, next(backbone.parameters()).device, backbone.training
+        with torch.inference_mode():
+            shape = backbone.eval().split_features(torch.zeros(1, 3, size, size, device=device)).shape[1:]
+        backbone.train(was_training)
+        rows = view_digests(dataset)
+        return cls(digest.hexdigest(), rows, tuple(shape), variants, dataset.entries, dataset.is_random)
 
     def digest(self, backend: str) -> str:
         """Name the network and its backend: maps of two backends differ by rounding and never mix."""
@@ -272,21 +246,6 @@ def view_digests(dataset: ViewDataset) -> tuple[str, ...]:
     content = file_digests(entry.sample.path for entry in dataset.entries)
     keys = ((entry.sample.path.name, content[entry.sample.path], entry.view) for entry in dataset.entries)
     return tuple(hashlib.sha256(repr(key).encode()).hexdigest()[:16] for key in keys)
-
-
-def _add_tensors(digest: "hashlib._Hash", tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-
-
-def _map_shape(backbone: Backbone) -> tuple[int, ...]:
-    size, was_training = backbone.preprocessing.size, backbone.training
-    with torch.inference_mode():
-        device = next(backbone.parameters()).device
-        shape = backbone.eval().split_features(torch.zeros(1, 3, size, size, device=device)).shape[1:]
-    backbone.train(was_training)
-    return tuple(shape)
 
 
 def _opened(file: FeatureFile, entries: Sequence[Entry]) -> FeatureMaps:
@@ -404,7 +363,6 @@ class StoredMaps:
         return len(self._indices)
 
     def maps(self, chosen: Sequence[int]) -> Float[Tensor, "M D H W"]:
-        """Read some of the maps."""
         return self.cache.read([self._indices[row] for row in chosen]).values
 
     def batches(self, chosen: Sequence[int] | None = None) -> Iterator[MapBatch]:
@@ -430,14 +388,11 @@ class StoredMaps:
 def cache_tree_features(
     tree: ProtoTree, dataset: ViewDataset, folder: Path, tick: Tick | None = None, kept: FeatureMaps | None = None
 ) -> StoredMaps:
-    """Return the feature map of every view under the tree's own network, computing what is missing.
-
-    `kept` are cached maps of the backbone for the same entries: then only the head is left to run.
-    """
+    """Return the map of every view under the tree's network; with `kept` maps of its backbone only the head runs."""
     backbone = tree.features.backbone
     crops = f" {backbone.crops}" if backbone.crops != FULL_ONLY else ""
     digest = hashlib.sha256(f"{VERSION} {backbone.feature_level} {dataset.preprocessing}{crops}".encode())
-    _add_tensors(digest, tree.features.state_dict())
+    add_tensors(digest, tree.features.state_dict())
     rows = view_digests(dataset)
     digest.update(repr((rows, kept is not None)).encode())
     height, width = backbone.map_size
@@ -446,19 +401,16 @@ def cache_tree_features(
     device = tree.prototypes.device
 
     def maps() -> Extracted:
-        if kept is not None:
-            return _head_only(tree, kept)
-        return extract([dataset], frozen_features(tree.features, threads=1), device=device)
+        if kept is None:
+            yield from extract([dataset], frozen_features(tree.features, threads=1), device=device)
+            return
+        tree.eval()
+        for batch in kept.batches(_ROWS):
+            with torch.inference_mode():
+                z = tree.features.from_map(batch.values.to(device)).float().contiguous().cpu()
+            yield 0, batch.entries.tolist(), z
 
     with exclusive(file.path):
         if not file.is_complete:
             write_files([file], maps, tick)
     return StoredMaps(_opened(file, dataset.entries), is_rounded=kept is not None)
-
-
-def _head_only(tree: ProtoTree, kept: FeatureMaps) -> Extracted:
-    features, device = tree.features.eval(), tree.prototypes.device
-    for start in range(0, len(kept.entries), _ROWS):
-        batch = kept.read(range(start, min(start + _ROWS, len(kept.entries))))
-        with torch.inference_mode():
-            yield 0, batch.entries.tolist(), features.from_map(batch.values.to(device)).float().contiguous().cpu()

@@ -1,8 +1,7 @@
 """Feature extraction: run a frozen network over views of images into files of feature maps.
 
-A file gets its name only when it is complete, with a description beside it that has its SHA-256, what it was made with,
-which view each row is, and which rows could not be read. Both are verified when a process first uses the file; a
-damaged one is computed again.
+A file gets its name only when it is complete, with a header beside it: its SHA-256, what it was made with, which view
+each row is, and which rows could not be read. A damaged file is computed again.
 """
 
 import logging
@@ -97,8 +96,8 @@ class FeatureFile:
         except OSError as error:
             self.partial.unlink(missing_ok=True)
             raise TrainError(
-                f"the cache of feature maps needs {amount(self.n_bytes)} in {self.path.parent}, {amount(free)} are "
-                f"free ({error.strerror}); free some, cache fewer views, or train without a cache"
+                f"feature maps need {amount(self.n_bytes)} in {self.path.parent}, {amount(free)} are free "
+                f"({error.strerror}); free some, or cache fewer views"
             ) from error
 
     def finish(self, unreadable: Sequence[int]) -> None:
@@ -109,7 +108,7 @@ class FeatureFile:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Read and check the description of a file of feature maps."""
+    """Read and check the header of a file of feature maps."""
     status = path.stat()
     return _header_of(path, status.st_size, status.st_mtime_ns)
 
@@ -175,10 +174,7 @@ def extract(
     workers: int = 0,
     device: torch.device,
 ) -> Extracted:
-    """Run the network over all views of several data sets; each image is decoded once for all its views of a variant.
-
-    On a CPU every thread reads images and runs the network on them; on a GPU processes read.
-    """
+    """Run the network over all views; each image is decoded once. On a CPU every thread reads images and runs them."""
     loader = image_loader(datasets, _VIEWS_PER_BATCH, workers=workers)
 
     def encoded(batch: Batch) -> tuple[list[int], Tensor]:

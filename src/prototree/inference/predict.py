@@ -22,8 +22,8 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from prototree.backbones.geometry import Preprocessing
 from prototree.backbones.inference import frozen_features
-from prototree.backbones.preprocessing import Preprocessing
 from prototree.core.ensemble import Ensemble, TreeVote, average, tree_vote
 from prototree.core.model import ProtoTree, TreePrediction
 from prototree.core.topology import Strategy

@@ -9,6 +9,7 @@ Notation used for tensor shapes: B batch, N internal nodes, P prototypes, L leav
 import copy
 import importlib.util
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from torch import Tensor, nn
 
 from prototree import archive
 from prototree._version import __version__
+from prototree.backbones.geometry import Preprocessing
 from prototree.backbones.inference import NEEDED, OPSET, folded, to_onnx
-from prototree.backbones.preprocessing import Preprocessing
 from prototree.core import checkpoint, leaves
 from prototree.core.confidence import distance_ratio, margin
 from prototree.core.model import ProtoTree, greedy_leaves
@@ -122,7 +123,7 @@ def metadata(tree: ProtoTree, notes: dict[int, str] | None = None) -> dict[str, 
         ],
         "grid": list(tree.grid.shape),
         "crops": list(tree.features.backbone.crops),
-        "preprocessing": tree.preprocessing.to_json(),
+        "preprocessing": asdict(tree.preprocessing),
         "docs": DOCS,
     }
     return {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}

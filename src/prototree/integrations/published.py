@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prototree.backbones.backbone import Backbone, FeatureExtractor
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Preprocessing
 from prototree.config import Config
 from prototree.core import checkpoint
 from prototree.core.checkpoint import TRAINED

@@ -84,7 +84,7 @@ class RunStages:
             pruning={
                 "threshold": pruned.threshold,
                 "leaves": [pruned.leaves_before, pruned.leaves_after],
-                "prototypes": [pruned.prototypes_before, pruned.prototypes_after],
+                "prototypes": [pruned.prototypes_before, pruned.tree.n_prototypes],
                 "pruned_fraction": pruned.pruned_fraction,
             }
         )

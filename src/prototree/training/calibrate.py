@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from prototree.core.checkpoint import check_calibration
+from prototree.core.checkpoint import CalibrationRecord, validated
 from prototree.core.confidence import Calibration, fit_calibration
 from prototree.core.model import NearestPatches, ProtoTree, TreeOutput
 from prototree.core.nodes import SHARPNESS_RANGE, NodeFunction
@@ -84,11 +84,10 @@ def predict_held_out(tree: ProtoTree, maps: FeatureMaps, images: Collection[int]
 
 @torch.no_grad()
 def fit_sharpness(tree: ProtoTree, held_out: HeldOut) -> float:
-    """Fit the sharpness with which Eq. 4's probabilities are calibrated on images that the tree has not seen.
+    """Fit the sharpness with which Eq. 4's probabilities are calibrated: from the tree's own to three times that.
 
-    A tree that learned to be as unsure as its softened teacher is less sure than it is right. Of all sharpnesses from
-    its own to three times that, the least is taken whose likelihood the images cannot tell from the best, within one
-    standard error (Breiman et al., *Classification and Regression Trees*, 1984, take the simplest tree by that rule).
+    The least is taken whose likelihood the images cannot tell from the best, within one standard error (Breiman et al.,
+    *Classification and Regression Trees*, 1984, take the simplest tree by that rule).
     """
     low, high = SHARPNESS_RANGE[tree.node_function.kind]
     start = tree.node_function.sharpness
@@ -137,16 +136,14 @@ class CalibrationFile:
             "maps": sorted({name for part in maps for name in part.names}),
             "images": [(entry.sample_index, entry.sample.label) for entry in maps[0].entries],
         }
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        name = f"calibration-{digest[:32]}.json"
+        name = f"calibration-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]}.json"
         beside = run.resolve().parent / FOLDER / name  # which may be read-only, and is used all the same
         path = beside if beside.exists() else shared_folder(run) / name
-        note_use(run, path.name)
+        note_use(run, name)
         with exclusive(path):
             yield cls(path)
 
     def save(self, fitted: Fitted) -> Fitted:
-        """Write what was fitted, and return it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, asdict(fitted))
         return fitted
@@ -162,7 +159,8 @@ class CalibrationFile:
             low, high = SHARPNESS_RANGE["pairwise"]
             if not isinstance(sharpness, float | int) or not low <= sharpness <= high:
                 raise CheckpointError(f"expected a sharpness from {low} to {high}, got {sharpness!r}")
-            return Fitted(float(sharpness), check_calibration(content.get("calibration")))
+            calibration = validated(CalibrationRecord, content.get("calibration"))
+            return Fitted(float(sharpness), Calibration(**calibration.model_dump()))
         except CheckpointError as error:
             log.warning("a calibration is fitted again: %s is damaged (%s)", self.path, error)
             return None

@@ -1,6 +1,6 @@
 """The default recipe: frozen network, tree grown from the classes, distilled from a classifier on the same features.
 
-The model is the paper's; how it gets there is not. (1) The backbone stays frozen, and its feature maps of a few views
+(1) The backbone stays frozen, and its feature maps of a few views
 of every image are computed once. (2) The head learns as a max-pooled classifier, which is the baseline and the teacher.
 (3) The tree starts with one leaf per class, grown from a class hierarchy. (4) While the head learns from the teacher's
 softened probabilities, every prototype *is* its source patch, encoded by the head as it is at that step, so that
@@ -12,7 +12,7 @@ Notation used for tensor shapes: B batch, C channels of the backbone's map, P pr
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
@@ -29,34 +29,20 @@ from prototree.core.model import NearestPatches, ProtoTree, nearest_patches
 from prototree.core.nodes import LN2, RADIUS_RANGE, NodeFunction
 from prototree.core.projection import side_classes
 from prototree.data.crops import FULL_IMAGE, OccludedViews, evaluation_views, random_views, source_views
-from prototree.data.loader import ViewDataset, stable_seed
+from prototree.data.loader import Entry, ViewDataset, stable_seed
 from prototree.features.cache import FeatureMaps
-from prototree.training.calibrate import (
-    MIN_HELD_OUT,
-    CalibrationFile,
-    Fitted,
-    fit,
-    held_out_images,
-    predict_held_out,
-)
-from prototree.training.grow import (
-    InitialTree,
-    from_existing_tree,
-    grow_tree,
-    reestimate_bn,
-    sample_maps,
-    standardise,
-)
+from prototree.training.calibrate import MIN_HELD_OUT, CalibrationFile, Fitted, fit, held_out_images, predict_held_out
+from prototree.training.grow import InitialTree, from_existing_tree, grow_tree, reestimate_bn, sample_maps, standardise
 from prototree.training.head import (
     SoftLabels,
     compute_soft_labels,
+    nearest_with_grad,
     random_patches,
     save_baseline,
     train_head,
     wide_head,
 )
 from prototree.training.loop import Context, Loop, ParamGroup
-from prototree.training.nearest_gradient import nearest_with_grad
 from prototree.training.occlusion_loss import OccludedPairs, salient_boxes
 from prototree.training.paper import pretrain, refit_leaves
 
@@ -82,14 +68,16 @@ class Features:
     crops: Crops
     occluded: FeatureMaps | None = None  # images with boxes occluded, at all crops
 
-    def exclude(self, images: Collection[int]) -> "Features":
-        """Leave out images, by their index in the data."""
+    def select(self, new_index: Callable[[Entry], int | None]) -> "Features":
+        """Keep the images that have a new index in the data, under that index."""
 
-        def others(maps: FeatureMaps) -> FeatureMaps:
-            return maps.subset([i for i, entry in enumerate(maps.entries) if entry.sample_index not in images])
+        def kept(maps: FeatureMaps) -> FeatureMaps:
+            indices = {i: new for i, entry in enumerate(maps.entries) if (new := new_index(entry)) is not None}
+            entries = [replace(maps.entries[i], sample_index=new) for i, new in indices.items()]
+            return replace(maps.subset(list(indices)), entries=tuple(entries))
 
-        occluded = None if self.occluded is None else others(self.occluded)
-        return Features(others(self.prototypes), others(self.train), self.crops, occluded)
+        occluded = None if self.occluded is None else kept(self.occluded)
+        return Features(kept(self.prototypes), kept(self.train), self.crops, occluded)
 
 
 def train(context: Context, cfg: DistillSettings, start: ProtoTree | None = None) -> ProtoTree:
@@ -98,9 +86,9 @@ def train(context: Context, cfg: DistillSettings, start: ProtoTree | None = None
         return finetune(context, cfg, start)
     backbone = context.backbone()
     if cfg.pretrain_epochs:
-        images = context.views(
-            source_views, backbone.preprocessing, augment="light", seed=context.config.seed
-        )  # new in every epoch
+        images = context.views(  # new in every epoch
+            source_views, backbone.preprocessing, context.data.train, "light", context.config.seed
+        )
         pretrain(context, backbone, images, cfg.pretrain_epochs, cfg.lr, _LR_PRETRAIN)
     features = compute_features(context, cfg, backbone, crops_of(cfg))  # 1
     tree = train_tree(context, cfg, backbone, features)  # 2–4
@@ -125,9 +113,8 @@ def train_tree(
 def finetune(context: Context, cfg: DistillSettings, start: ProtoTree) -> ProtoTree:
     """Train the head of an edited tree further; its prototypes stay the patches that were chosen.
 
-    Where the confidence was calibrated before, it is calibrated again, on the validation images, as after every edit:
-    the head has seen all others. Training uses the recipe's sharpness; the one that was fitted to the tree before would
-    leave it as unsure as its teacher.
+    Where the confidence was calibrated before, it is calibrated again, on the validation images. Training takes the
+    recipe's sharpness; the one that was fitted before would leave the tree as unsure as its teacher.
     """
     backbone, images = start.features.backbone.merge_last_block(), context.data.validation
     is_calibrated = bool(cfg.calibration_fraction and start.calibration.n_images and len(images) >= MIN_HELD_OUT)
@@ -146,49 +133,31 @@ def finetune(context: Context, cfg: DistillSettings, start: ProtoTree) -> ProtoT
 
 
 def compute_features(context: Context, cfg: DistillSettings, backbone: Backbone, crops: Crops) -> Features:
-    """Run the frozen network over all views, or read what runs beside this one have computed.
-
-    Where parts of the data are left out in turn (folds), maps of all images are computed, so that all folds share them.
-    """
+    """Run the frozen network over all views, or read their maps; in a fold over all images, so that folds share."""
     preprocessing, cache = backbone.preprocessing, context.cache
     samples = context.data.all_samples if context.config.fold else context.data.train
     backbone.to(context.device).freeze(True)
-    plain = context.views(source_views, preprocessing, samples=samples)
+    plain = context.views(source_views, preprocessing, samples)
     views = [plain.center_crop(fraction) for fraction in crops]
     if cfg.views > 2:
         # The same for every seed, so that runs can share the cache.
         more = partial(random_views, count=cfg.views - 2, seed=0)
-        views.append(context.views(more, preprocessing, samples=samples, augment=context.config.augment))
+        views.append(context.views(more, preprocessing, samples, context.config.augment))
     maps = cache.compute(backbone, views)
-    prototypes, train_maps = (
-        FeatureMaps.stack_crops(maps[: len(crops)]),
-        reduce(FeatureMaps.concat, maps[len(crops) :], maps[0]),
-    )
+    prototypes = FeatureMaps.stack_crops(maps[: len(crops)])
+    train_maps = reduce(FeatureMaps.concat, maps[len(crops) :], maps[0])
     occluded = None
     if cfg.occlusion_weight:
         full = prototypes.subset([i for i, entry in enumerate(prototypes.entries) if entry.view == FULL_IMAGE])
         boxes = salient_boxes(full, patch_grid(backbone.map_size, preprocessing.size, crops), preprocessing)
-        hidden = context.views(OccludedViews(boxes), preprocessing, samples=samples)
-        if len(hidden):
-            occluded = FeatureMaps.stack_crops(
-                cache.compute(backbone, [hidden.center_crop(fraction) for fraction in crops])
-            )
-    result = Features(prototypes, train_maps, crops, occluded)
-    return _of_training_images(context, result) if context.config.fold else result
-
-
-def _of_training_images(context: Context, features: Features) -> Features:
-    """Leave out the images of the fold that is held out for testing."""
+        views = [context.views(OccludedViews(boxes), preprocessing, samples).center_crop(part) for part in crops]
+        if len(views[0]):
+            occluded = FeatureMaps.stack_crops(cache.compute(backbone, views))
+    features = Features(prototypes, train_maps, crops, occluded)
+    if not context.config.fold:
+        return features
     index_of = {sample.path: index for index, sample in enumerate(context.data.train)}
-
-    def kept(maps: FeatureMaps) -> FeatureMaps:
-        chosen = [i for i, entry in enumerate(maps.entries) if entry.sample.path in index_of]
-        part = maps.subset(chosen)
-        entries = [replace(entry, sample_index=index_of[entry.sample.path]) for entry in part.entries]
-        return replace(part, entries=tuple(entries))
-
-    occluded = None if features.occluded is None else kept(features.occluded)
-    return Features(kept(features.prototypes), kept(features.train), features.crops, occluded)
+    return features.select(lambda entry: index_of.get(entry.sample.path))
 
 
 def train_teacher(
@@ -217,52 +186,61 @@ def distill(
     name: str,
 ) -> ProtoTree:
     """Train the head under the tree; at every step each prototype is the encoded patch that it comes from."""
-    config, maps, n_classes = context.config, features.train, tree.n_classes
+    maps, anchors, batch_size = features.train, initial.anchors.to(context.device), context.config.batch_size
+    count = len(maps.entries) / tree.n_classes  # images that a leaf has seen of its class
     tree.prototypes.requires_grad_(False)
-    tree.leaf_logits.requires_grad_(False)
-    tree.leaf_logits.zero_().scatter_(1, initial.leaf_class[:, None], len(maps.entries) / n_classes)
-    log_predict = eq_4(tree, initial.leaf_class, len(maps.entries) / n_classes)
-    anchors, head = initial.anchors.to(context.device), tree.features.head
+    tree.leaf_logits.requires_grad_(False).zero_().scatter_(1, initial.leaf_class[:, None], count)
+    log_predict = eq_4(tree, initial.leaf_class, count)
     occluded = OccludedPairs.of(tree, initial.leaf_class, features.prototypes, features.occluded)
     occlude_from = _OCCLUDE_FROM[0] * epochs // _OCCLUDE_FROM[1] if occluded else epochs
     context.observer.stage(f"training {tree.n_prototypes} prototypes for {epochs} epochs")
-    groups = [ParamGroup(list(head.parameters()), cfg.lr, cfg.weight_decay)]
-    loop, n_batches = (
-        Loop(context, f"{name}tree", tree, groups, epochs),
-        math.ceil(len(maps.entries) / config.batch_size),
-    )
+    groups = [ParamGroup(list(tree.features.head.parameters()), cfg.lr, cfg.weight_decay)]
+    loop = Loop(context, f"{name}tree", tree, groups, epochs)
     for epoch in loop.epochs():
         tree.features.backbone.freeze(True)
         if epoch == occlude_from:
-            finish(
-                tree, anchors, features.prototypes, config.batch_size
-            )  # for the radii, which stay the same from now on
+            finish(tree, anchors, features.prototypes, batch_size)  # for the radii, which stay the same from now on
         tree.train()
         wide_head(tree.features).norm.eval()
-        for batch in loop.batches(maps.batches(config.batch_size, epoch=epoch, seed=config.seed), n_batches):
+        for batch in loop.map_batches(maps):
             if not len(batch.labels):
                 continue
             loop.set_lr(groups, loop.cosine_lr())
-            first, last = initial.sharpness or _SHARPNESS_START, tree.node_function.sharpness
-            sharpness = lerp(first, last, loop.progress / _ANNEAL_UNTIL)
-            softening = (loop.progress - _STUDENT_START) / (_STUDENT_END - _STUDENT_START)
             with loop.autocast():
                 patches = random_patches(batch.values, _PATCH_FRACTION, _MIN_PATCHES)
                 nearest, _ = nearest_with_grad(tree.features.from_map, patches.transpose(1, 2)[:, :, None], anchors)
-                out = tree.forward_distances(nearest, replace(tree.node_function, sharpness=sharpness))  # Eq. 2–3
+                out = tree.forward_distances(nearest, annealed(tree, initial, loop.progress))  # Eq. 2–3
                 log_y = log_predict(out.log_path_probs)  # Eq. 4
-                target = soft_labels(batch.entries).to(log_y.device)
-                target = cfg.distill_weight * target + (1 - cfg.distill_weight) * one_hot(batch.labels, n_classes)
-                temperature = lerp(1.0, cfg.distill_temperature or 1.0, softening)
-                losses = -(target * (log_y / temperature).log_softmax(dim=1)).sum(dim=1)
+                teacher = soft_labels(batch.entries).to(log_y.device)
+                losses = distillation_loss(cfg, log_y, teacher, batch.labels, loop.progress)
                 if occluded and epoch >= occlude_from:
                     losses = losses + cfg.occlusion_weight * occluded.loss(tree, anchors)
             loop.step(losses, (log_y.argmax(dim=1) == batch.labels).float())
-    measured = finish(tree, anchors, features.prototypes, config.batch_size)
+    measured = finish(tree, anchors, features.prototypes, batch_size)
     for _ in range(_LEAF_SWEEPS):
-        pairs = measured or _measure(tree, features.prototypes, config.batch_size)
+        pairs = measured or _measure(tree, features.prototypes, batch_size)
         refit_leaves(tree, ((tree.forward_distances(nearest), labels) for nearest, labels in pairs))
     return tree
+
+
+def annealed(tree: ProtoTree, initial: InitialTree, progress: float) -> NodeFunction:
+    """The tree's node function, as sharp as it is at this point of training."""
+    start, end = initial.sharpness or _SHARPNESS_START, tree.node_function.sharpness
+    return replace(tree.node_function, sharpness=lerp(start, end, progress / _ANNEAL_UNTIL))
+
+
+def distillation_loss(
+    cfg: DistillSettings,
+    log_y: Float[Tensor, "B K"],
+    teacher: Float[Tensor, "B K"],
+    labels: Int[Tensor, " B"],
+    progress: float,
+) -> Float[Tensor, " B"]:
+    """Cross-entropy with the teacher's probabilities and the labels; the tree's own are softened towards the end."""
+    target = cfg.distill_weight * teacher + (1 - cfg.distill_weight) * one_hot(labels, log_y.shape[1])
+    softening = (progress - _STUDENT_START) / (_STUDENT_END - _STUDENT_START)
+    temperature = lerp(1.0, cfg.distill_temperature or 1.0, softening)
+    return -(target * (log_y / temperature).log_softmax(dim=1)).sum(dim=1)
 
 
 def eq_4(tree: ProtoTree, leaf_class: Int[Tensor, " L"], count: float) -> Callable[[Tensor], Tensor]:
@@ -291,10 +269,7 @@ Measured = tuple[NearestPatches, Int[Tensor, " B"]]
 
 @torch.no_grad()
 def finish(tree: ProtoTree, anchors: Tensor, maps: FeatureMaps, batch_size: int) -> list[Measured]:
-    """Set the prototypes to their encoded patches, and radii and usual distances to those of the training images.
-
-    Returns the distances of all training images, or nothing where they are too many to keep.
-    """
+    """Set prototypes to their encoded patches, fit radii, and return all distances, unless they are too many."""
     tree.eval()
     tree.prototypes.copy_(tree.features.from_map(anchors))
     is_small = len(maps.entries) * tree.n_prototypes <= _MAX_DISTANCES
@@ -316,10 +291,7 @@ def _measure(tree: ProtoTree, maps: FeatureMaps, batch_size: int) -> Iterator[Me
 
 @torch.no_grad()
 def fit_distance_p95(tree: ProtoTree, seen: Iterable[tuple[Float[Tensor, "M P"], Int[Tensor, " M"]]]) -> None:
-    """Fit how far 95 % of the images of a side's classes are from the patch that stands for that side.
-
-    Where a node compares two patches, that is their radius. Of each image only its own class's decisions count.
-    """
+    """Fit how far 95 % of the images of a side's classes are from its patch; of pairwise nodes that is the radius."""
     sides, is_pairwise = torch.cat(side_classes(tree)[::-1]), tree.node_function.kind == "pairwise"
     numbers, values = [torch.zeros(0, dtype=torch.int32)], [tree.distance_p95.new_zeros(0).cpu()]
     for distance, labels in seen:
@@ -338,18 +310,10 @@ def fit_distance_p95(tree: ProtoTree, seen: Iterable[tuple[Float[Tensor, "M P"],
 def calibrate(
     context: Context, cfg: DistillSettings, tree: ProtoTree, features: Features, held_out: frozenset[int]
 ) -> ProtoTree:
-    """Calibrate the confidence with a second tree, trained like the first, that has not seen some images.
-
-    What it finds is shared by all runs on the same features; unless the network differs by seed, by all seeds.
-    """
+    """Calibrate the confidence with a second tree that has not seen some images; runs on the same features share it."""
     backbone, config = tree.features.backbone, context.config
-    is_shared = bool(backbone.weights) and not cfg.pretrain_epochs
-    settings = {
-        **config.resume_key(),
-        **cfg.resume_key(),
-        "threads": torch.get_num_threads(),
-    }  # threads change rounding
-    if is_shared:
+    settings = {**config.resume_key(), **cfg.resume_key(), "threads": torch.get_num_threads()}  # which change rounding
+    if backbone.weights and not cfg.pretrain_epochs:
         del settings["seed"]
         context = replace(context, config=replace(config, seed=0))
     used = [maps for maps in (features.train, features.prototypes, features.occluded) if maps is not None]
@@ -358,7 +322,8 @@ def calibrate(
         context.observer.stage(f"training a second tree without {len(held_out)} images, to calibrate the confidence")
         state = torch.get_rng_state()
         torch.manual_seed(stable_seed("second tree", context.config.seed))
-        other = train_tree(context, cfg, backbone, features.exclude(held_out), "calibration/")
+        others = features.select(lambda entry: None if entry.sample_index in held_out else entry.sample_index)
+        other = train_tree(context, cfg, backbone, others, "calibration/")
         torch.set_rng_state(state)
         return fit(other, predict_held_out(other, features.prototypes, held_out, config.batch_size))
 

@@ -1,7 +1,7 @@
 """Distributed data parallel training under `torchrun`; with one process everything here is a no-op.
 
-Gradients are averaged over processes as DDP does, and leaf counts are summed. On GPUs batch norm is synchronised. What
-is not gradient descent (feature extraction, projection, evaluation, files) happens in the main process alone.
+Gradients are averaged over processes as DDP does, and leaf counts are summed. What is not gradient descent (feature
+extraction, projection, evaluation, files) happens in the main process alone.
 """
 
 import os
@@ -17,7 +17,7 @@ from prototree.data.loader import Shard
 from prototree.errors import TrainError
 
 _alone = False  # within `main_process_only`
-_TIMEOUT = timedelta(days=2)  # other processes wait while the main one extracts features, projects and evaluates
+_TIMEOUT = timedelta(hours=12)  # not torch's ten minutes: others wait while the main process extracts features
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def process_group() -> Iterator[torch.device]:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT)
         yield device
     except RuntimeError as error:
-        if not _is_of_connection(error):
+        if not isinstance(error, dist.DistError) and "/gloo/" not in str(error):  # gloo's plain error names its file
             raise
         raise TrainError(
             f"process {_number('RANK', 0) + 1} of {count} cannot reach the others: one of them has probably ended, and "
@@ -47,24 +47,12 @@ def process_group() -> Iterator[torch.device]:
             dist.destroy_process_group()
 
 
-def _is_of_connection(error: RuntimeError) -> bool:
-    """Whether processes lost each other; gloo says so in a plain error that names its own file."""
-    return isinstance(error, dist.DistError) or "/gloo/" in str(error)
-
-
 def _check_environment(count: int) -> None:
-    """Raise an error unless the environment says which of the processes this is, and where they meet."""
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
-        raise TrainError(
-            f"the environment names several processes (WORLD_SIZE) but not {missing[0]}; start them with torchrun, or "
-            "unset WORLD_SIZE"
-        )
+        raise TrainError(f"expected {missing[0]} beside WORLD_SIZE; start processes with torchrun, or unset WORLD_SIZE")
     _number("MASTER_PORT", 0)
     if (rank := _number("RANK", 0)) >= count:
-        raise TrainError(
-            f"expected a RANK below WORLD_SIZE in the environment, got {rank} and {count}; start the processes with "
-            "torchrun, or unset both"
-        )
+        raise TrainError(f"expected a RANK below WORLD_SIZE, got {rank} and {count}; use torchrun, or unset both")
 
 
 def _number(name: str, otherwise: int) -> int:
@@ -76,10 +64,7 @@ def _number(name: str, otherwise: int) -> int:
 
 @contextmanager
 def main_process_only() -> Iterator[bool]:
-    """Run a block in the main process alone, as if there were no others; they wait until it is done.
-
-    Yields whether this is the main process.
-    """
+    """Run a block in the main process alone, while others wait; yield whether this is the main process."""
     global _alone
     is_main_process, _alone = is_main(), True
     try:
@@ -127,11 +112,6 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
         if there is not tensor:
             tensor.copy_(there)
     return tensor
-
-
-def any_rank(flag: bool) -> bool:
-    """Whether the flag is set in at least one process."""
-    return bool(all_reduce_sum(torch.tensor([int(flag)], device=_device())).item()) if _is_active() else flag
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:

@@ -1,7 +1,4 @@
-"""The initial tree: a hierarchy of the classes, and for each node the two training patches that separate them best.
-
-The classes are clustered by Ward's method, and each merge becomes a node with one side per cluster. Each prototype
-starts as the training patch with the highest information gain for its side against the other.
+"""The initial tree: a Ward hierarchy of the classes, and for each side of a node the patch with the highest gain.
 
 Notation used for tensor shapes: C channels of the backbone's map, D prototype dimension, P prototypes, L leaves,
 K classes, M images.
@@ -68,14 +65,10 @@ def standardise(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> N
 
 @torch.no_grad()
 def reestimate_bn(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> None:
-    """Re-estimate batch-norm statistics on clean features; they stay frozen while the tree learns.
-
-    The running averages from training the head are biased by channel dropout and, after few steps, by their start.
-    """
+    """Re-estimate batch-norm statistics on clean features: dropout has biased them, and they are frozen from now on."""
     head, maps = wide_head(features), maps[:: max(1, len(maps) // _BN_MAPS)]
-    norm, weight = head.norm, head.first.weight.flatten(1)
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
+    norm: Any = head.norm
+    weight = head.first.weight.flatten(1)
     rows = ((maps - head.mean) / head.std).permute(0, 2, 3, 1).flatten(0, 2)
     mean = rows.mean(dim=0)
     centred = rows.sub_(mean)
@@ -128,9 +121,8 @@ def grow_tree(
     grower = _TreeGrower(z, images, candidates, labels[images], labels[image])
     grower.grow(class_hierarchy(means.double().numpy()))
     topology, nodes, leaf_ids = Topology.from_children(grower.left, grower.right)
-    chosen = torch.cat(
-        [torch.tensor(side, dtype=torch.long)[nodes] for side in (grower.right_patch, grower.left_patch)]
-    )
+    sides = (grower.right_patch, grower.left_patch)
+    chosen = torch.cat([torch.tensor(side, dtype=torch.long)[nodes] for side in sides])
     anchors = maps.flatten(2)[image[chosen], :, patch[chosen]][:, :, None, None]
     return InitialTree(topology, torch.tensor(grower.leaf_class)[leaf_ids], anchors)
 
@@ -145,11 +137,7 @@ def _encode(features: FeatureExtractor, maps: Float[Tensor, "M C H W"]) -> Float
 
 
 def from_existing_tree(tree: ProtoTree, sources: FeatureMaps, root: Path) -> InitialTree:
-    """Start from a tree whose prototypes are patches already: the head is trained further, and they stay those patches.
-
-    Only the patch of an image that is nearest to a prototype learns from it, so the head learns to tell what is like
-    the chosen patch, not what happens to be beside it.
-    """
+    """Start from a tree whose prototypes are patches already, and stay those patches while the head is trained."""
     index_of = {(image_name(root, entry.sample.path), entry.view.name): i for i, entry in enumerate(sources.entries)}
     anchors = []
     for number, source in enumerate(tree.sources):
@@ -158,9 +146,8 @@ def from_existing_tree(tree: ProtoTree, sources: FeatureMaps, root: Path) -> Ini
             raise DataError(f"expected every prototype to be a patch of a training image, but number {number} {origin}")
         seen = sources.read([index_of[source.image, source.crop]]).values
         anchors.append(seen[0, :, *source.patch, None, None])
-    return InitialTree(
-        tree.topology, tree.leaf_logits.argmax(dim=1), torch.stack(anchors), tree.node_function.sharpness
-    )
+    leaf_class = tree.leaf_logits.argmax(dim=1)
+    return InitialTree(tree.topology, leaf_class, torch.stack(anchors), tree.node_function.sharpness)
 
 
 Hierarchy = int | tuple[Any, Any]
@@ -200,11 +187,7 @@ class _TreeGrower:
         n_classes = int(torch.cat([labels, candidate_class]).max()) + 1
         self._rows, self._columns = (_rows_by_class(of, n_classes) for of in (labels, candidate_class))
         self._free = torch.ones(len(candidate_class), dtype=torch.bool)
-        self.left: list[int] = []
-        self.right: list[int] = []
-        self.right_patch: list[int] = []
-        self.left_patch: list[int] = []
-        self.leaf_class: list[int] = []
+        self.left, self.right, self.right_patch, self.left_patch, self.leaf_class = (list[int]() for _ in range(5))
 
     def grow(self, part: Hierarchy) -> int:
         """Grow a subtree; return its root, or ~leaf."""
@@ -216,8 +199,8 @@ class _TreeGrower:
         self._claim(candidate, self.right_patch)
         self._claim(self._best(_classes(part[1 - side]), everything)[1], self.left_patch)
         node = len(self.left)
-        self.left.append(0)
-        self.right.append(0)
+        for child in (self.left, self.right):
+            child.append(0)
         self.left[node] = self.grow(part[1 - side])
         self.right[node] = self.grow(part[side])
         return node
@@ -236,12 +219,12 @@ class _TreeGrower:
             columns = torch.nonzero(self._free)[:, 0]
         if self._dists is None:
             rows, others = rows[: _NODE_IMAGES // 2], others[: _NODE_IMAGES // 2]
+            both, order = torch.cat([rows, others]).sort()
             columns = columns[:_NODE_CANDIDATES]
-        both, order = torch.cat([rows, others]).sort()
-        if self._dists is not None:
-            dists = self._dists[both][:, columns]
-        else:
             dists = self._measure(self._images[both], self._candidates[columns])
+        else:
+            both, order = torch.cat([rows, others]).sort()
+            dists = self._dists[both][:, columns]
         gain = information_gain(dists, order < len(rows))
         return float(gain.max()), int(columns[gain.argmax()])
 

@@ -1,9 +1,10 @@
-"""The head as a max-pooled classifier: it prepares the head for the tree, teaches the tree, and is the baseline.
+"""The head as a max-pooled classifier (teacher and baseline), and backpropagation through nearest patches alone.
 
 A second linear layer classifies every patch by itself, and the best patch of each class counts: what the pooled
 classifier may gather from many patches, a node of a tree must find in one.
 
-Notation used for tensor shapes: B batch, C channels of the backbone's map, D prototype dimension, K classes.
+Notation used for tensor shapes: B batch, C channels of the backbone's map, D prototype dimension, H W feature map,
+P prototypes, K classes.
 """
 
 import math
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy, one_hot
@@ -21,6 +22,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from prototree.backbones.backbone import FeatureExtractor, WideHead
 from prototree.config import LABEL_SMOOTHING
 from prototree.core import checkpoint
+from prototree.core.model import NearestPatches, nearest_patches, pair_distances
 from prototree.errors import CheckpointError
 from prototree.features.cache import FeatureMaps
 from prototree.training.loop import Context, Loop, ParamGroup
@@ -32,6 +34,7 @@ _PATCH_FRACTION, _MIN_PATCHES = 0.75, 60  # of a map that a step sees; with fewe
 _CUTMIX = 0.5  # fraction of batches in which images swap patches
 _CHANNEL_DROPOUT, _POOLED_DROPOUT = 0.1, 0.2
 
+Encode = Callable[[Float[Tensor, "B C H W"]], Float[Tensor, "B D H W"]]
 SoftLabels = Callable[[Int[Tensor, " B"]], Float[Tensor, "B K"]]
 """Class probabilities of entries, by their indices."""
 
@@ -52,17 +55,15 @@ def train_head(
     context: Context, name: str, features: FeatureExtractor, maps: FeatureMaps, epochs: int, lr: float
 ) -> Baseline:
     """Train the head as a classifier, with CutMix of patches and dropout of channels."""
-    head, batch_size = wide_head(features), context.config.batch_size
-    n_classes = context.data.n_classes
+    head, n_classes = wide_head(features), context.data.n_classes
     linear, by_patch = (nn.Linear(features.prototype_dim, n_classes) for _ in range(2))
     model = nn.ModuleDict({"head": head, "linear": linear, "by_patch": by_patch})
     context.observer.stage(f"training the head as a plain classifier for {epochs} epochs")
     groups = [ParamGroup(list(model.parameters()), lr, _WEIGHT_DECAY)]
     loop = Loop(context, name, model, groups, epochs)
-    n_batches = math.ceil(len(maps.entries) / batch_size)
-    for epoch in loop.epochs():
+    for _ in loop.epochs():
         model.train()
-        for batch in loop.batches(maps.batches(batch_size, epoch=epoch, seed=context.config.seed), n_batches):
+        for batch in loop.map_batches(maps):
             loop.set_lr(groups, loop.cosine_lr())
             with loop.autocast():
                 rows = random_patches(batch.values, _PATCH_FRACTION, _MIN_PATCHES)
@@ -109,14 +110,52 @@ def random_patches(x: Float[Tensor, "B C H W"], fraction: float, minimum: int) -
     return x.flatten(2).transpose(1, 2).index_select(1, chosen)
 
 
+def nearest_with_grad(
+    encode: Encode,
+    maps: Float[Tensor, "B C H W"],
+    anchors: Float[Tensor, "P C 1 1"],
+    wanted: Bool[Tensor, "B P"] | None = None,
+) -> tuple[NearestPatches, Float[Tensor, "P D 1 1"]]:
+    """Return the nearest patch of each image to each prototype, and the prototypes, which are the encoded anchors.
+
+    Distances have a gradient where they are wanted; None: all of them. Every patch goes through the head by itself, and
+    only the nearest ones pass a gradient on. So all patches go through it once without one; then the few that were
+    found, six of forty in a trained tree, go through it again. That gives the same gradient for a fraction of the work.
+    It needs a head whose batch norm is frozen, or the other patches would have a part in it.
+    """
+    rows, sources, n_patches = flatten_patches(maps), anchors.flatten(1), maps.shape[2] * maps.shape[3]
+    with torch.no_grad():
+        z, prototypes = _encode_rows(encode, rows, sources)
+        whole = z.view(len(maps), n_patches, z.shape[1]).transpose(1, 2)[:, :, None]
+        nearest = nearest_patches(whole, prototypes[:, :, None, None], exact=False)
+        distance, patch = nearest.distance, nearest.patch
+    wanted = torch.ones_like(distance, dtype=torch.bool) if wanted is None else wanted
+    image, prototype = torch.nonzero(wanted, as_tuple=True)
+    chosen, index = (image * n_patches + patch[image, prototype]).unique(return_inverse=True)
+    # Images and sources together, so that a patch that is its own prototype is at a distance of 0.
+    z, prototypes = _encode_rows(encode, rows[chosen], sources)
+    with torch.autocast(maps.device.type, enabled=False):  # distances stay in full precision
+        z, prototypes = z.to(anchors.dtype), prototypes.to(anchors.dtype)
+        dists = pair_distances(z, prototypes, index, prototype)
+    distance = distance.to(dists.dtype).index_put((image, prototype), dists)
+    return NearestPatches(distance, patch), prototypes[:, :, None, None]
+
+
+def flatten_patches(maps: Float[Tensor, "B C H W"]) -> Float[Tensor, "rows C"]:
+    """List all patches of all maps, one below the other."""
+    return maps.flatten(2).transpose(1, 2).flatten(0, 1)
+
+
+def _encode_rows(encode: Encode, *rows: Float[Tensor, "_ C"]) -> tuple[Float[Tensor, "_ D"], ...]:
+    z = encode(torch.cat(rows).T[None, :, None])[0, :, 0].T
+    return z.split([len(part) for part in rows])  # type: ignore[no-any-return]
+
+
 @torch.no_grad()
 def compute_soft_labels(
     baseline: Baseline, maps: FeatureMaps, batch_size: int, temperature: float, seed: int
 ) -> SoftLabels:
-    """Compute the baseline's softened probabilities of every entry, in a temporary file that the system may page out.
-
-    Entries that cannot be read have uniform ones.
-    """
+    """Compute the baseline's softened probabilities of every entry, in a file that the system may page out."""
     n_classes = baseline.linear.out_features
     device = baseline.linear.weight.device
     with tempfile.TemporaryFile() as file:

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from prototree.backbones.backbone import Backbone, FeatureExtractor, check_image_size
+from prototree.backbones.geometry import Preprocessing
 from prototree.backbones.inference import engine_for
-from prototree.backbones.preprocessing import Preprocessing
 from prototree.config import Common
 from prototree.core.checkpoint import VERSION, read_state, write_state
 from prototree.data.dataset import ImageData, Sample
 from prototree.data.loader import ViewDataset, Views, stable_seed
 from prototree.data.transforms import augmentation
 from prototree.errors import CheckpointError, ShapeError, TrainError
-from prototree.features.cache import FeatureCache, Inputs
+from prototree.features.cache import FeatureCache, FeatureMaps, Inputs
 from prototree.io import write_file
 from prototree.progress import EpochLog, Observer
 from prototree.training import distributed
@@ -67,7 +67,7 @@ class Context:
         weights = None if config.weights == "none" else config.weights
         size, level = config.image_size, config.feature_level
         backbone = Backbone(config.backbone, weights, image_size=size, feature_level=level, split=split)
-        resize = config.resize or config.image_size
+        resize = config.resize or size
         check_image_size(backbone.name, resize)
         backbone.preprocessing = replace(backbone.preprocessing, resize=resize)
         return backbone
@@ -77,17 +77,10 @@ class Context:
         return FeatureExtractor(backbone, self.config.prototype_dim, self.config.head_hidden_dim)
 
     def views(
-        self,
-        views: Views,
-        preprocessing: Preprocessing,
-        *,
-        samples: Sequence[Sample] | None = None,
-        augment: str = "",
-        seed: int = 0,
+        self, views: Views, preprocessing: Preprocessing, samples: Sequence[Sample], augment: str = "", seed: int = 0
     ) -> ViewDataset:
-        """Make a data set of views of the training images, plain or augmented."""
+        """Make a data set of views of samples, plain or augmented."""
         transform = augmentation(augment, preprocessing) if augment else None
-        samples = self.data.train if samples is None else samples
         return ViewDataset(samples, views, preprocessing, transform=transform, seed=seed)
 
     @property
@@ -95,10 +88,8 @@ class Context:
         """The feature cache of this run."""
         n_images = len(self.data.train) + len(self.data.test)
         backend = engine_for(self.config.inference_backend, self.device, n_images)
-        observer = self.observer
-        return FeatureCache(
-            self.folder, backend, workers=self.config.workers, stage=observer.stage, tick=observer.caching
-        )
+        stage, tick = self.observer.stage, self.observer.caching
+        return FeatureCache(self.folder, backend, workers=self.config.workers, stage=stage, tick=tick)
 
 
 class Loop:
@@ -135,9 +126,7 @@ class Loop:
             self._loss = self._correct = self._images = self._seconds = 0.0
             yield self.epoch
             if not self._images:
-                raise TrainError(
-                    "none of the training images can be read; look at them with: prototree data check DATA --deep"
-                )
+                raise TrainError("none of the training images can be read; run: prototree data check DATA --deep")
             self.epoch, self.batch = self.epoch + 1, 0
             self._log_epoch()
             self._save()
@@ -153,6 +142,11 @@ class Loop:
             self.batch += 1
             self._seconds += time.monotonic() - since
             since = time.monotonic()
+
+    def map_batches(self, maps: FeatureMaps) -> Iterator[Inputs]:
+        """Iterate over an epoch of cached feature maps, shuffled."""
+        size, seed = self.context.config.batch_size, self.context.config.seed
+        return self.batches(maps.batches(size, epoch=self.epoch, seed=seed), math.ceil(len(maps.entries) / size))
 
     @property
     def progress(self) -> float:
@@ -195,15 +189,18 @@ class Loop:
         distributed.average_gradients(self._module.parameters())
         self._optimizer.step()
         self._loss, self._correct, self._images = self._loss + loss, self._correct + n_correct, self._images + n_images
-        images, speed = max(self._images, 1), self._images / max(self._seconds, 1e-9)
-        self.context.observer.batch(
-            self.epoch, self.batch, self._n_batches, self._loss / images, self._correct / images, speed
-        )
+        loss, accuracy, speed = self._averages()
+        self.context.observer.batch(self.epoch, self.batch, self._n_batches, loss, accuracy, speed)
+
+    def _averages(self) -> tuple[float, float, float]:
+        """Loss, accuracy and images a second of this epoch so far."""
+        images = max(self._images, 1)
+        speed = self._images / self._seconds if self._seconds else 0.0
+        return self._loss / images, self._correct / images, speed
 
     def _log_epoch(self) -> None:
         rates = " ".join(f"{group['lr']:.3g}" for group in self._optimizer.param_groups)
-        images, speed = max(self._images, 1), self._images / self._seconds if self._seconds else 0.0
-        row = EpochLog(self.epoch, self._loss / images, self._correct / images, speed, self._seconds, rates)
+        row = EpochLog(self.epoch, *self._averages(), self._seconds, rates)
         self._rows.append(row)
         if distributed.is_main():
             self.context.observer.epoch(row, self.n_epochs)
@@ -235,6 +232,9 @@ class Loop:
                 if key.startswith("optimizer."):
                     _, index, name = key.split(".")
                     state.setdefault(int(index), {})[name] = tensor
+            for number, values in state.items():
+                if values.keys() != {"step", "exp_avg", "exp_avg_sq"}:
+                    raise KeyError(f"expected step and moments of Adam for parameter {number}, got {sorted(values)}")
             self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
             torch.set_rng_state(tensors["rng"])
             self.epoch = int(header["epoch"])
@@ -243,10 +243,8 @@ class Loop:
             raise CheckpointError(f"{self._folder} is damaged ({error}); start again with --overwrite") from error
 
     def _error(self, reason: str) -> TrainError:
-        biggest = max(
-            ((float(p.detach().abs().max()), name) for name, p in self._module.named_parameters() if p.numel()),
-            default=(0.0, "none"),
-        )
+        sizes = [(float(p.detach().abs().max()), name) for name, p in self._module.named_parameters() if p.numel()]
+        biggest = max(sizes, default=(0.0, "none"))
         rates = ", ".join(f"{group['lr']:.3g}" for group in self._optimizer.param_groups)
         return TrainError(
             f"training stopped in epoch {self.epoch + 1}, batch {self.batch + 1}: {reason}. Learning rates {rates}; "
@@ -266,8 +264,7 @@ def check_resume_key(folder: Path, then: str, now: str) -> None:
     keys = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
     changes = (f"{key} {before.get(key, 'not there')!r} then, {after.get(key, 'not there')!r} now" for key in keys)
     raise CheckpointError(
-        f"{folder} was trained with other settings or data ({'; '.join(changes)}); continue it with the same, or "
-        "choose another folder"
+        f"{folder} was trained with other settings or data ({'; '.join(changes)}); use the same, or another folder"
     )
 
 

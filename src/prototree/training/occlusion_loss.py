@@ -1,14 +1,10 @@
 """Occlusion loss: occluding the displayed box must remove the match.
 
-A node compares the whole image with its patches, and one square of the image is displayed. Because every cell of the
-feature map has seen its surroundings, a bird's beak may be recognised by the bird's neck. So in some steps a few images
-are seen twice, once plain and once with a salient box occluded. Where the occluded box covers the square that would be
-displayed for a node on the way to the image's class, the image shall leave the radius of the node's patch, unless the
-patch matches elsewhere too; where it does not touch the square, the image shall stay within the radius and on its side.
-The boxes depend on image and network alone, so that all trees share the feature maps of occluded views.
-
-Notation used for tensor shapes: B images, P prototypes, C channels of the backbone's map, D prototype dimension,
-H W feature map.
+Every cell of a feature map has seen its surroundings: a beak may be recognised by the neck. So in some steps a few
+images are seen twice, once with a salient box occluded. Where it covers the square displayed for a node on
+the way to the image's class, the image shall leave the radius of the node's patch, unless the patch matches elsewhere
+too; where it does not touch the square, the image shall stay within the radius and on its side.
+Notation used for tensor shapes: B images, P prototypes, C channels of the backbone's map, D prototype dimension.
 """
 
 from collections import defaultdict
@@ -20,13 +16,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import relu
 
-from prototree.backbones.geometry import Box, PatchGrid
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Box, PatchGrid, Preprocessing
 from prototree.core.localization import peak_places, peak_squares
 from prototree.core.model import ProtoTree
 from prototree.data.crops import FULL_IMAGE, OccludedView, center_offset
 from prototree.features.cache import FeatureMaps
-from prototree.training.nearest_gradient import flatten_patches, nearest_with_grad
+from prototree.training.head import flatten_patches, nearest_with_grad
 
 IMAGES_PER_STEP = 8
 BOXES_PER_IMAGE = 2  # occluded one at a time
@@ -37,10 +32,7 @@ _CHUNK = 256  # maps
 
 
 def salient_squares(maps: Float[Tensor, "B C H W"], grid: PatchGrid, count: int) -> Float[Tensor, "B count 4"]:
-    """Find squares, as large as displayed ones, around the patches that differ most from the rest of an image.
-
-    Most trees look at these, whatever they have learned: the network made them stand out long before.
-    """
+    """Find squares, as large as displayed ones, around the patches that differ most from the rest of an image."""
     strength = torch.linalg.vector_norm(maps - maps.mean(dim=(2, 3), keepdim=True), dim=1)
     x_all, y_all = _centres(_all_squares(grid, maps))
     result = []
@@ -182,9 +174,8 @@ def occlusion_loss(
     untouched = counts & (overlap <= MAX_OVERLAP)
     leave = relu(OUTSIDE * radius - distance)
     stay = relu(distance - INSIDE * radius) + relu(MARGIN - lead(distance))
-    return (leave * covered).sum() / covered.sum().clamp_min(1) + (stay * untouched).sum() / untouched.sum().clamp_min(
-        1
-    )
+    means = [(part * mask).sum() / mask.sum().clamp_min(1) for part, mask in ((leave, covered), (stay, untouched))]
+    return means[0] + means[1]
 
 
 def _all_squares(grid: PatchGrid, like: Tensor) -> Float[Tensor, "n 4"]:

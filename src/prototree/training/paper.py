@@ -33,8 +33,7 @@ def train(context: Context, cfg: PaperSettings, start: ProtoTree | None = None) 
     images = augmented_images(context, backbone)
     if cfg.pretrain_epochs:
         pretrain(context, backbone, images, cfg.pretrain_epochs, cfg.lr_last_block, cfg.lr_backbone)
-    size = (cfg.prototype_size, cfg.prototype_size)
-    names = context.data.class_names
+    size, names = (cfg.prototype_size, cfg.prototype_size), context.data.class_names
     tree = ProtoTree(Topology.full(cfg.height), context.features(backbone), names, size)  # 1: initialise T
     distributed.convert_sync_bn(tree)
     tree.leaf_logits.requires_grad_(cfg.leaf_update == "gradient")
@@ -112,9 +111,8 @@ def empty_loss(module: nn.Module) -> Tensor:
 
 def augmented_images(context: Context, backbone: Backbone) -> ViewDataset:
     """All training views, augmented anew in every epoch."""
-    views = partial(training_views, kind=context.data.kind)
-    config = context.config
-    return context.views(views, backbone.preprocessing, augment=config.augment, seed=config.seed)
+    views, config = partial(training_views, kind=context.data.kind), context.config
+    return context.views(views, backbone.preprocessing, context.data.train, config.augment, config.seed)
 
 
 class Batches:
@@ -164,10 +162,7 @@ class Batches:
 def pretrain(
     context: Context, backbone: Backbone, images: ViewDataset, epochs: int, lr: float, lr_pretrained: float
 ) -> None:
-    """Train the backbone as a plain classifier first ("training it on a specific prediction task first", §4).
-
-    A network that has weights learns at its own rate, and is left halfway between its start and its end (WiSE-FT).
-    """
+    """Train the backbone as a plain classifier first (§4); weights it had are left halfway to their end (WiSE-FT)."""
     context.observer.stage(f"training the backbone as a plain classifier for {epochs} epochs")
     config = context.config
     loader = make_loader(images, config.batch_size, shuffle=True, shard=distributed.shard(), workers=config.workers)

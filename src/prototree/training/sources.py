@@ -6,12 +6,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from prototree.backbones.geometry import Box
+from prototree.backbones.geometry import Box, Preprocessing
 from prototree.backbones.inference import frozen_features, thread_map
-from prototree.backbones.preprocessing import Preprocessing
 from prototree.config import RecipeSettings
 from prototree.core.localization import peak_box, peak_places
 from prototree.core.model import ProtoTree, PrototypeSource, extract_patches
@@ -27,25 +25,21 @@ def prototype_views(recipe: RecipeSettings, data: ImageData) -> Views:
 
 
 def attach_sources(projection: Projection, entries: Sequence[Entry], root: Path) -> None:
-    """Set the sources of a projected tree, encode each patch again, and find the box to display around it.
-
-    Cached feature maps that patches were found in had been rounded; the prototypes are exact from now on.
-    """
+    """Set the sources of a projected tree, encode each patch again without rounding, and find the box to display."""
     tree, nearest = projection.tree.eval(), projection.nearest
     size, boxes = (tree.prototypes.shape[2], tree.prototypes.shape[3]), dict[int, Box]()
     network = frozen_features(tree.features, threads=1)
 
     @torch.no_grad()
     def encode_again(index: int) -> tuple[Tensor, Tensor, list[Box]]:
-        image = _image_of(entries[index], tree.preprocessing)
+        entry = entries[index]
+        image = ViewDataset([entry.sample], lambda _: (entry.view,), tree.preprocessing)[0].image
         patches = extract_patches(network(image[None].to(tree.prototypes.device)), size)[0].to(tree.prototypes.dtype)
         rows = torch.nonzero(nearest.index == index)[:, 0]
         prototypes = patches[nearest.patch[rows]]
         dists = torch.cdist(prototypes, patches, compute_mode="donot_use_mm_for_euclid_dist")
         dists = dists.view(-1, *tree.grid.shape) / tree.radius[rows, None, None]
-        peaks = zip(
-            *(peak.tolist() for peak in peak_places(dists, nearest.patch[rows], tree.grid.rows_per_crop)), strict=True
-        )
+        peaks = torch.stack(peak_places(dists, nearest.patch[rows], tree.grid.rows_per_crop), dim=1).tolist()
         display = [_in_image(peak_box(tree.grid, *peak), entries[index], tree.preprocessing) for peak in peaks]
         return rows, prototypes, display
 
@@ -73,10 +67,6 @@ def _source(tree: ProtoTree, nearest: Nearest, row: int, entries: Sequence[Entry
         crop_region=region.edges if region is not None else None,
         flip=entry.view.flip,
     )
-
-
-def _image_of(entry: Entry, preprocessing: Preprocessing) -> Float[Tensor, "3 h w"]:
-    return ViewDataset([entry.sample], lambda _: (entry.view,), preprocessing)[0].image
 
 
 def _in_image(box: Box, entry: Entry, preprocessing: Preprocessing) -> Box:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prototree.backbones.backbone import Backbone
-from prototree.backbones.preprocessing import Preprocessing
+from prototree.backbones.geometry import Preprocessing
 from prototree.backbones.weights import read_state, timm_names
 from prototree.core import checkpoint
 from prototree.core.ensemble import Ensemble
@@ -43,7 +43,8 @@ def soft_labels(context: Context, source: str, temperature: float) -> Float[Tens
         if not (folder / _FILE).exists():
             teacher = open_teacher(source, context.data.n_classes, context.config.image_size)
             context.observer.stage("computing the teacher's soft labels")
-            views = context.views(partial(training_views, kind=context.data.kind), teacher.preprocessing)
+            kind = context.data.kind
+            views = ViewDataset(context.data.train, partial(training_views, kind=kind), teacher.preprocessing)
             probs = predict_proba(teacher, views, context.data.n_classes, temperature)
             checkpoint.write_state(folder, _FILE, {"version": checkpoint.VERSION}, {"probs": probs})
     return checkpoint.read_state(folder, _FILE)[1]["probs"]
