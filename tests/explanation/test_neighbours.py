@@ -10,7 +10,7 @@ from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.model import ProtoTree, distance_map
 from prototree.core.nodes import NodeFunction
 from prototree.core.topology import Topology
-from prototree.explanation.neighbours import SpreadCounts, count_spreads, decisive, explain_classes, find_matches
+from prototree.explanation.neighbours import HistogramCounts, count_histograms, decisive, explain_classes, find_matches
 from prototree.features.cache import MapBatch
 
 N_PHOTOS, N_CLASSES = 23, 4
@@ -105,7 +105,7 @@ def test_what_training_counts_is_what_a_report_counts(tiny_backbone: Backbone, n
     tree = tree_of(tiny_backbone, node_function)
     maps, labels = random_maps(3, N_PHOTOS, 8, 4, 4, dtype=torch.float32), torch.arange(N_PHOTOS) % N_CLASSES
     counted = torch.arange(N_PHOTOS) % 2 == 0
-    histograms = count_spreads(tree, batches(maps, labels), counted)
+    histograms = count_histograms(tree, batches(maps, labels), counted)
     assert tuple(histograms) == find_matches(tree, batches(maps, labels), range(3), 2, counted).histograms
 
 
@@ -113,7 +113,7 @@ def test_a_class_on_both_sides_is_counted_on_neither(tiny_backbone: Backbone) ->
     tree = tree_of(tiny_backbone, QUESTIONS[0])
     with torch.no_grad():
         tree.leaf_logits.copy_(torch.eye(4)[[0, 1, 0, 2]] * 9)
-    counts = SpreadCounts(tree, [0, 2])
+    counts = HistogramCounts(tree, [0, 2])
     counts.add(torch.ones(3, 2), None, torch.arange(3))
     assert [(sum(h.right), sum(h.left)) for h in counts.histograms()] == [(1, 1), (1, 1)]
     counts.add(torch.ones(1, 2), None, torch.tensor([0]))

@@ -30,7 +30,7 @@ from prototree.editing.finetune import can_finetune
 from prototree.editing.session import EDITS, EditSession, Snapshot, edit
 from prototree.editing.workbench import TreeState, leaves_below
 from prototree.errors import EditError
-from prototree.explanation.assets import PrototypePictures, pictures_of, spreads_of
+from prototree.explanation.assets import PrototypePictures, pictures_of, stored_histograms
 from prototree.explanation.decision import explain_image
 from prototree.explanation.records import DecisionHistogram, Picture, TreeExplanation
 from prototree.explanation.tree import explain_tree
@@ -232,7 +232,7 @@ class Service:
     @cached_property
     def _stored(self) -> tuple[dict[int, str], dict[int, DecisionHistogram]]:
         """Notes and histograms of a run without a session."""
-        return ({}, {}) if self._session else (self._run.notes, spreads_of(self._run, self._tree))
+        return ({}, {}) if self._session else (self._run.notes, stored_histograms(self._run, self._tree))
 
     def _open_pictures(self, tree: ProtoTree) -> PrototypePictures:
         return PrototypePictures(tree, self._session.data) if self._session else pictures_of(self._run, tree)

@@ -28,8 +28,8 @@ from prototree.errors import DataError, ProtoTreeError
 from prototree.explanation import records
 from prototree.explanation.assets import cut_out, node_fields, open_photo, reduced
 from prototree.explanation.localization import InputFrame
-from prototree.explanation.neighbours import SpreadCounts, explain_classes
-from prototree.explanation.tree import run_figures
+from prototree.explanation.neighbours import HistogramCounts, explain_classes
+from prototree.explanation.tree import run_metrics
 from prototree.reporting.images import data_url
 from prototree.reporting.tree_page import tree_data
 
@@ -198,14 +198,14 @@ class TreeView:
     def _histograms(self, state: TreeState) -> list[records.DecisionHistogram]:
         """Count how the training images lie at each node."""
         distance, n_nodes = state.training.distance[self._is_full], state.tree.topology.n_nodes
-        counts = SpreadCounts(state.tree, range(n_nodes))
+        counts = HistogramCounts(state.tree, range(n_nodes))
         left = distance[:, n_nodes:] if state.tree.node_function.kind == "pairwise" else None
         counts.add(distance[:, :n_nodes], left, self._workbench.training.labels[self._is_full])
         return counts.histograms()
 
     def _results(self, state: TreeState) -> tuple[dict[str, float], list[tuple[int, int, int]], str]:
         """Return accuracies, confusion and images: the report's for the tree as opened, else on validation images."""
-        known = run_figures(self._session.run, state.tree)
+        known = run_metrics(self._session.run, state.tree)
         if state is self._workbench.start and known.accuracy:
             return known.accuracy, known.confusion, records.TEST_PHOTOS
         labels, classes = self._session.validation.labels.tolist(), state.prediction.labels("greedy").tolist()

@@ -312,7 +312,7 @@ def pictures_of(run: Run, tree: ProtoTree | None = None, data: ImageData | None 
     return PrototypePictures(tree, run.data_or_none(), run.folder / ASSETS)
 
 
-def spreads_of(run: Run, tree: ProtoTree) -> dict[int, DecisionHistogram]:
+def stored_histograms(run: Run, tree: ProtoTree) -> dict[int, DecisionHistogram]:
     """Read how the training images lie at each node, as the run's training or last report counted them."""
     return AssetStore(tree, run.folder / ASSETS).histograms()
 

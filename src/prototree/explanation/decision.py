@@ -22,7 +22,7 @@ from prototree.data.crops import FULL_IMAGE
 from prototree.data.cub_cars import readable_names
 from prototree.data.images import from_pillow, load_image
 from prototree.data.transforms import eval_transform
-from prototree.explanation.assets import PrototypePictures, open_photo, pictures_of, reduced, spreads_of
+from prototree.explanation.assets import PrototypePictures, open_photo, pictures_of, reduced, stored_histograms
 from prototree.explanation.attribution import Probes, attribute, occlude
 from prototree.explanation.localization import ImageContext, InputFrame, find_in_grid, find_match, occlude_findings
 from prototree.explanation.neighbours import decisive
@@ -70,7 +70,7 @@ class Explainer:
             return cls(opened.eval(), PrototypePictures(opened))
         tree = opened.tree()
         pictures = pictures_of(opened, tree, opened.data(data) if data is not None else None)
-        return cls(tree, pictures, opened.notes, spreads_of(opened, tree))
+        return cls(tree, pictures, opened.notes, stored_histograms(opened, tree))
 
     def for_many(self) -> "Explainer":
         """Fold the network, for more than a few images."""

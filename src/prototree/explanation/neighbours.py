@@ -66,7 +66,7 @@ def find_matches(
     compared = list(dict.fromkeys([*prototypes, *siblings]))
     columns, sibling_columns = ([compared.index(p) for p in rows] for rows in (prototypes, siblings))
     vectors, device, size = tree.prototypes.detach()[compared], tree.prototypes.device, (len(prototypes), k)
-    histograms = SpreadCounts(tree, [tree.node_of(p)[0] for p in prototypes])
+    histograms = HistogramCounts(tree, [tree.node_of(p)[0] for p in prototypes])
     is_right = torch.tensor([tree.node_of(p)[1] for p in prototypes], dtype=torch.bool, device=device)
     best = Matches(
         tuple(prototypes),
@@ -140,7 +140,7 @@ def decisive(
     return (left - right) / (left + right).clamp_min(torch.finfo(right.dtype).tiny)
 
 
-class SpreadCounts:
+class HistogramCounts:
     """Histograms of training images around the boundary of each node, counted batch by batch."""
 
     def __init__(self, tree: ProtoTree, nodes: Sequence[int]) -> None:
@@ -165,12 +165,12 @@ class SpreadCounts:
 
 
 @torch.no_grad()
-def count_spreads(
+def count_histograms(
     tree: ProtoTree, maps: Iterable[MapBatch], counted: Bool[Tensor, " images"]
 ) -> list[DecisionHistogram]:
     """Count a histogram for each node from one pass over feature maps; `counted` marks indices of the data."""
     n_nodes = tree.topology.n_nodes
-    histograms = SpreadCounts(tree, range(n_nodes))
+    histograms = HistogramCounts(tree, range(n_nodes))
     for feature_map, labels, indices in maps:
         rows = counted[indices.cpu()].to(labels.device)
         distance = nearest_patches(feature_map[rows], tree.prototypes.detach()).distance

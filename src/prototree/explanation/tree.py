@@ -72,7 +72,7 @@ def _tree_explanation(
     pictures: Sequence[tuple[Picture, ...]],
 ) -> TreeExplanation:
     """Join the prototypes with the leaves of the tree, its classes and the metrics of its run."""
-    metrics = run_figures(run, tree)
+    metrics = run_metrics(run, tree)
     return TreeExplanation(
         title=run.folder.resolve().name,
         class_names=tree.class_names,
@@ -98,7 +98,7 @@ class RunMetrics:
     confusion: list[tuple[int, int, int]]  # of the last stage that was evaluated
 
 
-def run_figures(run: Run, tree: ProtoTree) -> RunMetrics:
+def run_metrics(run: Run, tree: ProtoTree) -> RunMetrics:
     """Read the metrics of a run's tree. A file from elsewhere may say anything; what makes no sense is refused."""
     try:
         quality = run.prototype_quality(tree)

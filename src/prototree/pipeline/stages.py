@@ -33,7 +33,7 @@ from prototree.evaluation.tables import (
     stage_table,
 )
 from prototree.explanation.assets import AssetStore
-from prototree.explanation.neighbours import count_spreads, first_views
+from prototree.explanation.neighbours import count_histograms, first_views
 from prototree.features.cache import EvalBatches
 from prototree.io import make_folder, read_json, write_file, write_json
 from prototree.progress import Observer
@@ -108,7 +108,7 @@ class RunStages:
         if config.recipe.frozen_backbone:  # another pass costs little, and the first decision shows its histograms
             own = self.batches(projection.tree, self.data.train, evaluation_views)
             maps = own.encoded(projection.tree.features, self.device)
-            assets.save_histograms(count_spreads(projection.tree, maps, first_views(own.entries)))
+            assets.save_histograms(count_histograms(projection.tree, maps, first_views(own.entries)))
         self.run.update_metrics(
             projection={
                 "constrained": within,

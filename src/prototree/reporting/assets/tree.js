@@ -788,7 +788,7 @@
     return section("What makes it match", "How the similarity changes when one property of the photo is altered. A large fall: the property matters.", rows(entries, { max, tone: "warm" }));
   }
 
-  function spreadView(id) {
+  function histogramView(id) {
     const { histogram, histogram_caption: words } = nodeOf(id);
     if (!histogram) return null;
     const drawing = make("div", { class: "histogram-frame" });
@@ -814,14 +814,14 @@
 
   function nodePanel(id) {
     const node = nodeOf(id), way = section("The path to this question", "", wayView(id)), number = `Question ${numberOf(id)}.`;
-    if (!choosing) return [called(id), fromPhoto(node, number), lookAt(node), leadsTo(id), spreadView(id), meansIt(node), nearestTo(node), whyItMatches(node), whoHasIt(node, node), way, origin(node)];
+    if (!choosing) return [called(id), fromPhoto(node, number), lookAt(node), leadsTo(id), histogramView(id), meansIt(node), nearestTo(node), whyItMatches(node), whoHasIt(node, node), way, origin(node)];
     const [left, right] = sidesOf(id).map((side, i) => make("section", { class: "of-two" },
       make("h2", {}, i ? "" : "← ", make("bdi", { text: side.note || `The ${i ? "right" : "left"} one` }), i ? " →" : ""),
       ...[fromPhoto(side, `Patch ${side.patch}.`), lookAt(side), meansIt(side), nearestTo(side), whyItMatches(side), whoHasIt(node, side), origin(side)].filter((part) => part !== null)));
     return [
       called(id),
       make("p", { class: "quiet", text: `${number} It compares a photo with two patches and sends it to the side of the nearer one.` }),
-      leadsTo(id), spreadView(id), left, right, way,
+      leadsTo(id), histogramView(id), left, right, way,
     ];
   }
 
