@@ -123,7 +123,7 @@ def evaluate(
 
         with Display(console) as display:
             metrics = evaluate_ood(run, ood, data=data, observer=display)
-        print_table(ood_table({name: asdict(one) for name, one in metrics.items()}))
+        print_table(ood_table({name: asdict(values) for name, values in metrics.items()}))
         return
     _rerun(run, data, "evaluate", {})
     _print_metrics(run)

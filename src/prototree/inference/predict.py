@@ -63,10 +63,10 @@ class Prediction:
     """The class that a tree or an ensemble predicts for one image.
 
     Examples:
-        >>> one = prototree.predict("runs/photos", "bird.jpg")
-        >>> one.prediction in ("bluebird", "cardinal", "greenfinch"), one.abstained, 0 <= one.confidence <= 1
+        >>> result = prototree.predict("runs/photos", "bird.jpg")
+        >>> result.prediction in ("bluebird", "cardinal", "greenfinch"), result.abstained, 0 <= result.confidence <= 1
         (True, False, True)
-        >>> one.path[0].node, len(one.class_probs)
+        >>> result.path[0].node, len(result.class_probs)
         (1, 3)
     """
 
@@ -142,8 +142,8 @@ def predict(
     Examples:
         >>> predict("runs/photos", "bird.jpg").predicted_class in ("bluebird", "cardinal", "greenfinch")
         True
-        >>> found = predict("runs/photos", "holiday/")
-        >>> len(found), found[0].image
+        >>> results = predict("runs/photos", "holiday/")
+        >>> len(results), results[0].image
         (4, 'holiday/bluebird.png')
         >>> len(predict("runs/photos", np.zeros((2, 40, 40, 3), np.uint8)))  # images × height × width × 3
         2
@@ -198,11 +198,11 @@ def check_min_confidence(min_confidence: float) -> None:
 def open_models(model: Models) -> tuple[list[ProtoTree], list[Mapping[int, str]]]:
     """Load the tree of each model, on the GPU where there is one, with the user's notes on its prototypes."""
     models: Sequence[Model] = model if isinstance(model, list | tuple) else [model]  # type: ignore[list-item]
-    opened = [run_or_tree_at(one) for one in models]
-    trees = [one.tree() if isinstance(one, Run) else one for one in opened]
+    opened = [run_or_tree_at(item) for item in models]
+    trees = [item.tree() if isinstance(item, Run) else item for item in opened]
     if torch.cuda.is_available():
         trees = [tree if tree in models else tree.to("cuda") for tree in trees]
-    return [tree.eval() for tree in trees], [one.notes if isinstance(one, Run) else {} for one in opened]
+    return [tree.eval() for tree in trees], [item.notes if isinstance(item, Run) else {} for item in opened]
 
 
 def abstentions(tree: ProtoTree, predicted: TreePrediction) -> list[Abstention | None]:
@@ -279,23 +279,20 @@ class _Predictor:
         soft, labels = average(votes, "soft"), average(votes, self.strategy).argmax(dim=1)
         probability = soft.gather(1, labels[:, None])[:, 0]
         confidence = each[0].confidence if len(each) == 1 else probability  # an ensemble is not calibrated
-        abstained_because = [abstentions(tree, predicted) for tree, predicted in zip(self.trees, each, strict=True)]
+        each_abstains = [abstentions(tree, predicted) for tree, predicted in zip(self.trees, each, strict=True)]
         likeliest = soft.topk(min(self.top, len(names)), dim=1)
         for i, label in enumerate(labels.tolist()):
-            why, sure = (
-                [doubt.reason for own in abstained_because if (doubt := own[i]) is not None],
-                float(confidence[i]),
-            )
+            reasons = [abstention.reason for tree in each_abstains if (abstention := tree[i]) is not None]
             below = f"Less than the {percent(self.min_confidence)} confidence that was asked for."
-            reason = why[0] if len(why) == len(each) else below if sure < self.min_confidence else ""
-            first = next((t for t, own in enumerate(each) if int(own.labels(self.strategy)[i]) == label), 0)
+            reason = reasons[0] if len(reasons) == len(each) else below if confidence[i] < self.min_confidence else ""
+            first = next((t for t, tree in enumerate(each) if int(tree.labels(self.strategy)[i]) == label), 0)
             path = each[first].path(self.strategy)
             columns = (path.nodes[i].tolist(), path.goes_right[i].tolist(), path.p_right[i].tolist())
             steps = (make_step(self.trees[first], *step, self.notes[first]) for step in zip(*columns, strict=True))
             classes = zip(likeliest.indices[i].tolist(), likeliest.values[i].tolist(), strict=True)
             yield {
                 "predicted_class": names[label],
-                "confidence": None if reason else sure,
+                "confidence": None if reason else float(confidence[i]),
                 "probability": float(probability[i]),
                 "abstain_reason": reason,
                 "path": tuple(step for step in steps if step.node > 0),
@@ -356,9 +353,9 @@ def _readers(image: Any, preprocessing: Preprocessing) -> list[Callable[[], Tens
             "numbers to have them resized"
         )
     if isinstance(image, Tensor) and is_float:
-        return [partial(torch.Tensor.float, one) for one in image.reshape(-1, *shape[-3:]).cpu()]
+        return [partial(torch.Tensor.float, item) for item in image.reshape(-1, *shape[-3:]).cpu()]
     pixels = image.movedim(-3, -1).cpu().numpy() if isinstance(image, Tensor) else image
-    return [partial(_input, one, preprocessing) for one in pixels.reshape(-1, *pixels.shape[-3:])]
+    return [partial(_input, item, preprocessing) for item in pixels.reshape(-1, *pixels.shape[-3:])]
 
 
 def _read_ahead(items: Iterator[_Item], threads: int, ahead: int) -> Iterator[_Item]:

@@ -150,8 +150,8 @@ def reproduce(
             observer.stage(f"{text} is already done")
             continue
         observer.stage(text)
-        own = {**chosen, "height": height, "seed": seed}
-        fit(source, run, preset=experiment.preset, settings=own, resume=True, observer=observer)
+        here = {**chosen, "height": height, "seed": seed}
+        fit(source, run, preset=experiment.preset, settings=here, resume=True, observer=observer)
         _write(name, folder, published, heights, n_classes)
     for height, runs in _runs(folder).items():
         _evaluate_ensembles(folder, height, [run.folder.name for run in runs], observer)

@@ -149,7 +149,7 @@ def clean(run: str | Path | Run) -> list[Removed]:
 
     Examples:
         >>> freed = clean("runs/photos")
-        >>> all(one.n_bytes > 0 for one in freed)
+        >>> all(item.n_bytes > 0 for item in freed)
         True
     """
     run = Run.open(run).check_writable()
