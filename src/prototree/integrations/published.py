@@ -116,6 +116,7 @@ def _build_tree(root: Any, names: list[str], backbone: str, image_size: int, dty
     if features.head.weight.shape != head.shape:
         raise ConfigError(f"{backbone} gives {features.backbone.n_channels} channels, the tree has {head.shape[1]}")
     tree = ProtoTree(topology, features, names, (prototypes.shape[2], prototypes.shape[3])).to(dtype)
+    tree.radius.fill_(math.log(2))  # the paper's, which single precision had rounded
     row_of = {id(node): row for node, row in _mapping(root, "_out_map").items()}
     rows = [row_of.get(id(nodes[index])) for index in node_order.tolist()]
     if not all(type(row) is int and 0 <= row < len(prototypes) for row in rows):
