@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from browser_pages import browser, open_page
+from killed_runs import Commands, commands
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.model import ProtoTree
 from prototree.core.topology import Topology
@@ -58,6 +59,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("PROTOTREE_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def do(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    """Runs commands of the program in copies of one process that has imported everything."""
+    with commands(tmp_path_factory.mktemp("commands")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,25 +5,18 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from data_files import smooth_photo, write_classes
-from killed_runs import Commands, commands
+from killed_runs import Commands
 from prototree._version import __version__
 from prototree.cli.app import console, echo, print_error, print_table, settings_help
 from prototree.config import RECIPE_SETTINGS, Common, load_preset
 from prototree.evaluation.tables import Table
 from prototree.run import Run
 from tiny_editing import tiny_run
-
-
-@pytest.fixture(scope="module")
-def do(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    with commands(tmp_path_factory.mktemp("commands")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,12 @@
 
 import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from killed_runs import Commands, Ended, commands, content, differences, options
+from killed_runs import Commands, Ended, content, differences, options
 from prototree.features.cache import FOLDER
 from tiny_training import TINY, TINY_DISTILL, write_squares
 
@@ -63,10 +62,8 @@ class Ground:
 
 
 @pytest.fixture(scope="module", params=RECIPES)
-def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    folder = tmp_path_factory.mktemp("kills")
-    with commands(folder / "commands") as do:
-        yield Ground(folder, do, request.param)
+def ground(request: pytest.FixtureRequest, do: Commands, tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return Ground(tmp_path_factory.mktemp("kills"), do, request.param)
 
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
