@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -22,10 +23,7 @@ from doc_workspace import QUICK, ROOT, blocks, command_lines, quick_python, run_
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.topology import Topology
 
-pytestmark = [
-    pytest.mark.usefixtures("as_users_run_it"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),  # the photos are few
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the photos are few
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
@@ -44,6 +42,14 @@ LONG_EXAMPLES = {"EditSession", "cross_validate", "fit", "fit_seeds", "ProtoTree
 GENERATED = {DOCS / "settings.md", DOCS / "reference" / "commands.md"}  # by tools/docs_pages.py, when the site is built
 FOLDERS = (path.name for path in (ROOT / "src" / "prototree").iterdir() if (path / "__init__.py").exists())
 PACKAGES = "|".join(sorted(FOLDERS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_users_run_it() -> Iterator[None]:
+    """Without the shape checks that only tests have, also while the template is made."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +130,7 @@ def explained_names() -> dict[str, object]:
     tree = prototree.ProtoTree(Topology.full(height=2), features, ["cat", "dog", "owl"]).eval()
     tree.leaf_logits.data = torch.tensor([[9.0, 0, 0], [0, 9, 0], [0, 0, 9], [0, 0, 0]])
     paths = sorted(str(path) for path in Path("photos/train").rglob("*.png"))
-    batch = {"maps": torch.rand(2, 16, 2, 2), "labels": torch.tensor([0, 1]), "places": torch.tensor([0, 1])}
+    batch = {"maps": torch.rand(2, 16, 2, 2), "labels": torch.tensor([0, 1]), "indices": torch.tensor([0, 1])}
     names = {name: getattr(prototree, name) for name in prototree.__all__}
     modules = {"torch": torch, "np": np, "prototree": prototree, "Path": Path}
     return names | batch | modules | {"tree": tree, "paths": paths, "QUICK": QUICK}
