@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from browser_pages import browser, open_page
+from killed_runs import Commands, commands
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.model import ProtoTree
 from prototree.core.topology import Topology
@@ -29,21 +30,27 @@ torch.set_num_threads(1)  # tests run side by side, one process a core
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# Begun first, the longest of them before the others, so that in the end no process waits for a long file of another.
+# Whole trainings, servers and browsers. Begun first, the longest of them before the others, so that in the end no
+# process waits for a long file of another; left out of `make test-fast`, as are all tests in LONG_FOLDERS.
 LONG_FILES = (
-    "test_kills", "test_documents", "test_every_setting", "test_distributed", "test_run", "test_report_browser",
-    "test_app_browser", "test_distill", "test_sweep", "test_reproduction", "test_finetuning", "test_full_disk",
-    "test_app", "test_app_finetuning", "test_examples", "test_hostile_requests", "test_session",
-    "test_sklearn_estimator",
-    "test_fraction", "test_tree_page", "test_explain", "test_cli", "test_onnx_export", "test_hub", "test_checkpoint",
+    "test_kills", "test_every_setting", "test_documents", "test_run", "test_distill", "test_distributed",
+    "test_report_browser", "test_browser", "test_sweep", "test_finetune", "test_reproduction", "test_share",
+    "test_service", "test_onnx", "test_sklearn", "test_full_disk", "test_api", "test_hostile_requests", "test_examples",
+    "test_cli", "test_hub", "test_decision_browser", "test_session", "test_packaging", "test_ablation",
+    "test_explain_birds", "test_calibrate", "test_teacher",
 )  # fmt: skip
+LONG_FOLDERS = ("app", "faults", "integrations", "pipeline")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: number for number, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+    for item in items:
+        if item.path.stem in rank or item.path.parent.name in LONG_FOLDERS:
+            item.add_marker("long")
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +59,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("PROTOTREE_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def do(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    """Runs commands of the program in copies of one process that has imported everything."""
+    with commands(tmp_path_factory.mktemp("commands")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -137,17 +151,3 @@ def tiny_tree(tiny_backbone: Backbone) -> ProtoTree:
 
 def one_hot(labels: list[int], n_classes: int) -> torch.Tensor:
     return torch.from_numpy(np.eye(n_classes)[labels])
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the tests in `faults/` have counted; their workers print nothing themselves."""
-    counted = {
-        str(text)
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        for name, text in getattr(report, "user_properties", ())
-        if name == "counted"
-    }
-    if counted:
-        terminalreporter.section("faults")
-        terminalreporter.write_line("\n".join(sorted(counted)))

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,6 @@ from tiny_training import TINY, TINY_DISTILL
 ROOT = Path(__file__).parents[1]
 COLOURS = {"bluebird": (50, 60, 200), "cardinal": (200, 40, 40), "greenfinch": (40, 180, 60)}
 QUICK = {**TINY_DISTILL, "head_epochs": 3, "epochs": 3, "pretrain_epochs": 1, "views": 2, "calibration_fraction": 0}
-_NOT_RUN = "<!-- not run:"
 _KEPT: dict[tuple[str, ...], Path] = {}
 _KEPT_IN = Path(tempfile.mkdtemp(prefix="prototree-documents-"))
 atexit.register(shutil.rmtree, _KEPT_IN, ignore_errors=True)
@@ -59,21 +57,11 @@ def write_photos(root: Path) -> None:
     (root / "labelled.csv").write_text("path,label\n" + "".join(f"holiday/{one}.png,{one}\n" for one in COLOURS))
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of a document."""
-
-    language: str
-    code: str
-    is_run: bool
-
-
-def blocks(text: str) -> Iterator[Block]:
-    """The fenced blocks of a document; one is not run if a comment before it says why."""
-    before = ""
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Language and code of the fenced blocks of a document, without those below a comment that says why not."""
     for match in re.finditer(r"(?P<before>.*?)^```(?P<language>\w+)\n(?P<code>.*?)^```$", text, re.S | re.M):
-        before = match["before"].rstrip().rpartition("\n")[2]
-        yield Block(match["language"], match["code"], not before.startswith(_NOT_RUN))
+        if not match["before"].rstrip().rpartition("\n")[2].startswith("<!-- not run:"):
+            yield match["language"], match["code"]
 
 
 def command_lines(code: str) -> Iterator[str]:
@@ -87,8 +75,14 @@ def run_command(line: str) -> None:
     """Does what a line of a document says, with settings that take seconds; an error if it does not work."""
     *feeding, last = line.split(" | ")
     words = shlex.split(last)
-    if words[0] == "make":
-        _run_make(words[1])
+    if words[0] == "make":  # the commands of ours in its recipe; `make setup` made the environment that we are in
+        recipe = subprocess.run(
+            ["make", "-n", words[1], "-o", ".venv/.ready"], cwd=ROOT, capture_output=True, text=True
+        )
+        ours = [shlex.split(step)[1:] for step in _checked(recipe).splitlines() if "/prototree " in step]
+        assert ours or words[1] == "setup", line
+        for own in ours:
+            _run_prototree(["photos/" if word == "birds" else word for word in own], "")
     elif words[0] == "python":
         words[1] = str(ROOT / words[1])
         _checked(subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, timeout=3600))
@@ -101,15 +95,6 @@ def run_command(line: str) -> None:
 def _checked(done: "subprocess.CompletedProcess[str]") -> str:
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
-
-
-def _run_make(target: str) -> None:
-    """The commands of ours in a recipe of the Makefile; `make setup` made the environment that we are in."""
-    recipe = subprocess.run(["make", "-n", target, "-o", ".venv/.ready"], cwd=ROOT, capture_output=True, text=True)
-    ours = [line for line in _checked(recipe).splitlines() if "/prototree " in line]
-    for line in ours:
-        _run_prototree(["photos/" if word == "birds" else word for word in shlex.split(line)[1:]], "")
-    assert ours or target == "setup", target
 
 
 def _run_prototree(words: list[str], given: str) -> None:
@@ -130,15 +115,15 @@ def _run_prototree(words: list[str], given: str) -> None:
     assert not code, (words, code)
 
 
-def _run_once(words: list[str], place: Path) -> None:
+def _run_once(words: list[str], out: Path) -> None:
     """Many pages begin with the same training: the second time its outcome is copied."""
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(out, ignore_errors=True)
     kept = _KEPT.setdefault(tuple(words), _KEPT_IN / str(len(_KEPT)))
     if not kept.exists():
         assert not app(words, standalone_mode=False), words
-        shutil.copytree(place, kept)
-    elif not place.exists():
-        shutil.copytree(kept, place)
+        shutil.copytree(out, kept)
+    else:
+        shutil.copytree(kept, out)
 
 
 def _quick_settings(words: list[str]) -> list[str]:
@@ -156,13 +141,12 @@ def quick_python(code: str) -> str:
     """A program of the documents whose trainings take seconds."""
     code = re.sub(r"settings=\{", "settings=QUICK | {", code)
     call = r"(\bfit\((?!paths|train|pixels|other)(?:[^()]|\([^()]*\))*?)\)"
-    code = re.sub(rf"{call}(?= *(?:#.*)?$)", _with_settings, code, flags=re.M)
+
+    def with_settings(match: re.Match[str]) -> str:
+        return match[0] if "settings=" in match[1] else f"{match[1]}, settings=QUICK)"
+
+    code = re.sub(rf"{call}(?= *(?:#.*)?$)", with_settings, code, flags=re.M)
     return code.replace("ProtoTreeClassifier(", "ProtoTreeClassifier(**QUICK, ")
-
-
-def _with_settings(match: re.Match[str]) -> str:
-    call = match[1]
-    return f"{call})" if "settings=" in call else f"{call}, settings=QUICK)"
 
 
 def trained(folder: Path) -> None:

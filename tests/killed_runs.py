@@ -15,7 +15,7 @@ import subprocess
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,18 +28,12 @@ TIMES = ("images_per_second", "seconds")  # the columns of log.csv that no two r
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: its exit code (negative: by that signal), what it wrote, and the events before."""
+    """How a command ended: its exit code (negative: by that signal), what it wrote, and its stages."""
 
     code: int
     out: str
     err: str
-    events: tuple[tuple[int, str, str], ...]  # the number of the stage, its name, and what happened
-
-    @property
-    def stages(self) -> dict[int, tuple[str, int]]:
-        """The name of each stage, and how many events it had."""
-        count = Counter(number for number, _, _ in self.events)
-        return {number: (name, count[number]) for number, name, _ in self.events}
+    stages: dict[int, tuple[str, int]]  # by number: the name, and how many events it had
 
 
 @dataclass(frozen=True)
@@ -55,26 +49,26 @@ class Commands:
         at: tuple[int, int] | None = None,
         number: int = signal.SIGKILL,
         folder: Path | None = None,
-        columns: int = 200,
         cache: Path | None = None,
     ) -> Ended:
-        files = {name: str(self.folder / name) for name in ("out", "err", "events")}
-        environment = {"PROTOTREE_CACHE": str(cache or self.folder / "cache"), "COLUMNS": str(columns)}
-        job = {"words": list(map(str, words)), "at": at, "signal": int(number), "environment": environment, **files}
+        files = {name: self.folder / name for name in ("out", "err", "events")}
+        job = {"words": list(map(str, words)), "at": at, "signal": int(number), "folder": folder or Path.cwd(), **files}
+        job["environment"] = {"PROTOTREE_CACHE": str(cache or self.folder / "cache"), "COLUMNS": "200"}
         assert self.server.stdin is not None
         assert self.server.stdout is not None
-        print(json.dumps(job | {"folder": str(folder or Path.cwd())}), file=self.server.stdin, flush=True)
+        print(json.dumps(job, default=str), file=self.server.stdin, flush=True)
         code = int(self.server.stdout.readline())
-        events = tuple(tuple(json.loads(line)) for line in Path(files["events"]).read_text().splitlines())
-        return Ended(code, Path(files["out"]).read_text(), Path(files["err"]).read_text(), events)
+        out, err, events = (path.read_text() for path in files.values())
+        counts = Counter(tuple(json.loads(line)) for line in events.splitlines())
+        return Ended(code, out, err, {number: (name, count) for (number, name), count in counts.items()})
 
 
 @contextmanager
-def commands(folder: Path, threads: int = 1) -> Iterator[Commands]:
+def commands(folder: Path) -> Iterator[Commands]:
     """A process that imports the program once, for as many commands as asked."""
     folder.mkdir(parents=True, exist_ok=True)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen([sys.executable, __file__], env=environment, **pipes) as server:
         yield Commands(server, folder)
 
@@ -84,10 +78,10 @@ def options(settings: Mapping[str, object]) -> list[str]:
     return [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]
 
 
-def content(run: Path, leave_out: Sequence[str] = ()) -> dict[str, str]:
+def content(run: Path) -> dict[str, str]:
     """A digest of every file of a run, but for how long things took."""
-    names = {str(path.relative_to(run)): path for path in sorted(run.rglob("*")) if path.is_file()}
-    kept = {name: path for name, path in names.items() if name.split("/")[0] not in ("tensorboard", *leave_out)}
+    files = {str(path.relative_to(run)): path for path in sorted(run.rglob("*")) if path.is_file()}
+    kept = {name: path for name, path in files.items() if not name.startswith("tensorboard/")}
     return {name: hashlib.sha256(_timeless(path)).hexdigest() for name, path in kept.items()}
 
 
@@ -99,13 +93,13 @@ def differences(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]
 def _timeless(path: Path) -> bytes:
     text = path.read_bytes()
     if path.name == "log.csv":
-        rows = list(csv.DictReader(io.StringIO(text.decode())))
-        return json.dumps([{k: v for k, v in row.items() if k not in TIMES} for row in rows]).encode()
-    if path.name in ("metrics.json", "state.json"):
+        header = {"log": list(csv.DictReader(io.StringIO(text.decode())))}
+    elif path.name in ("metrics.json", "state.json"):
         header = {k: v for k, v in json.loads(text).items() if k not in ("seconds", "sha256")}
-        header["log"] = [{k: v for k, v in row.items() if k not in TIMES} for row in header.get("log", [])]
-        return json.dumps(header).encode()
-    return text
+    else:
+        return text
+    header["log"] = [{k: v for k, v in row.items() if k not in TIMES} for row in header.get("log", [])]
+    return json.dumps(header).encode()
 
 
 class Events:
@@ -114,20 +108,20 @@ class Events:
     Where that stage has fewer events by now, before the first event after it.
     """
 
-    def __init__(self, record: Path, at: list[int] | None, number: int) -> None:
-        self._record, self._at, self._signal = open(record, "w"), at, number  # noqa: SIM115 (open until the end)
-        self._place, self._stage, self._owner = [0, 0], "starting", os.getpid()
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._record, self._at, self._signal = open(job["events"], "w"), job["at"], job["signal"]  # noqa: SIM115
+        self._position, self._stage, self._owner = [0, 0], "starting", os.getpid()
 
     def before(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         def counted(*arguments: Any, **named: Any) -> Any:
             if os.getpid() == self._owner:  # not in a process that reads images
                 if name == "stage":
-                    self._stage, self._place = str(arguments[1]), [self._place[0] + 1, 0]
-                if self._at is not None and self._place >= self._at:
+                    self._stage, self._position = str(arguments[1]), [self._position[0] + 1, 0]
+                if self._at is not None and self._position >= self._at:
                     self._at = None
                     os.kill(os.getpid(), self._signal)
-                print(json.dumps([self._place[0], self._stage, name]), file=self._record, flush=True)
-                self._place[1] += 1
+                print(json.dumps([self._position[0], self._stage]), file=self._record, flush=True)
+                self._position[1] += 1
             return function(*arguments, **named)
 
         return counted
@@ -142,7 +136,7 @@ def _run(job: dict[str, Any]) -> int:
     from prototree.cli import main
     from prototree.progress import Display
 
-    events = Events(Path(job["events"]), job["at"], job["signal"])
+    events = Events(job)
     for owner, names in ((os, DISK_CALLS), (Display, STEPS)):
         for name in names:
             setattr(owner, name, events.before(getattr(owner, name), name))

@@ -15,27 +15,24 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
+from fake_hub import use_fake_hub
+from starlette.testclient import TestClient
 
 import prototree
 from doc_workspace import QUICK, ROOT, blocks, command_lines, quick_python, run_command, trained
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.core.topology import Topology
 
-sys.path.insert(0, str(ROOT / "tests" / "integrations"))
-from hub_server import serving
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),  # the photos are few
-    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),  # the hub client's own
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the photos are few
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-RUN = [
-    ROOT / "README.md",
-    *(DOCS / name for name in ("index.md", "concepts/recipes.md", "explanations.md", "editing.md")),
-    *sorted((DOCS / "tutorials").glob("*.md")),
-    *sorted((DOCS / "how-to").glob("*.md")),
+RUN = ("README.md", "index.md", "concepts/recipes.md", "explanations.md", "editing.md", "tutorials/*.md", "how-to/*.md")
+RUN_PAGES = [
+    str(page.relative_to(ROOT))
+    for page in PAGES
+    if any(page.match(pattern) for pattern in RUN)
+    and {"sh", "python"} & {language for language, _ in blocks(page.read_text())}
 ]
 LONG_PAGES = {  # several trainings each, or a conversion to ONNX
     "README", "bias", "paper", "ensemble", "cross-validate", "vote", "recipes", "inside-a-program", "onnx",
@@ -47,13 +44,9 @@ FOLDERS = (path.name for path in (ROOT / "src" / "prototree").iterdir() if (path
 PACKAGES = "|".join(sorted(FOLDERS))
 
 
-def is_run(page: Path) -> bool:
-    return any(block.is_run and block.language in ("sh", "python") for block in blocks(page.read_text()))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def as_users_run_it() -> Iterator[None]:
-    """Without the shape checks that only tests have."""
+    """Without the shape checks that only tests have, also while the template is made."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -69,60 +62,50 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start_and_stop(app: Any) -> None:
-    from starlette.testclient import TestClient
-
-    with TestClient(app):
-        pass
-
-
 @pytest.fixture
-def workspace(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def workspace(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy to work in, a server that ends at once, and a model hub of our own."""
     folder = tmp_path / "here"
     shutil.copytree(template, folder)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("prototree.app.server.serve", lambda app, listening: start_and_stop(app))
-    for name, value in (("CACHE", str(tmp_path / "hub")), ("OFFLINE", False), ("DISABLE_XET", True)):
-        monkeypatch.setattr(f"huggingface_hub.constants.HF_HUB_{name}", value)
-    with serving() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        yield folder
+
+    def start_and_stop(app: Any, listening: Any) -> None:
+        with TestClient(app):
+            pass
+
+    monkeypatch.setattr("prototree.app.server.serve", start_and_stop)
+    use_fake_hub(monkeypatch, tmp_path / "hub")
+    return folder
 
 
 def marked(names: Iterable[str], long: set[str]) -> list[Any]:
     return [pytest.param(name, id=name, marks=pytest.mark.slow if Path(name).stem in long else ()) for name in names]
 
 
-@pytest.mark.parametrize("name", marked((str(page.relative_to(ROOT)) for page in RUN if is_run(page)), LONG_PAGES))
+@pytest.mark.parametrize("name", marked(RUN_PAGES, LONG_PAGES))
 def test_what_a_page_says_works(name: str, workspace: Path) -> None:
-    page = ROOT / name
     names: dict[str, object] = {"QUICK": QUICK}
-    for block in blocks(page.read_text()):
-        if not block.is_run:
-            continue
-        if block.language == "sh":
-            for line in command_lines(block.code):
+    for language, code in blocks((ROOT / name).read_text()):
+        if language == "sh":
+            for line in command_lines(code):
                 run_command(line)
-        elif block.language == "python":
-            exec(compile(quick_python(block.code), str(page), "exec"), names)
+        elif language == "python":
+            exec(compile(quick_python(code), name, "exec"), names)
 
 
-def test_one_version_everywhere() -> None:
+def test_versions_extras_and_public_names() -> None:
     assert f"\nversion: {prototree.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## [{prototree.__version__}] - " in (ROOT / "CHANGELOG.md").read_text()
-
-
-def test_extras_that_pages_name_exist() -> None:
+    listed = re.findall(r"^::: prototree\.[\w.]*?(\w+)$", (DOCS / "reference" / "python.md").read_text(), re.M)
+    assert sorted(listed) == sorted(set(prototree.__all__) - {"__version__"})
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     text = "".join(page.read_text() for page in PAGES)
     named = set(re.findall(r"pip install '(?:prototree|\.)\[(\w+)\]'", text))
-    assert named
-    assert named <= set(extras)
+    assert set() < named <= set(extras)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_files_and_links_of_a_page_exist(page: Path) -> None:
+def test_what_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
     for name in re.findall(r"`((?:src|tests|examples|benchmarks|tools)/[\w/]+\.\w+)", text):
         assert (ROOT / name).exists(), name
@@ -131,23 +114,13 @@ def test_files_and_links_of_a_page_exist(page: Path) -> None:
     for name in re.findall(r"\]\(([\w./-]+\.\w+)(?:#[\w-]*)?\)", text):
         linked = (page.parent / name).resolve()
         assert linked.exists() or linked in GENERATED, name
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_names_of_the_code_on_a_page_exist(page: Path) -> None:
-    for name in re.findall(rf"`((?:prototree\.)?(?:{PACKAGES})\.(?!py`)[a-z]\w*[\w.]*)`", page.read_text()):
+    for name in re.findall(rf"`((?:prototree\.)?(?:{PACKAGES})\.(?!py`)[a-z]\w*[\w.]*)`", text):
         parts = name.removeprefix("prototree.").split(".")
-        place: Any = importlib.import_module(f"prototree.{parts[0]}")
+        found: Any = importlib.import_module(f"prototree.{parts[0]}")
         for number, part in enumerate(parts[1:], 2):
-            if hasattr(place, part):
-                place = getattr(place, part)
-            else:
-                place = importlib.import_module(f"prototree.{'.'.join(parts[:number])}")
-
-
-def test_the_reference_has_every_public_name() -> None:
-    listed = re.findall(r"^::: prototree\.[\w.]*?(\w+)$", (DOCS / "reference" / "python.md").read_text(), re.M)
-    assert sorted(listed) == sorted(set(prototree.__all__) - {"__version__"})
+            if not hasattr(found, part):
+                importlib.import_module(f"prototree.{'.'.join(parts[:number])}")
+            found = getattr(found, part)
 
 
 def explained_names() -> dict[str, object]:
@@ -157,7 +130,7 @@ def explained_names() -> dict[str, object]:
     tree = prototree.ProtoTree(Topology.full(height=2), features, ["cat", "dog", "owl"]).eval()
     tree.leaf_logits.data = torch.tensor([[9.0, 0, 0], [0, 9, 0], [0, 0, 9], [0, 0, 0]])
     paths = sorted(str(path) for path in Path("photos/train").rglob("*.png"))
-    batch = {"maps": torch.rand(2, 16, 2, 2), "labels": torch.tensor([0, 1]), "places": torch.tensor([0, 1])}
+    batch = {"maps": torch.rand(2, 16, 2, 2), "labels": torch.tensor([0, 1]), "indices": torch.tensor([0, 1])}
     names = {name: getattr(prototree, name) for name in prototree.__all__}
     modules = {"torch": torch, "np": np, "prototree": prototree, "Path": Path}
     return names | batch | modules | {"tree": tree, "paths": paths, "QUICK": QUICK}

@@ -1,7 +1,6 @@
 """The package as a whole: public names, the direction of imports, and import without side effects."""
 
 import ast
-import os
 import subprocess
 import sys
 import textwrap
@@ -40,7 +39,6 @@ def test_imports_go_only_down() -> None:
 
 
 def test_every_public_name_is_there_and_documented() -> None:
-    assert len(prototree.__all__) <= 32
     for name in prototree.__all__:
         assert getattr(prototree, name).__doc__ or name == "__version__", name
 
@@ -60,32 +58,28 @@ def test_importing_the_package_changes_nothing_and_does_not_import_torch() -> No
     assert result.stdout.split() == ["False", "True"], result.stderr
 
 
-@pytest.mark.parametrize("fits", [True, False])
-def test_torchvision_operators_are_declared_only_where_its_import_fails(tmp_path: Path, fits: bool) -> None:
-    (tmp_path / "torchvision").mkdir()
-    needs_operator = """
-        import torch
-        try:
-            torch.ops.torchvision.nms
-        except AttributeError:
-            raise RuntimeError("operator torchvision::nms does not exist") from None
-    """
-    (tmp_path / "torchvision" / "__init__.py").write_text("" if fits else textwrap.dedent(needs_operator))
+NEEDS_OPERATOR = """
+import torch
+try:
+    torch.ops.torchvision.nms
+except AttributeError:
+    raise RuntimeError("operator torchvision::nms does not exist") from None
+"""
+
+
+@pytest.mark.parametrize(
+    ("torchvision", "output"),
+    [("", "[] False"), (NEEDS_OPERATOR, "['nms', 'qnms'] True"), ("raise RuntimeError('broken')", "broken")],
+    ids=["fits", "misfits", "broken in another way"],
+)
+def test_torchvision_operators_are_declared_only_where_its_import_fails(
+    tmp_path: Path, torchvision: str, output: str
+) -> None:
+    (tmp_path / "torchvision.py").write_text(torchvision)
     code = """
         import prototree.backbones.weights as guard, torch, torchvision
         print(guard._declared_operators, hasattr(torch.ops.torchvision, "nms"))
     """
     result = run(code, tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == ("[] False" if fits else "['nms', 'qnms'] True")
-
-
-def test_another_failure_of_torchvision_is_not_hidden(tmp_path: Path) -> None:
-    (tmp_path / "torchvision.py").write_text("raise RuntimeError('broken in another way')")
-    assert "broken in another way" in run("import prototree.backbones.weights", tmp_path).stderr
-
-
-def test_it_runs_as_a_module() -> None:
-    command = [sys.executable, "-m", "prototree", "--version"]
-    result = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=600)
-    assert result.stdout.strip() == prototree.__version__
+    assert output in result.stdout + result.stderr
+    assert (result.returncode == 0) == (output != "broken")

@@ -23,60 +23,36 @@ from prototree.run import Run
 from tiny_editing import content_of, same_tree, tiny_run
 from tiny_training import TINY, write_squares
 
-SETTINGS = {
-    **TINY,
-    "backbone": "test_efficientnet",
-    "feature_level": -2,
-    "epochs": 1,
-    "height": 2,
-    "prune_threshold": 0.3,
-}
+SETTINGS = {**TINY, "feature_level": -2, "epochs": 1, "height": 2, "prune_threshold": 0.3}
 FULL_DISK, READ_ONLY = (28, "No space left on device"), (30, "Read-only file system")
-
-
-class Disk:
-    """Lets so many writes pass; the next ones fail, all of them, as on a disk that stays full."""
-
-    def __init__(self, below: Path, passing: int, error: tuple[int, str]) -> None:
-        self._below, self._passing, self._error = str(below), passing, error
-
-    def write(self, path: Any) -> None:
-        if not isinstance(path, int) and not str(path).startswith(self._below):
-            return
-        self._passing -= 1
-        if self._passing < 0:
-            raise OSError(*self._error, None if isinstance(path, int) else str(path))
 
 
 @contextmanager
 def failing(below: Path, passing: int, error: tuple[int, str] = FULL_DISK) -> Iterator[None]:
-    disk = Disk(below, passing, error)
+    """Let so many writes pass; the next ones fail, all of them, as on a disk that stays full."""
 
     def guarded(real: Callable[..., Any], is_write: Callable[..., bool] = lambda *_, **__: True) -> Callable[..., Any]:
         def call(path: Any, *args: Any, **options: Any) -> Any:
-            if is_write(*args, **options):
-                disk.write(path)
+            nonlocal passing
+            if is_write(*args, **options) and (isinstance(path, int) or str(path).startswith(str(below))):
+                passing -= 1
+                if passing < 0:
+                    raise OSError(*error, None if isinstance(path, int) else str(path))
             return real(path, *args, **options)
 
         return call
 
-    def opens_to_write(mode: str = "r", *_: Any, **__: Any) -> bool:
-        return any(letter in mode for letter in "wax+")
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(builtins, "open", guarded(open, opens_to_write))
+        patch.setattr(builtins, "open", guarded(open, lambda mode="r", *_, **__: bool(set(mode) & set("wax+"))))
         for name in ("fsync", "replace", "mkdir", "posix_fallocate", "rename"):
             patch.setattr(os, name, guarded(getattr(os, name)))
         yield
 
 
 def every_failure(
-    below: Path, work: Callable[[], None], check: Callable[[], None], error: tuple[int, str], step: int = 1
+    below: Path, work: Callable[[], object], check: Callable[[], None], error: tuple[int, str], step: int = 1
 ) -> int:
-    """Fails at the first write, at the second (or `step` later), and so on, until the work gets through.
-
-    Returns how many writes pass before the work does: with a step of 1, how many times it failed.
-    """
+    """Fail at the first write, then `step` later and so on; return how many writes pass before the work does."""
     for passing in range(0, 500, step):
         with failing(below, passing, error):
             try:
@@ -101,14 +77,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.usefixtures("with_plots")
 @pytest.mark.parametrize(
-    "error", [FULL_DISK, pytest.param(READ_ONLY, marks=pytest.mark.slow)], ids=["full", "read-only"]
-)
-@pytest.mark.parametrize(
-    "stage",
-    ["prune", pytest.param("project", marks=pytest.mark.slow), pytest.param("evaluate", marks=pytest.mark.slow)],
+    ("stage", "error", "step"),
+    [
+        ("prune", FULL_DISK, 3),
+        *(
+            pytest.param(stage, error, 1, marks=pytest.mark.slow)
+            for stage in ("prune", "project", "evaluate")
+            for error in (FULL_DISK, READ_ONLY)
+        ),
+    ],
 )
 def test_a_stage_that_cannot_write_leaves_every_tree_as_it_was(
-    trained: Path, tmp_path: Path, stage: str, error: tuple[int, str], record_property: Callable[[str, object], None]
+    trained: Path, tmp_path: Path, stage: str, error: tuple[int, str], step: int
 ) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     before = {name: checkpoint.load(run / name) for name in checkpoint.STAGES}
@@ -124,15 +104,11 @@ def test_a_stage_that_cannot_write_leaves_every_tree_as_it_was(
                 shutil.copytree(trained / name, run / name)
             assert same_tree(checkpoint.load(run / name), tree)
 
-    failures = every_failure(run, lambda: rerun(run, stage) and None, check, error)
-    assert failures >= 3
-    record_property("counted", f"{stage}: {failures} writes failed one by one ({error[1]}), no tree lost")
+    assert every_failure(run, lambda: rerun(run, stage), check, error, step) >= 3
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_editing_on_a_full_disk_loses_no_edit(
-    tmp_path: Path, step: int, record_property: Callable[[str, object], None]
-) -> None:
+def test_editing_on_a_full_disk_loses_no_edit(tmp_path: Path, step: int) -> None:
     run, work = tiny_run(tmp_path), tmp_path / "work"
     session = edit(run, work=work)
     session.apply(Note(0, "first"))
@@ -145,24 +121,18 @@ def test_editing_on_a_full_disk_loses_no_edit(
             assert read_history(work / HISTORY, origin).done == (Note(0, "first"),)
         assert not list(tmp_path.glob("run-edited*")), "half a run"
 
-    failures = every_failure(tmp_path, lambda: session.apply(Note(0, "second")) and None, check, FULL_DISK, step)
+    every_failure(tmp_path, lambda: session.apply(Note(0, "second")), check, FULL_DISK, step)
     assert session.state.notes == {0: "second"}
     session.undo()
     files = content_of(work)
-    failures += every_failure(tmp_path, lambda: session.save() and None, check, FULL_DISK, step)
+    every_failure(tmp_path, session.save, check, FULL_DISK, step)
     assert len(list(tmp_path.glob("run-edited*"))) == 1
-    record_property("counted", f"editing: every {step}. of {failures} writes failed, no edit lost, no half run")
 
 
-def test_a_report_and_the_display_on_a_full_disk(
-    tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    run = tiny_run(tmp_path)
-    explanation = explain_tree(run, nearest=1)
-    failures = every_failure(
-        tmp_path / "out", lambda: report(explanation, tmp_path / "out") and None, lambda: None, FULL_DISK
-    )
-    record_property("counted", f"report: {failures} writes failed one by one, each one clear error")
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_report_and_the_display_on_a_full_disk(tmp_path: Path, step: int) -> None:
+    explanation, out = explain_tree(tiny_run(tmp_path), nearest=1), tmp_path / "out"
+    every_failure(out, lambda: report(explanation, out), lambda: None, FULL_DISK, step)
     with failing(tmp_path, 0), Display(Console(quiet=True), tmp_path / "tensorboard") as display:
         display.stage("goes on without TensorBoard")
     assert not (tmp_path / "tensorboard").exists(), "nothing is made before there is something to write"

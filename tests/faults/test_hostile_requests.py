@@ -1,10 +1,8 @@
 """Requests that nobody sends by mistake, to a real server: none crashes it, fills it, locks others out or gets in."""
 
-import http.client
 import random
 import socket
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,8 +16,6 @@ httpx = pytest.importorskip("httpx", reason="needs httpx")
 from app_server import Running, serving  # noqa: E402
 from prototree.run import Run  # noqa: E402
 from tiny_editing import tiny_run  # noqa: E402
-
-Count = Callable[[str, object], None]
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "\x01")
 PATHS = (
@@ -46,15 +42,13 @@ BODIES = (
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return tiny_run(tmp_path_factory.mktemp("web"))
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return tiny_run(tmp_path_factory.mktemp("web"))
 
 
 @pytest.fixture(scope="module")
@@ -68,19 +62,8 @@ def connected(server: Running) -> socket.socket:
     return socket.create_connection((where.hostname, where.port), timeout=3600)
 
 
-def status_of(answer: bytes) -> int:
-    return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/") else 0
-
-
-def answer_of(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes, or until nothing more can come."""
-    with connection.makefile("rb") as file:
-        first = file.readline()
-        return first if not first.startswith(b"HTTP/1.1 100") else file.read()
-
-
 def send_oddly(server: Running, chance: random.Random) -> int:
-    """The status of the answer; 0 where the connection was closed without one."""
+    """Return the status of the answer; 0 where the connection was closed without one."""
     headers = {"Host": "localhost", "Connection": "close"} | chance.choice(HEADERS)
     body = chance.choice(BODIES)
     headers.setdefault("Content-Length", str(len(body)))
@@ -91,7 +74,10 @@ def send_oddly(server: Running, chance: random.Random) -> int:
             if chance.random() < 0.2:
                 return 0  # hangs up without waiting for the answer
             connection.shutdown(socket.SHUT_WR)
-            return status_of(answer_of(connection))
+            with connection.makefile("rb") as file:
+                answer = file.readline()
+                answer = file.read() if answer.startswith(b"HTTP/1.1 100") else answer
+            return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/") else 0
         except (ConnectionError, BrokenPipeError):
             return 0
 
@@ -101,29 +87,19 @@ def healthy(server: Running) -> bool:
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(4000, marks=pytest.mark.slow)])
-def test_no_odd_request_is_a_fault_of_the_server(
-    server: Running, cache: Path, count: int, record_property: Count
-) -> None:
-    found = Counter(send_oddly(server, random.Random(seed)) // 100 for seed in range(count))
-    assert set(found) <= {0, 2, 3, 4}, found
+def test_no_odd_request_is_a_fault_of_the_server(server: Running, cache: Path, count: int) -> None:
+    assert {send_oddly(server, random.Random(seed)) // 100 for seed in range(count)} <= {0, 2, 3, 4}
     assert healthy(server)
     log = (cache / "server.log").read_text()
     assert "Traceback" not in log
     assert "failed" not in log, "hanging up is no error"
-    record_property("counted", f"{count} odd requests: {found[4]} refused, {found[2] + found[3]} answered, 0 of 5xx")
 
 
 @pytest.mark.parametrize(
     ("method", "path", "limit"),
-    [
-        ("POST", "/api/edits/undo", 1 << 20), ("POST", "/api/edits", 1 << 20),
-        ("POST", "/api/decisions", 20 << 20), ("POST", "/api/finetune/open", 0), ("GET", "/", 0),
-        ("GET", "/api/nodes", 0), ("POST", "/nowhere", 0),
-    ],
-)  # fmt: skip
-def test_chunks_without_end_are_cut_off(
-    server: Running, method: str, path: str, limit: int, record_property: Count
-) -> None:
+    [("POST", "/api/edits", 1 << 20), ("POST", "/api/decisions", 20 << 20), ("GET", "/", 0), ("POST", "/nowhere", 0)],
+)
+def test_chunks_without_end_are_cut_off(server: Running, method: str, path: str, limit: int) -> None:
     """Routes that read what is sent, and those that have no use for it."""
     chunk, sent = bytes(1 << 18), 0
     with connected(server) as connection:
@@ -137,10 +113,9 @@ def test_chunks_without_end_are_cut_off(
             pass
     assert limit <= sent < limit + (64 << 20), "what the system buffers, but no more"
     assert healthy(server)
-    record_property("counted", f"chunks without end to {path}: cut off, of 400 MiB that were to come")
 
 
-def test_promises_of_bodies_lock_nobody_out(server: Running, run: Run, record_property: Count) -> None:
+def test_promises_of_bodies_lock_nobody_out(server: Running, run: Run) -> None:
     photo = next((run.folder.parent / "squares" / "test").rglob("*.png")).read_bytes()
     with ExitStack() as open_ones:
         for number in range(60):
@@ -152,14 +127,12 @@ def test_promises_of_bodies_lock_nobody_out(server: Running, run: Run, record_pr
         for _ in range(5):
             assert httpx.post(f"{server.address}api/decisions", content=photo, timeout=3600).status_code == 200
             assert healthy(server)
-    record_property("counted", "60 connections that promised a body and sent nothing: everybody else was answered")
 
 
-def test_editors_at_once_lose_nothing(server: Running, record_property: Count) -> None:
+def test_editors_at_once_lose_nothing(server: Running) -> None:
     """Each looks, edits, and tries again if somebody was faster: all edits are there at the end, each once."""
 
-    def work(editor: int) -> int:
-        conflicts = 0
+    def work(editor: int) -> None:
         with httpx.Client(base_url=server.address, timeout=3600) as client:
             for number in range(6):
                 while True:
@@ -169,18 +142,12 @@ def test_editors_at_once_lose_nothing(server: Running, record_property: Count) -
                     if status == 200:
                         break
                     assert status == 409
-                    conflicts += 1
-        return conflicts
 
     with ThreadPoolExecutor(8) as pool:
-        conflicts = sum(pool.map(work, range(8)))
+        list(pool.map(work, range(8)))
     done = httpx.get(f"{server.address}api/edits", timeout=3600).json()["done"]
     wanted = [f"Question {e % 3 + 1} is called “editor {e}, note {n}”" for e in range(8) for n in range(6)]
     assert all(done.count(text) == 1 for text in wanted)
-    record_property("counted", f"8 editors at once: 48 edits, {conflicts} conflicts told, none lost")
-
-
-# ---- the token
 
 
 @pytest.fixture(scope="module")
@@ -208,13 +175,8 @@ def test_other_computers_need_the_token(open_server: Running) -> None:
         assert browser.get("/api/run").status_code == 200
         assert browser.post(f"/api/edits/undo?token={token}", json={"revision": 0}).status_code == 422  # by cookie
     assert "httponly" in page.history[0].headers["set-cookie"].lower()
-
-
-def test_a_link_leads_nowhere_else(open_server: Running) -> None:
-    where = urlsplit(open_server.address)
-    connection = http.client.HTTPConnection("127.0.0.1", where.port or 0, timeout=3600)
-    connection.request("GET", f"//evil.example/?{where.query}")
-    answer = connection.getresponse()
-    assert answer.status in (303, 404)
-    assert not (answer.getheader("location") or "/").startswith("//")
-    connection.close()
+    with connected(open_server) as connection:
+        connection.sendall(f"GET //evil.example/?{where.query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        answer = connection.recv(10_000).lower()
+    assert answer.split()[1] in (b"303", b"404")
+    assert b"location: //" not in answer, "a link leads nowhere else"

@@ -32,10 +32,8 @@ def png_header(width: int, height: int) -> bytes:
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
-    )
+    header = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return header + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
 
 
 PHOTO = smooth_photo((40, 30))
@@ -86,58 +84,33 @@ UNREADABLE = {
 }
 
 
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
+def hole(path: Path, start: bytes = b"") -> None:
+    path.write_bytes(start)
+    os.truncate(path, 20 << 30)
 
 
-def device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def hole(path: Path) -> None:
-    with open(path, "wb") as file:
-        file.truncate(20 << 30)
-
-
-def photo_with_a_hole(path: Path) -> None:
-    path.write_bytes(JPEG[:200])
-    with open(path, "r+b") as file:
-        file.truncate(20 << 30)
-
-
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
-def dangling(path: Path) -> None:
-    path.symlink_to(path.with_name("nowhere"))
-
-
-def loop(path: Path) -> None:
-    path.symlink_to(path)
-
-
-NO_FILES: tuple[Callable[[Path], None], ...] = (pipe, device, hole, photo_with_a_hole, folder, dangling, loop)
+NO_FILES: dict[str, Callable[[Path], None]] = {
+    "pipe.jpg": os.mkfifo,
+    "device.jpg": lambda path: path.symlink_to("/dev/zero"),
+    "hole.jpg": hole,
+    "photo with a hole.jpg": lambda path: hole(path, JPEG[:200]),
+    "dangling.jpg": lambda path: path.symlink_to(path.with_name("nowhere")),
+    "loop.jpg": lambda path: path.symlink_to(path),
+}
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow says aloud what it thinks of damaged marks
-def test_every_animal_of_the_zoo(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_every_animal_of_the_zoo(tmp_path: Path) -> None:
     for name, content in (READABLE | UNREADABLE).items():
         (tmp_path / name).write_bytes(content)
-    for make in NO_FILES:
-        make(tmp_path / f"{make.__name__}.jpg")
-    refused = 0
-    for path in sorted(tmp_path.iterdir()):
-        try:
-            photo = load_image(path)
-        except DataError:
-            refused += 1
-            read = False
-        else:
-            read = photo.image.mode == "RGB"
-        assert read == (path.name in READABLE), path.name
-    assert refused == len(UNREADABLE) + len(NO_FILES)
-    record_property("counted", f"{len(READABLE) + refused} odd images: {len(READABLE)} read, {refused} refused")
+    for name, make in NO_FILES.items():
+        make(tmp_path / name)
+    (tmp_path / "folder.jpg").mkdir()
+    for name in READABLE:
+        assert load_image(tmp_path / name).image.mode == "RGB", name
+    for name in (*UNREADABLE, *NO_FILES, "folder.jpg"):
+        with pytest.raises(DataError):
+            load_image(tmp_path / name)
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -145,14 +118,13 @@ def test_a_data_set_goes_on_without_them(tmp_path: Path, deep: bool) -> None:
     root = write_classes(tmp_path, {"a": 5, "b": 5})
     for name, content in UNREADABLE.items():
         (root / "a" / name).write_bytes(content)
-    for make in NO_FILES:
-        if make is not folder:  # which is a folder of photos
-            make(root / "b" / f"{make.__name__}.jpg")
+    for name, make in NO_FILES.items():
+        make(root / "b" / name)
     data = open_data(root, deep=deep)
     left_out = {file.path.name for file in data.unreadable}
     cut = {"half.jpg", "half.png", "only a head.jpg", "claims more than it holds.png"}
     assert len(data.train) + len(data.test) == (10 if deep else 10 + len(cut - left_out))
-    assert {f"{make.__name__}.jpg" for make in NO_FILES if make is not folder} <= left_out
+    assert set(NO_FILES) <= left_out
     assert deep == (cut <= left_out), "only decoding finds what breaks off in the middle"
 
 
@@ -161,5 +133,5 @@ def test_training_without_one_readable_photo_is_one_clear_error(tmp_path: Path, 
     root = write_squares(tmp_path / "photos", train=2, test=1)
     for path in (root / "train").rglob("*.png"):
         path.write_bytes(path.read_bytes()[:1000])  # a head, and nothing more
-    with pytest.raises(ProtoTreeError, match=r"none of the training|at least one readable"):
+    with pytest.raises(ProtoTreeError):
         fit(root, tmp_path / "run", settings=settings)

@@ -64,15 +64,11 @@ def test_steps_name_what_they_compare_by_notes_or_numbers(run: Run) -> None:
     step = make_step(tree, 2, False, 0.1, {2 + tree.topology.n_nodes: "red\nchest"})
     assert (step.node, step.nearer, step.farther) == (3, "3L", "3R")
     assert step.text == "more like “red chest” than 3R"
-    presence = tiny_tree_of_presence(tree)
+    presence = prototree.ProtoTree(tree.topology, tree.features, tree.class_names)
     assert [make_step(presence, 0, right, 0.5).text for right in (True, False)] == ["has 1", "lacks 1"]
 
 
-def tiny_tree_of_presence(tree: prototree.ProtoTree) -> prototree.ProtoTree:
-    return prototree.ProtoTree(tree.topology, tree.features, tree.class_names)
-
-
-def test_many_images_are_predicted_as_one_by_one(run: Run) -> None:
+def test_many_images_in_any_form_are_predicted_as_one_by_one(run: Run) -> None:
     tree, paths = run.tree(), images_of(run)
     many = list(iter_predictions(tree, paths, batch_size=5, threads=2))  # the network is folded: other rounding
     assert [one.image for one in many] == list(map(str, paths))
@@ -83,10 +79,7 @@ def test_many_images_are_predicted_as_one_by_one(run: Run) -> None:
         assert one.confidence == pytest.approx(single.confidence, abs=1e-4)
         assert one.class_probs == pytest.approx(dict(single.class_probs), abs=1e-4)
         assert list(one.class_probs.values()) == sorted(one.class_probs.values(), reverse=True)
-
-
-def test_every_form_of_images_gives_the_same_predictions(run: Run) -> None:
-    tree, paths = run.tree(), images_of(run)[:3]
+    paths = paths[:3]
     images = [Image.open(path).convert("RGB") for path in paths]
     pixels = np.stack([np.asarray(image) for image in images])
     as_tensor = torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2)
@@ -128,9 +121,9 @@ def test_an_unreadable_image_is_an_error_of_its_own(run: Run, tmp_path: Path) ->
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.psd").write_bytes(b"8BPS")
     (tmp_path / "folder" / "notes.txt").write_text("no image")
-    (one,) = prototree.predict(run, tmp_path / "folder")
-    assert one.image.endswith("a.psd")
-    assert one.error
+    (prediction,) = prototree.predict(run, tmp_path / "folder")
+    assert prediction.image.endswith("a.psd")
+    assert prediction.error
 
 
 def test_a_model_abstains_below_the_confidence_asked_for(run: Run) -> None:
@@ -144,6 +137,9 @@ def test_a_model_abstains_below_the_confidence_asked_for(run: Run) -> None:
         assert one.confidence == (None if one.abstained else without_limit.confidence)
         assert one.prediction == (None if one.abstained else one.predicted_class)
     assert "I don't know" in str(next(one for one in after if one.abstained))
+    for percentage in (70.0, 1.5, -1.0):
+        with pytest.raises(ConfigError, match="0 to 1"):
+            prototree.predict(tree, paths, min_confidence=percentage)
 
 
 def test_what_is_unusually_far_is_abstained_from_without_a_percentage(run: Run) -> None:
@@ -157,14 +153,6 @@ def test_what_is_unusually_far_is_abstained_from_without_a_percentage(run: Run) 
     assert "%" not in str(one)
     node = int(decisions.greedy.nodes[0, decisions.distance_ratio[0].argmax()])
     assert f"question {node + 1} " in one.abstain_reason
-
-
-@pytest.mark.parametrize("min_confidence", [70.0, 1.5, -1.0])
-def test_a_percentage_is_no_confidence(run: Run, min_confidence: float) -> None:
-    with pytest.raises(ConfigError, match="0 to 1"):
-        prototree.predict(run, "nowhere.jpg", min_confidence=min_confidence)
-    done = CliRunner().invoke(app, ["predict", str(run.folder), "nowhere.jpg", f"--min-confidence={min_confidence}"])
-    assert isinstance(done.exception, ConfigError)
 
 
 @pytest.mark.usefixtures("as_users_run_it")
@@ -194,7 +182,7 @@ def test_the_command_predicts_judges_and_goes_on(run: Run, tmp_path: Path) -> No
     rows += [("broken.jpg", "red"), (str(images_of(run)[0]), "x")]
     (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{path},{label}\n" for path, label in rows))
 
-    def command(*words: str, given: str = "") -> Result:
+    def command(*words: str, given: str | bytes = "") -> Result:
         return CliRunner().invoke(app, ["predict", str(run.folder), *words], input=given)
 
     done = command(str(tmp_path / "list.csv"), "--out", str(tmp_path / "p.csv"), "--top", "2")
@@ -217,14 +205,9 @@ def test_the_command_predicts_judges_and_goes_on(run: Run, tmp_path: Path) -> No
     with_top = command(str(images_of(run)[0]), "--top", "2").stdout
     assert "over all paths" in with_top
     assert "over all paths" not in read.stdout
-
-
-def test_names_on_standard_input_need_not_be_text(run: Run, tmp_path: Path) -> None:
-    name = os.fsencode(tmp_path) + b"/\xff \xe9.png"
+    name = os.fsencode(tmp_path) + b"/\xff \xe9.png"  # need not be text
     shutil.copyfile(images_of(run)[0], name)
-    done = CliRunner().invoke(app, ["predict", str(run.folder), "-"], input=name + b"\n")
-    assert done.exit_code == 0, done.exception
-    assert "% confidence" in done.stdout
+    assert "% confidence" in command("-", given=name + b"\n").stdout
 
 
 def test_a_table_of_images_is_a_list_of_them(run: Run) -> None:

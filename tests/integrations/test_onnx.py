@@ -68,7 +68,13 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+QUICK_CASES = ("cnn, presence, crop", "vit, choice")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(case, marks=() if case in QUICK_CASES else pytest.mark.slow) for case in CASES],
+)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ProtoTree, Path]:
     tree = small_tree(*CASES[request.param])
     if "twice" in request.param:
@@ -115,12 +121,8 @@ def test_the_same_input_gives_the_same_numbers_whatever_the_batch(exported: tupl
             np.testing.assert_allclose(found[name].astype(float), wanted[name].astype(float), atol=1e-4, err_msg=name)
     assert len(set(wanted["leaf"].tolist())) > 1
     assert 0 < found["abstained"].sum() < 12
-
-
-def test_photos_of_any_size_are_resized_as_pillow_does(exported: tuple[ProtoTree, Path]) -> None:
-    tree, path = exported
     for height, width in ((150, 231), (40, 200), (333, 64)):
-        pixels = photos(6, height, width)
+        pixels = photos(6, height, width)  # resized as Pillow does
         found, wanted = answer(path, pixels), expected(tree, pixels)
         np.testing.assert_allclose(found["class_probs"], wanted["class_probs"], atol=0.02)
         np.testing.assert_allclose(found["p_right"], wanted["p_right"], atol=0.02)
@@ -135,20 +137,14 @@ def test_it_is_one_file_that_says_what_it_is(exported: tuple[ProtoTree, Path]) -
     assert about["preprocessing"] == json.loads(json.dumps(tree.preprocessing.to_json()))
     assert about["node_kind"] == tree.node_function.kind
     assert set(about["docs"]) == {"images", *OUTPUTS}
-    assert about["prototypes"][0] == {
-        "prototype_row": 0,
-        "note": None,
-        "image": "bees/1.jpg",
-        "class": "bee",
-        "box": [1, 2, 3, 4],
-    }
+    source = {"image": "bees/1.jpg", "class": "bee", "box": [1, 2, 3, 4]}
+    assert about["prototypes"][0] == {"prototype_row": 0, "note": None} | source
     from_tree = tree.preprocessing.size == 96 and tree.node_function.kind == "pairwise"
     assert about["prototypes"][1]["note"] == (None if from_tree else "striped belly")
     assert tuple(about["grid"]) == tree.grid.shape
     for leaf, rule in enumerate(about["rules"]):
-        assert [one["node"] - 1 for one in rule["conditions"]] == [
-            n for n in tree.topology.paths[leaf].tolist() if n >= 0
-        ]
+        nodes = [node + 1 for node in tree.topology.paths[leaf].tolist() if node >= 0]
+        assert [condition["node"] for condition in rule["conditions"]] == nodes
         assert rule["class"] == tree.class_names[int(tree.leaf_logits[leaf].argmax())]
 
 

