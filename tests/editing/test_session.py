@@ -48,6 +48,16 @@ def an_edit(session: EditSession, node: int = 1) -> Replace:
     return session.workbench.candidates(session.state, node)[3].cell.as_replacement(node)
 
 
+def test_undo_and_redo_give_back_the_very_same_trees(session: EditSession) -> None:
+    trees = [session.state.tree]
+    for change in (an_edit(session), Note(1, "red"), Remove(0, "left"), Exclude("train/red/0.png")):
+        trees.append(session.apply(change).state.tree)
+    for tree in trees[-2::-1]:
+        assert same_tree(session.undo().state.tree, tree)
+    for tree in trees[1:]:
+        assert same_tree(session.redo().state.tree, tree)
+
+
 def test_a_session_goes_on_where_it_was_left(session: EditSession, run: Run) -> None:
     for change in (an_edit(session), Remove(0, "left"), Note(0, "red")):
         session.apply(change)

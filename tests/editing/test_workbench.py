@@ -59,6 +59,17 @@ def test_a_replaced_prototype_of_several_cells_keeps_its_order(tiny_backbone: Ba
     assert source.patch_box == (32.0, 16.0, 128.0, 48.0)
 
 
+def test_leaves_of_several_edits_begin_anew_where_their_images_are_others(workbench: Workbench) -> None:
+    state = workbench.start
+    for edit in (Remove(1, "right"), Replace(3, "7.png", "full", (2, 1))):  # what were nodes 1 and 5 at first
+        state = workbench.apply(state, edit)
+    start = workbench.tree.leaf_logits[[2, 3, 4, 5, 6, 7]].clone()
+    start[:4] = 0
+    weight = workbench.tree.leaf_logits.sum().item() / N_TRAIN
+    expected = refitted(state.tree, workbench.training.maps(range(N_TRAIN)), start, weight)
+    torch.testing.assert_close(state.tree.leaf_logits.double(), expected, rtol=1e-3, atol=1e-4)
+
+
 def test_leaves_are_refitted_as_the_equations_say(workbench: Workbench) -> None:
     state = workbench.apply(workbench.start, Replace(1, "7.png", "full", (2, 1)))
     start = workbench.tree.leaf_logits.clone()
