@@ -18,7 +18,7 @@ SECONDS = 600_000  # of patience, in milliseconds
 Open = Callable[..., Any]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -134,7 +134,7 @@ def test_it_is_one_file_that_says_what_it_is(exported: tuple[ProtoTree, Path]) -
     about = onnxruntime.InferenceSession(path.read_bytes()).get_modelmeta().custom_metadata_map
     about = {key: json.loads(value) for key, value in about.items()}
     assert about["classes"] == ["ant", "bee", "wasp"]
-    assert about["preprocessing"] == json.loads(json.dumps(tree.preprocessing.to_json()))
+    assert about["preprocessing"] == json.loads(json.dumps(asdict(tree.preprocessing)))
     assert about["node_kind"] == tree.node_function.kind
     assert set(about["docs"]) == {"images", *OUTPUTS}
     source = {"image": "bees/1.jpg", "class": "bee", "box": [1, 2, 3, 4]}

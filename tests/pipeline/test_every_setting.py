@@ -161,7 +161,7 @@ class MineSettings(RecipeSettings):
 
     name: ClassVar[str] = "mine"
     summary: ClassVar[str] = "leaves that count, prototypes that stay"
-    patience: int = setting(2, "how long it trains", when="Rarely.", group="time", low=1, high=9)
+    patience: int = setting(2, "time", (1, 9), "how long it trains", when="Rarely.")
 
 
 def train_mine(context: Context, cfg: MineSettings, start: ProtoTree | None = None) -> ProtoTree:
