@@ -228,6 +228,7 @@ def test_where_two_are_compared_each_can_be_edited(browser: Any, tmp_path: Path)
         page.close()
 
 
+@pytest.mark.slow
 def test_the_network_is_finetuned_at_a_click(browser: Any, tmp_path: Path) -> None:
     photos = write_squares(tmp_path / "squares", train=4, test=4)
     run = fit(photos, tmp_path / "run", settings=TINY_DISTILL | SHORT)

@@ -109,7 +109,7 @@ def test_unknown_names_levels_and_depths_are_refused(tiny_backbone: Backbone) ->
     with pytest.raises(ConfigError):
         Backbone("resnet18", None, image_size=64, feature_level=-6)
     with pytest.raises(ConfigError):
-        Backbone("vgg11_bn", None, image_size=64, feature_level=-2)
+        Backbone("vgg11_bn", None, image_size=32, feature_level=-2)
     with pytest.raises(ShapeError):
         FeatureExtractor(tiny_backbone, 0)
 

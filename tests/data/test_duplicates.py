@@ -193,6 +193,7 @@ def test_many_images_that_look_alike_are_one_group(tmp_path: Path) -> None:
     assert len(group) == 12
 
 
+@pytest.mark.slow
 def test_real_birds_that_look_alike(cub_50: ImageData) -> None:
     """One photo published twice in training and test, another twice in test; nothing else."""
     names = [[image.sample.path.stem for image in group] for group in near_duplicates(cub_50)]

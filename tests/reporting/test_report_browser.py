@@ -176,6 +176,7 @@ def test_zoom_and_drag(open_page: Open) -> None:
     assert page.locator("#panel").is_hidden()  # a drag is no click
 
 
+@pytest.mark.slow
 def test_very_many_cards_are_one_drawing_that_opens_like_cards(open_page: Open) -> None:
     page = open_page(tree_page(tree(random_topology(190, seed=1), n_nearest=0)))
     count = "(many) => document.querySelectorAll('.card').length === many"
