@@ -99,7 +99,7 @@ def bench_height(features: FeatureExtractor, height: int, floor: float, table: T
         ("tree, forward + backward / backbone's", f"{both / floor:.2%}", limit),
         ("leaf update / tree's forward + backward", f"{leaf / both:.2%}", "4 %"),
         ("soft + max-path + greedy with paths / soft forward", f"{all_three / forward:.2f}×", "1.2×"),
-        ("exact / plain distances, forward + backward", f"{both / plain:.2f}×", "1.5×"),
+        ("exact / plain distances, forward + backward", f"{both / plain:.2f}×", "1.3×"),
     ]
     memory = peak_memory(lambda: loss(tree, tree.forward_features(feature_map), labels).backward())
     rows.append(("peak extra memory, forward + backward", f"{memory:.0f} MiB", "120 MiB"))
