@@ -107,7 +107,7 @@ def test_a_setting_of_another_recipe_is_refused(name: str) -> None:
         with pytest.raises(ConfigError, match="recipe 'paper'"):
             load_preset("default").replace(values)
     config = load_preset("default").replace({"recipe": "paper", name: value})
-    assert (config.recipe, config.image_size) == (PaperSettings(), 288)
+    assert (config.recipe, config.image_size) == (PaperSettings(), None)
 
 
 @pytest.mark.parametrize("content", ["height = [", "version = 99\n", "version = 'a'\n"])

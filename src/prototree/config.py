@@ -18,11 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
+from prototree.backbones.registry import AUTO, NONE, Network, format_options, resolve
 from prototree.errors import ConfigError
 from prototree.io import MAX_TEXT_BYTES, read_regular
 
 VERSION = 1
-AUTO = "auto"
+DEFAULT_IMAGE_SIZE = 224  # for networks of which nothing is known
 DEFAULT_PRESET = "default"
 S = TypeVar("S", bound="Settings")  # not `typing.Self`, which run-time type checkers refuse outside of a class
 LABEL_SMOOTHING = 0.1  # of classifiers
@@ -143,15 +144,20 @@ class Common(Settings):
     """Settings of every run, whatever its recipe."""
 
     # fmt: off
-    backbone: str = setting(AUTO, _NETWORK, None, "the network: the name of a timm model, or auto (EfficientNet-Lite0)",
+    backbone: str = setting(AUTO, _NETWORK, None,
+        "the network: auto (EfficientNet-Lite0), a name that `prototree backbones` lists, or a timm model",
         when="You have a GPU, or weights that were trained on images like yours.", common=True)
+    backbone_options: str = setting("", _NETWORK, None,
+        "what timm builds the network with, such as pad_type=same; a weight file may name it itself",
+        when="The network was trained in another form than timm's own.")
     weights: str = setting(AUTO, _NETWORK, None,
         "weights of the network: auto, hub (timm's own), none (random), or a file",
         when="You have a file of weights.", common=True)
-    feature_level: int = setting(-1, _NETWORK, (-16, -1),
-        "which feature map: -1 is the last, -2 a finer one, and so on",
+    feature_level: int = setting(-1, _NETWORK, (-16, 0),
+        "which feature map: -1 is the last block's, -2 a finer one, and so on; 0 is after the last convolution",
         when="What matters in your images is small: with -2 a patch has half the side.")
-    image_size: int = setting(224, _NETWORK, (16, 4096), "side of the square that the network sees, in pixels",
+    image_size: int | None = setting(None, _NETWORK, (16, 4096),
+        "side of the square that the network sees, in pixels; auto: as `prototree backbones` or the weight file says",
         when="Larger gives finer patches; the cost grows with the square.", common=True)
     resize: int | None = setting(None, _NETWORK, (16, 4096),
         "images are resized to this side, then a square of image_size is cropped; auto: no cropping",
@@ -178,6 +184,9 @@ class Common(Settings):
         when="You run out of memory: smaller.")
     seed: int = setting(0, _TRAINING, (0, 2**31), "the same seed gives the same run",
         when="You want a different tree from the same data.", common=True)
+    pretrain_epochs: int = setting(0, _TRAINING, (0, 1_000_000),
+        "epochs of training the whole network as a plain classifier first",
+        when="The network has no pretrained weights.")
     prune_threshold: float | None = setting(None, _AFTER, (0, 0.999),
         "leaves whose largest probability is at most this are removed; auto: twice the uniform probability",
         when="The tree is larger than you can read: higher.")
@@ -209,8 +218,8 @@ class RecipeSettings(Settings):
     def check(self, common: Common) -> None:
         """Refuse common settings that the recipe cannot work with."""
 
-    def for_data(self, n_classes: int) -> "RecipeSettings":
-        """Replace `auto` where it follows from the number of classes."""
+    def for_data(self, n_classes: int, network: Network) -> "RecipeSettings":
+        """Replace `auto` where it follows from the number of classes or the network."""
         return self
 
 
@@ -248,8 +257,6 @@ class PaperSettings(RecipeSettings):
         when="The paper's presets have 1e-7.")
     milestones: tuple[int, ...] = setting((), _RATES, (0, 1_000_000),
         "epochs after which all learning rates are halved", when="You change epochs.")
-    pretrain_epochs: int = setting(0, _RATES, (0, 1_000_000),
-        "epochs of training the backbone as a plain classifier first", when="The backbone has no pretrained weights.")
     leaf_update: Literal["interleaved", "two_pass", "gradient"] = setting("interleaved", _LEAVES, None,
         "how leaves learn: interleaved (Algorithm 1), two_pass (Eq. 5 over all images first), gradient",
         when="You want to compare the three.")
@@ -265,7 +272,7 @@ class PaperSettings(RecipeSettings):
         when="You have no GPU: 3 or more; this takes some gigabytes of disk.")
     # fmt: on
 
-    def for_data(self, n_classes: int) -> "PaperSettings":
+    def for_data(self, n_classes: int, network: Network) -> "PaperSettings":
         return replace(self, height=self.height or default_height(n_classes))
 
 
@@ -281,13 +288,12 @@ class DistillSettings(RecipeSettings):
     # fmt: off
     views: int = setting(6, _DATA, (2, 10_000), "views of each image to train on; prototypes come from the first two",
         when="Fewer save disk and time; 2 is the minimum.", common=True)
-    center_crop: float = setting(0.7, _DATA, (0, 0.95),
-        "side of a second crop in the centre of the image, as a fraction; 0: the full image only",
+    center_crop: float | None = setting(None, _DATA, (0, 0.95),
+        "side of a second crop in the centre of the image, as a fraction; 0: the full image only; auto: 0.7, or as "
+        "`prototree backbones` says",
         when="0 halves the time per prediction and costs one or two points of accuracy.")
     head_epochs: int | None = setting(None, _HEAD, (1, 1_000_000),
         "epochs of the head as a classifier; auto: enough to see 38,000 views", when="You want a quick trial.")
-    lr_head: float = setting(2e-3, _HEAD, (0, 100), "learning rate of the head as a classifier",
-        when="You use another backbone and the baseline is weak.")
     epochs: int | None = setting(None, _TREE, (1, 1_000_000), "epochs of the tree; auto: enough to see 54,000 views",
         when="You want a quick trial.", common=True)
     lr: float = setting(5e-3, _TREE, (0, 100), "learning rate of the head under the tree",
@@ -307,19 +313,18 @@ class DistillSettings(RecipeSettings):
     calibration_fraction: float = setting(0.2, _TEACHER, (0, 0.5),
         "fraction of each class that a second tree does not see, to calibrate the confidence; 0: no calibration",
         when="0 if time is short and confidences do not matter.")
-    pretrain_epochs: int = setting(0, _RATES, (0, 1_000_000),
-        "epochs of training the backbone as a plain classifier first",
-        when="The backbone has no pretrained weights, or you have a GPU.")
     # fmt: on
 
     def check(self, common: Common) -> None:
         if not common.head_hidden_dim:
             raise ConfigError("the recipe 'distill' needs a hidden layer: expected head_hidden_dim from 1 on, got 0")
-        if 0 < self.center_crop < 0.1:
+        if 0 < (self.center_crop or 0) < 0.1:
             raise ConfigError(f"expected center_crop of 0 or from 0.1 to 0.95, got {self.center_crop:g}")
 
-    def for_data(self, n_classes: int) -> "DistillSettings":
-        return replace(self, distill_temperature=self.distill_temperature or default_temperature(n_classes))
+    def for_data(self, n_classes: int, network: Network) -> "DistillSettings":
+        temperature = self.distill_temperature or default_temperature(n_classes)
+        crop = network.center_crop if self.center_crop is None else self.center_crop
+        return replace(self, distill_temperature=temperature, center_crop=crop)
 
 
 RECIPE_SETTINGS: dict[str, type[RecipeSettings]] = {"paper": PaperSettings, "distill": DistillSettings}
@@ -372,8 +377,18 @@ class Config(Common):
     def for_data(self, n_classes: int) -> "Config":
         """Replace every `auto` that follows from the data."""
         threshold = default_threshold(n_classes) if self.prune_threshold is None else self.prune_threshold
-        resize, recipe = self.resize or self.image_size, self.recipe.for_data(n_classes)
-        return replace(self, prune_threshold=threshold, resize=resize, recipe=recipe)
+        network = resolve(self.backbone, self.weights, self.backbone_options)
+        size = self.image_size or network.image_size
+        return replace(
+            self,
+            backbone=network.model,
+            backbone_options=format_options(dict(network.options)),
+            weights=network.weights or NONE,
+            image_size=size,
+            resize=self.resize or size,
+            prune_threshold=threshold,
+            recipe=self.recipe.for_data(n_classes, network),
+        )
 
     def resume_key(self) -> dict[str, Any]:
         return {**super().resume_key(), "recipe": self.recipe.name, **self.recipe.resume_key()}

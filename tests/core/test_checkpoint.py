@@ -176,7 +176,7 @@ def truncate(name: str) -> Callable[[Path], None]:
         (edit({"kind": "cake"}), "cake"),
         (edit({"topology": {"left": [0], "right": [-1]}}), "damaged"),
         (edit({"topology": {"left": [-1], "right": [-2]}}), "damaged"),
-        (edit({"backbone.name": "hf-hub:someone/something"}), "timm has no model"),
+        (edit({"backbone.name": "hf-hub:someone/something"}), "nor timm has a network"),
         (edit({"classes": ["only one"]}), "classes"),
         (edit({"classes": ["a", "b", "c", "d", 5]}), "classes.4"),
         (edit({"preprocessing": {}}), "preprocessing.size"),

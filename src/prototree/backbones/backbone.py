@@ -9,7 +9,7 @@ import copy
 import difflib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from torch.nn.functional import linear, relu
 
 from prototree.backbones.crops import FULL_ONLY, Crops, stacked
 from prototree.backbones.geometry import MAX_SIDE, Preprocessing
+from prototree.backbones.registry import AUTO, HUB, Network, format_options, resolve
 from prototree.backbones.weights import load_weights, packaged_lite0
 from prototree.errors import ConfigError, ImageSizeError, ShapeError, WeightsError, how_to_install
 
@@ -28,8 +29,7 @@ from timm.models import PretrainedCfg  # isort: skip
 
 log = logging.getLogger(__name__)
 
-AUTO = "auto"
-_AUTO_NAME = "tf_efficientnet_lite0"
+_PACKAGED = "tf_efficientnet_lite0"  # whose weights come as a package
 _TRIAL_SIDE = 512  # a network that takes any size shows its structure on an image of at most this side
 
 LARGER_IMAGES = "PROTOTREE_MAX_IMAGE_SIZE"  # environment variable that allows larger images than `max_image_size`
@@ -43,10 +43,12 @@ MapLayout = Literal["map", "channels_last", "tokens"]
 class Backbone(nn.Module):
     """A timm network up to one of its feature maps.
 
-    `weights` is a file, "hub" for timm's own pretrained weights, "auto" for the hub or else the packaged
-    EfficientNet-Lite0, or None for a random start. `feature_level` −1 is the last map, −2 the finer one before it.
-    With `split`, the last block can be trained while the rest is frozen. After training, a network may see centre crops
-    besides the full image (`crops`); `map_size` is that of one crop.
+    `name` is a timm model or a name of the registry, and `options` are what timm builds it with. `weights` is a file,
+    "hub" for timm's own pretrained weights, "auto" for the hub or else the packaged EfficientNet-Lite0, or None for a
+    random start. `feature_level` −1 is the map of the last block, −2 the finer one before it, and 0 the output of
+    timm's `forward_features`, which in EfficientNets and MobileNets has one convolution more. With `split`, the last
+    block can be trained while the rest is frozen. After training, a network may see centre crops besides the full image
+    (`crops`); `map_size` is that of one crop.
     """
 
     def __init__(
@@ -56,23 +58,25 @@ class Backbone(nn.Module):
         *,
         image_size: int = 224,
         feature_level: int = -1,
+        options: Mapping[str, Any] | str = "",
         split: bool = True,
     ) -> None:
         super().__init__()
-        self.name = _AUTO_NAME if name == AUTO else name
+        network = resolve(name, weights, options)
+        self.name, self.options, self.origin = network.model, dict(network.options), network.origin
         self.feature_level = feature_level
         self.frozen = False
         self.crops: Crops = FULL_ONLY
         self._last_block_names: list[str] = []
         self._layout: MapLayout = "map"
-        self.net, self.preprocessing = _build(self.name, image_size)
+        self.net, self.preprocessing = _build(network, image_size)
         self.eval()  # the trial runs below must not move batch-norm statistics
         full = self.net.state_dict().keys()
         side = image_size if _pretrained_config(self.name).fixed_input_size else min(image_size, _TRIAL_SIDE)
         image = torch.rand(1, 3, side, side, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
         image = image.to(next(self.net.parameters()).device)
         calls = self._strip(image)
-        self.weights = self._load(weights, [key for key in self.net.state_dict() if key in full])
+        self.weights = self._load(network, [key for key in self.net.state_dict() if key in full])
         with torch.no_grad():
             shape = self(image).shape
             self.n_channels, self.map_size = shape[1], (shape[2], shape[3])
@@ -88,7 +92,7 @@ class Backbone(nn.Module):
 
     def forward_single(self, images: Float[Tensor, "B 3 h w"]) -> Float[Tensor, "B C H W"]:
         """The feature map of the full image alone."""
-        if not hasattr(self.net, "forward_intermediates"):
+        if self._index is None:
             return self.net.forward_features(images)  # type: ignore[operator, no-any-return]
         options = {"intermediates_only": True, "output_fmt": "NCHW", "stop_early": True}
         return self.net.forward_intermediates(images, indices=[self._index], **options)[-1]  # type: ignore[operator, no-any-return]
@@ -156,19 +160,21 @@ class Backbone(nn.Module):
 
     def _strip(self, image: Tensor) -> list[str]:
         """Remove what the chosen map does not need, so that no parameter is idle; returns the modules run."""
-        self._index = 0
-        if hasattr(self.net, "forward_intermediates"):
+        self._index: int | None = None
+        if self.feature_level and hasattr(self.net, "forward_intermediates"):
             with torch.no_grad():
                 n_levels = len(self.net.forward_intermediates(image, intermediates_only=True))  # type: ignore[operator]
             if not -n_levels <= self.feature_level < 0:
-                raise ConfigError(f"{self.name} has feature levels −1 to −{n_levels}, got {self.feature_level}")
+                raise ConfigError(f"{self.name} has feature levels 0 to −{n_levels}, got {self.feature_level}")
             self._index = self.net.prune_intermediate_layers([n_levels + self.feature_level], True, True)[0]  # type: ignore[operator]
-        elif self.feature_level != -1:
+        elif self.feature_level < -1:
             raise ConfigError(f"{self.name} offers only its last feature map, level −1; got {self.feature_level}")
         calls: list[str] = []
         hooks = [m.register_forward_hook(lambda *_, n=n: calls.append(n)) for n, m in self.net.named_modules()]
         with torch.no_grad():
-            self(image)
+            shape = self(image).shape
+        if len(shape) != 4:
+            raise ConfigError(f"{self.name} has no map at feature level 0, but a tensor of shape {shape}; take −1")
         for hook in hooks:
             hook.remove()
         for name, _ in list(self.net.named_children()):
@@ -176,12 +182,12 @@ class Backbone(nn.Module):
                 setattr(self.net, name, nn.Identity())
         return calls
 
-    def _load(self, weights: str | Path | None, needed: list[str]) -> str | None:
-        weights = _best_weights(self.name) if weights == AUTO else weights
+    def _load(self, network: Network, needed: list[str]) -> str | None:
+        weights = _best_weights(self.name) if network.weights == AUTO else network.weights
         if weights is None:
             return None
         try:
-            full, _ = _build(self.name, self.preprocessing.size, pretrained=weights == "hub")
+            full, _ = _build(network, self.preprocessing.size, pretrained=weights == HUB)
         except Exception as error:  # the hub client raises many kinds, all of which mean the same to the user
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise WeightsError(
@@ -189,7 +195,7 @@ class Backbone(nn.Module):
                 "--weights, or take --backbone auto, whose weights also come as a package, for machines without a "
                 f"network; {how_to_install('weights')}"
             ) from error
-        if weights != "hub":
+        if weights != HUB:
             load_weights(full, Path(weights), needed)
         self.net.load_state_dict({key: full.state_dict()[key] for key in needed}, strict=False)
         return str(weights)
@@ -315,21 +321,27 @@ def _pretrained_config(name: str) -> Any:
     return timm.get_pretrained_cfg(name.removesuffix("_v1")) or PretrainedCfg(interpolation="bilinear")
 
 
-def _build(name: str, image_size: int, *, pretrained: bool = False) -> tuple[nn.Module, Preprocessing]:
-    base = name.removesuffix("_v1")
+def _build(network: Network, image_size: int, *, pretrained: bool = False) -> tuple[nn.Module, Preprocessing]:
+    name, base = network.model, network.model.removesuffix("_v1")
     if not timm.is_model(base):
         alike = difflib.get_close_matches(base, timm.list_models(), n=3)
         near = list(dict.fromkeys([*alike, *timm.list_models(f"*{base.split('_')[0]}*")]))[:5]
         hint = f"did you mean one of {', '.join(near)}?" if near else "timm.list_models() lists all"
-        raise ConfigError(f"timm has no model {name!r}; {hint}")
+        raise ConfigError(f"neither the registry nor timm has a network {name!r}; {hint}")
     check_image_size(name, image_size)
-    config = _pretrained_config(base)
-    options = {"img_size": image_size} if config.fixed_input_size else {}
-    net = timm.create_model(base, pretrained=pretrained, num_classes=0, **options)
+    config, options = _pretrained_config(base), dict(network.options)
+    sized = {"img_size": image_size} if config.fixed_input_size else {}
+    try:
+        net = timm.create_model(base, pretrained=pretrained, num_classes=0, **sized, **options)
+    except (TypeError, AssertionError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        given = f"the options {format_options(options)}" if options else f"images of {image_size} pixels"
+        raise ConfigError(f"timm cannot build {name} with {given} ({reason}); choose others") from error
     if name != base:
         _stride_first(net, name)
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic" if config.interpolation == "bicubic" else "bilinear"
-    return net, Preprocessing(image_size, image_size, tuple(config.mean), tuple(config.std), interpolation)
+    interpolation = network.interpolation or ("bicubic" if config.interpolation == "bicubic" else "bilinear")
+    mean, std = network.mean or tuple(config.mean), network.std or tuple(config.std)
+    return net, Preprocessing(image_size, image_size, mean, std, interpolation)
 
 
 def _stride_first(net: nn.Module, name: str) -> None:
@@ -344,12 +356,12 @@ def _stride_first(net: nn.Module, name: str) -> None:
 
 def _best_weights(name: str) -> str | Path | None:
     """The hub if it has this model and answers, else the packaged file, else nothing."""
-    if name == _AUTO_NAME and (packaged := packaged_lite0()):
+    if name == _PACKAGED and (packaged := packaged_lite0()):
         return packaged
     if not _pretrained_config(name).has_weights or name.endswith("_v1"):
         log.warning("%s has no published weights; it starts from random ones", name)
         return None
-    return "hub"
+    return HUB
 
 
 def _last_block(net: nn.Module, calls: list[str]) -> list[str]:

@@ -26,12 +26,12 @@ from prototree.progress import is_first
 START, IMPROVE, SHARE, RESEARCH = "Start", "Improve", "Share", "Research"
 _ORDER = (
     "train", "report", "predict", "explain", "serve", "evaluate", "finetune", "pack", "export", "push", "data",
-    "prune", "project", "reproduce", "import-published", "clean",
+    "backbones", "prune", "project", "reproduce", "import-published", "clean",
 )  # fmt: skip
 _MEANT = {
     "test": "evaluate", "eval": "evaluate", "errors": "evaluate", "mistakes": "evaluate", "ensemble": "evaluate",
     "show": "report", "edit": "serve", "app": "serve", "tidy": "clean", "relearn": "finetune", "fit": "train",
-    "ask": "predict", "import-reference": "import-published",
+    "ask": "predict", "models": "backbones", "networks": "backbones", "import-reference": "import-published",
 }  # fmt: skip
 _NO_LIMIT = 100_000  # columns
 _CONTROL = {
@@ -263,11 +263,13 @@ def command_with_settings(panel: str, example: str) -> Callable[[Callable[..., N
     return register
 
 
-def command(panel: str, example: str, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(
+    panel: str, example: str, name: str | None = None, *, needs_arguments: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add a command to a panel of the help, with one example."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         function.__doc__ = f"{function.__doc__}\n\nExample: {example}"
-        return app.command(name, cls=PlainCommand, rich_help_panel=panel, no_args_is_help=True)(function)
+        return app.command(name, cls=PlainCommand, rich_help_panel=panel, no_args_is_help=needs_arguments)(function)
 
     return register

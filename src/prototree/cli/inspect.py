@@ -1,4 +1,4 @@
-"""Commands that look at a tree: report, explain, serve."""
+"""Commands that look at things: report, explain, serve; backbones."""
 
 import importlib.util
 import json
@@ -11,7 +11,17 @@ from urllib.parse import quote
 
 import typer
 
-from prototree.cli.app import START, DataOption, RunArgument, command, console, echo, error_console, print_error
+from prototree.cli.app import (
+    START,
+    DataOption,
+    RunArgument,
+    command,
+    console,
+    echo,
+    error_console,
+    print_error,
+    print_table,
+)
 from prototree.errors import DataError, MissingExtraError
 from prototree.progress import Display
 
@@ -44,6 +54,43 @@ def report(
 def _folder_in(run: Path, name: str) -> Path:
     """Name a folder in a run, or beside a packed tree."""
     return run.with_name(f"{run.stem}-{name}") if run.is_file() else run / name
+
+
+@command(START, "prototree backbones --speed", needs_arguments=False)
+def backbones(
+    speed: Annotated[
+        bool, typer.Option("--speed", help="Also measure images per second on this machine; takes about 20 seconds.")
+    ] = False,
+) -> None:
+    """List the networks that --backbone knows by name; any timm model can be used besides."""
+    from prototree.backbones.registry import AUTO, BACKBONES, HUB
+    from prototree.evaluation.tables import Table
+
+    speeds = {}
+    if speed:
+        from prototree.backbones.backbone import Backbone
+        from prototree.backbones.inference import images_per_second
+
+        for network in BACKBONES:
+            backbone = Backbone(network.name, None, image_size=network.image_size, split=False)
+            speeds[network.name] = f"{images_per_second(backbone):.1f}"
+    kinds = {AUTO: "package, or hub", HUB: "hub"}
+    rows = [
+        (
+            f"{network.name} (auto)" if network is BACKBONES[0] else network.name,
+            network.model,
+            network.origin.trained_on,
+            f"{network.million_parameters:.1f}",
+            str(network.image_size),
+            *([speeds[network.name]] if speed else []),
+            f"file {network.file}" if network.file else kinds[str(network.weights)],
+            network.origin.licence,
+            network.measured or "not measured",
+        )
+        for network in BACKBONES
+    ]
+    header = ("name", "timm model", "trained on", "million weights", "pixels", *(["images/s here"] if speed else []))
+    print_table(Table("Networks", (*header, "weights from", "licence", "CUB-200: soft, single path"), tuple(rows)))
 
 
 @command(START, "prototree explain runs/birds bird.jpg")

@@ -26,6 +26,7 @@ from prototree import archive
 from prototree.backbones.backbone import Backbone, FeatureExtractor, check_image_size
 from prototree.backbones.crops import FULL_ONLY, MAX_CROPS, MIN_FRACTION
 from prototree.backbones.geometry import MAX_SIDE, Preprocessing
+from prototree.backbones.registry import MAX_TEXT, Origin, check_options, format_options
 from prototree.core.confidence import MAX_OFFSET, MAX_SLOPE, Calibration
 from prototree.core.model import ProtoTree, PrototypeSource
 from prototree.core.nodes import RADIUS_RANGE, SHARPNESS_RANGE, NodeFunction, NodeKind
@@ -125,9 +126,17 @@ class CalibrationRecord(Record):
     max_ood_score: float = Field(ge=0)
 
 
+class OriginRecord(Record):
+    trained_on: str = Field(max_length=MAX_TEXT)
+    source: str = Field(max_length=MAX_TEXT)
+    licence: str = Field(max_length=MAX_TEXT)
+
+
 class BackboneRecord(Record):
     name: str
-    feature_level: int = Field(ge=-64, le=-1)
+    options: dict[str, bool | int | float | str]
+    origin: OriginRecord
+    feature_level: int = Field(ge=-64, le=0)
     crops: Annotated[list[Annotated[float, Field(ge=MIN_FRACTION, le=1)]], Field(min_length=1, max_length=MAX_CROPS)]
     head_hidden_dim: int = Field(ge=0, le=MAX_WIDTH)
 
@@ -195,6 +204,8 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
         "calibration": dataclasses.asdict(tree.calibration),
         "backbone": {
             "name": backbone.name,
+            "options": backbone.options,
+            "origin": dataclasses.asdict(backbone.origin),
             "feature_level": backbone.feature_level,
             "crops": list(backbone.crops),
             "head_hidden_dim": tree.features.head_hidden_dim,
@@ -263,34 +274,37 @@ def fingerprint(tree: ProtoTree) -> str:
     return digest.hexdigest()[:32]
 
 
-def _build(record: TreeRecord, backbone_of: Callable[[str, int, int], Backbone]) -> ProtoTree:
+def _build(record: TreeRecord, backbone_of: Callable[[str, int, int, str], Backbone]) -> ProtoTree:
     topology = Topology(*(np.array(side, dtype=np.int64) for side in (record.topology.left, record.topology.right)))
     check_height(topology)
     preprocessing, prototypes = Preprocessing(**record.preprocessing.model_dump()), record.prototypes
-    backbone = backbone_of(record.backbone.name, preprocessing.size, record.backbone.feature_level)
+    network = record.backbone
+    options = format_options(check_options(network.options))
+    backbone = backbone_of(network.name, preprocessing.size, network.feature_level, options)
+    backbone.origin = Origin(**network.origin.model_dump())
     check_image_size(backbone.name, preprocessing.resize)
-    features = FeatureExtractor(backbone, prototypes.prototype_dim, record.backbone.head_hidden_dim)
+    features = FeatureExtractor(backbone, prototypes.prototype_dim, network.head_hidden_dim)
     node_function = NodeFunction(**record.node_function.model_dump())
     tree = ProtoTree(topology, features, record.classes, prototypes.size, node_function=node_function)
     tree.preprocessing = preprocessing
     tree.calibration = Calibration(**record.calibration.model_dump())
     tree.sources = tuple(PrototypeSource(**source.model_dump()) if source else None for source in prototypes.sources)
-    return tree.set_crops(tuple(record.backbone.crops))
+    return tree.set_crops(tuple(network.crops))
 
 
 @lru_cache(maxsize=8)  # the trees of a run have the same
-def _backbone_outline(name: str, image_size: int, level: int) -> Backbone:
-    return Backbone(name, None, image_size=image_size, feature_level=level, split=False)
+def _backbone_outline(name: str, image_size: int, level: int, options: str) -> Backbone:
+    return Backbone(name, None, image_size=image_size, feature_level=level, options=options, split=False)
 
 
 @lru_cache(maxsize=1)
-def _backbone_template(name: str, image_size: int, level: int) -> Backbone:
-    return Backbone(name, None, image_size=image_size, feature_level=level)
+def _backbone_template(name: str, image_size: int, level: int, options: str) -> Backbone:
+    return Backbone(name, None, image_size=image_size, feature_level=level, options=options)
 
 
-def _backbone_copy(name: str, image_size: int, level: int) -> Backbone:
+def _backbone_copy(name: str, image_size: int, level: int, options: str) -> Backbone:
     """A copy, which takes a tenth of the time: building a network means trying it out."""
-    return copy.deepcopy(_backbone_template(name, image_size, level))
+    return copy.deepcopy(_backbone_template(name, image_size, level, options))
 
 
 def check_height(topology: Topology) -> None:

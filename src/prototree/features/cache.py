@@ -21,6 +21,7 @@ from torch import Tensor
 from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.backbones.crops import FULL_ONLY
 from prototree.backbones.inference import ONNXRUNTIME, TORCH, Frozen, add_tensors, frozen, frozen_features
+from prototree.backbones.registry import format_options
 from prototree.core.model import NearestPatches, ProtoTree, extract_patches, nearest_patches
 from prototree.core.projection import MapBatch as MapBatch
 from prototree.data.loader import BatchOrder, Entry, Shard, ViewDataset, make_loader
@@ -220,7 +221,8 @@ class _Key:
 
     @classmethod
     def of(cls, backbone: Backbone, dataset: ViewDataset, variants: int) -> "_Key":
-        digest = hashlib.sha256(f"{VERSION} {backbone.name} {backbone.feature_level} {dataset.seed}".encode())
+        network = f"{backbone.name} {format_options(backbone.options)} {backbone.feature_level}"
+        digest = hashlib.sha256(f"{VERSION} {network} {dataset.seed}".encode())
         digest.update(repr((dataset.preprocessing, dataset.transform)).encode())
         add_tensors(digest, backbone.backbone_state())
         size, device, was_training = backbone.preprocessing.size, next(backbone.parameters()).device, backbone.training
@@ -391,7 +393,8 @@ def cache_tree_features(
     """Return the map of every view under the tree's network; with `kept` maps of its backbone only the head runs."""
     backbone = tree.features.backbone
     crops = f" {backbone.crops}" if backbone.crops != FULL_ONLY else ""
-    digest = hashlib.sha256(f"{VERSION} {backbone.feature_level} {dataset.preprocessing}{crops}".encode())
+    options = format_options(backbone.options)
+    digest = hashlib.sha256(f"{VERSION} {options} {backbone.feature_level} {dataset.preprocessing}{crops}".encode())
     add_tensors(digest, tree.features.state_dict())
     rows = view_digests(dataset)
     digest.update(repr((rows, kept is not None)).encode())

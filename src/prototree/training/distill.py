@@ -54,6 +54,7 @@ _SHARPNESS_START, _ANNEAL_UNTIL = 3.0, 0.7  # of the decisions, and the fraction
 _STUDENT_START, _STUDENT_END = 0.4, 0.9  # fractions of training between which the tree's probabilities are softened
 _OCCLUDE_FROM = (2, 3)  # of training
 _LEAF_SWEEPS = 3  # of Eq. 5 over all images at the end
+_LR_HEAD = 2e-3  # of the head as a classifier
 _LR_PRETRAIN = 2e-4  # of a pretrained backbone while it is trained as a classifier
 _QUANTILE, _MAX_VALUES = 0.95, 10_000_000  # of the distances that a side's images have
 _MAX_DISTANCES = 25_000_000  # that are kept between sweeps
@@ -85,11 +86,11 @@ def train(context: Context, cfg: DistillSettings, start: ProtoTree | None = None
     if start is not None:
         return finetune(context, cfg, start)
     backbone = context.backbone()
-    if cfg.pretrain_epochs:
+    if context.config.pretrain_epochs:
         images = context.views(  # new in every epoch
             source_views, backbone.preprocessing, context.data.train, "light", context.config.seed
         )
-        pretrain(context, backbone, images, cfg.pretrain_epochs, cfg.lr, _LR_PRETRAIN)
+        pretrain(context, backbone, images, context.config.pretrain_epochs, cfg.lr, _LR_PRETRAIN)
     features = compute_features(context, cfg, backbone, crops_of(cfg))  # 1
     tree = train_tree(context, cfg, backbone, features)  # 2–4
     held_out = held_out_images(features.prototypes.entries, cfg.calibration_fraction)
@@ -168,7 +169,7 @@ def train_teacher(
     sample, labels = sample_maps(features.prototypes.full_image)
     standardise(extractor.to("cpu"), sample)
     epochs = cfg.head_epochs or _epochs_for(_HEAD_VIEWS, len(maps.entries))
-    baseline = train_head(context, f"{name}head", extractor, maps, epochs, cfg.lr_head)
+    baseline = train_head(context, f"{name}head", extractor, maps, epochs, _LR_HEAD)
     if not name:
         save_baseline(baseline, context.folder)
     assert cfg.distill_temperature is not None
@@ -313,7 +314,7 @@ def calibrate(
     """Calibrate the confidence with a second tree that has not seen some images; runs on the same features share it."""
     backbone, config = tree.features.backbone, context.config
     settings = {**config.resume_key(), **cfg.resume_key(), "threads": torch.get_num_threads()}  # which change rounding
-    if backbone.weights and not cfg.pretrain_epochs:
+    if backbone.weights and not config.pretrain_epochs:
         del settings["seed"]
         context = replace(context, config=replace(config, seed=0))
     used = [maps for maps in (features.train, features.prototypes, features.occluded) if maps is not None]

@@ -22,7 +22,7 @@ from torch.optim import AdamW
 from prototree.backbones.backbone import Backbone, FeatureExtractor, check_image_size
 from prototree.backbones.geometry import Preprocessing
 from prototree.backbones.inference import engine_for
-from prototree.config import Common
+from prototree.config import DEFAULT_IMAGE_SIZE, Common
 from prototree.core.checkpoint import VERSION, read_state, write_state
 from prototree.data.dataset import ImageData, Sample
 from prototree.data.loader import ViewDataset, Views, stable_seed
@@ -64,9 +64,10 @@ class Context:
     def backbone(self, *, split: bool = False) -> Backbone:
         """Build the pretrained network that the settings name; split in backbone and last block if asked for."""
         config = self.config
-        weights = None if config.weights == "none" else config.weights
-        size, level = config.image_size, config.feature_level
-        backbone = Backbone(config.backbone, weights, image_size=size, feature_level=level, split=split)
+        size, level, options = config.image_size or DEFAULT_IMAGE_SIZE, config.feature_level, config.backbone_options
+        backbone = Backbone(
+            config.backbone, config.weights, image_size=size, feature_level=level, options=options, split=split
+        )
         resize = config.resize or size
         check_image_size(backbone.name, resize)
         backbone.preprocessing = replace(backbone.preprocessing, resize=resize)

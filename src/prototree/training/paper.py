@@ -31,8 +31,8 @@ def train(context: Context, cfg: PaperSettings, start: ProtoTree | None = None) 
     assert cfg.height is not None
     backbone = context.backbone(split=cfg.train_last_block)
     images = augmented_images(context, backbone)
-    if cfg.pretrain_epochs:
-        pretrain(context, backbone, images, cfg.pretrain_epochs, cfg.lr_last_block, cfg.lr_backbone)
+    if context.config.pretrain_epochs:
+        pretrain(context, backbone, images, context.config.pretrain_epochs, cfg.lr_last_block, cfg.lr_backbone)
     size, names = (cfg.prototype_size, cfg.prototype_size), context.data.class_names
     tree = ProtoTree(Topology.full(cfg.height), context.features(backbone), names, size)  # 1: initialise T
     distributed.convert_sync_bn(tree)

@@ -15,6 +15,7 @@ from torch import Tensor
 from prototree.backbones.backbone import Backbone
 from prototree.backbones.geometry import Preprocessing
 from prototree.backbones.weights import read_state, timm_names
+from prototree.config import DEFAULT_IMAGE_SIZE
 from prototree.core import checkpoint
 from prototree.core.ensemble import Ensemble
 from prototree.data.crops import training_views
@@ -41,7 +42,7 @@ def soft_labels(context: Context, source: str, temperature: float) -> Float[Tens
     folder = context.folder / CHECKPOINTS / "teacher"
     with distributed.main_first():
         if not (folder / _FILE).exists():
-            teacher = open_teacher(source, context.data.n_classes, context.config.image_size)
+            teacher = open_teacher(source, context.data.n_classes, context.config.image_size or DEFAULT_IMAGE_SIZE)
             context.observer.stage("computing the teacher's soft labels")
             kind = context.data.kind
             views = ViewDataset(context.data.train, partial(training_views, kind=kind), teacher.preprocessing)
