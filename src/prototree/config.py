@@ -292,6 +292,9 @@ class DistillSettings(RecipeSettings):
         "side of a second crop in the centre of the image, as a fraction; 0: the full image only; auto: 0.7, or as "
         "`prototree backbones` says",
         when="0 halves the time per prediction and costs one or two points of accuracy.")
+    finetune_blocks: int = setting(0, _RATES, (0, 100),
+        "how many of the network's last blocks are fine-tuned as a classifier first; 0: the network stays frozen",
+        when="The network was trained on images unlike yours, and you have many of each class.")
     head_epochs: int | None = setting(None, _HEAD, (1, 1_000_000),
         "epochs of the head as a classifier; auto: enough to see 38,000 views", when="You want a quick trial.")
     epochs: int | None = setting(None, _TREE, (1, 1_000_000), "epochs of the tree; auto: enough to see 54,000 views",

@@ -13,7 +13,7 @@ FAMILIES = [
     ("densenet121", 64, ["features.denseblock4", "features.norm5"]),
     ("mobilenetv3_small_050", 64, ["blocks.5.0"]),
     ("convnext_atto", 64, ["stages.3.blocks.1"]),
-    ("vit_tiny_patch16_224", 96, ["blocks.11"]),
+    ("vit_tiny_patch16_224", 96, ["blocks.11", "norm"]),
     ("swin_tiny_patch4_window7_224", 224, ["layers.3.blocks.1"]),
 ]
 

@@ -10,6 +10,7 @@ import difflib
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,9 +47,10 @@ class Backbone(nn.Module):
     `name` is a timm model or a name of the registry, and `options` are what timm builds it with. `weights` is a file,
     "hub" for timm's own pretrained weights, "auto" for the hub or else the packaged EfficientNet-Lite0, or None for a
     random start. `feature_level` −1 is the map of the last block, −2 the finer one before it, and 0 the output of
-    timm's `forward_features`, which in EfficientNets and MobileNets has one convolution more. With `split`, the last
-    block can be trained while the rest is frozen. After training, a network may see centre crops besides the full image
-    (`crops`); `map_size` is that of one crop.
+    timm's `forward_features`, which in EfficientNets and MobileNets has one convolution more. The last map of a vision
+    transformer is its patch tokens after the last norm. With `split`, the last block, or so many of them, can be
+    trained while the rest is frozen. After training, a network may see centre crops besides the full image (`crops`);
+    `map_size` is that of one crop.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Backbone(nn.Module):
         image_size: int = 224,
         feature_level: int = -1,
         options: Mapping[str, Any] | str = "",
-        split: bool = True,
+        split: bool | int = True,
     ) -> None:
         super().__init__()
         network = resolve(name, weights, options)
@@ -81,7 +83,7 @@ class Backbone(nn.Module):
             shape = self(image).shape
             self.n_channels, self.map_size = shape[1], (shape[2], shape[3])
             if split:
-                self._find_last_block(image, calls)
+                self._find_last_blocks(image, calls, int(split))
             if side < image_size:  # from shapes alone: a large image would take seconds and gigabytes
                 shape = copy.deepcopy(self).to("meta")(torch.empty(1, 3, image_size, image_size, device="meta")).shape
                 self.map_size = (shape[2], shape[3])
@@ -94,7 +96,7 @@ class Backbone(nn.Module):
         """The feature map of the full image alone."""
         if self._index is None:
             return self.net.forward_features(images)  # type: ignore[operator, no-any-return]
-        options = {"intermediates_only": True, "output_fmt": "NCHW", "stop_early": True}
+        options = {"intermediates_only": True, "output_fmt": "NCHW", "stop_early": True, "norm": self._has_norm}
         return self.net.forward_intermediates(images, indices=[self._index], **options)[-1]  # type: ignore[operator, no-any-return]
 
     def split_features(self, images: Float[Tensor, "B 3 h w"]) -> Tensor:
@@ -102,7 +104,7 @@ class Backbone(nn.Module):
         if not self._last_block_names:
             return self.forward_single(images)
         inputs: list[Tensor] = []
-        hook = self._last_block[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+        hook = self.last_modules[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
         try:
             self.forward_single(images)
         finally:
@@ -111,7 +113,7 @@ class Backbone(nn.Module):
 
     def last_block(self, features: Tensor) -> Float[Tensor, "B C H W"]:
         """From the split features to the feature map; after `split_features` this is `forward_single`."""
-        for module in self._last_block:
+        for module in self.last_modules:
             features = module(features)
         if self._layout == "channels_last":
             return features.permute(0, 3, 1, 2)
@@ -136,12 +138,12 @@ class Backbone(nn.Module):
         super().train(mode)
         if self.frozen:
             self.net.eval()
-            for module in self._last_block:
+            for module in self.last_modules:
                 module.train(mode)
         return self
 
     def last_block_parameters(self) -> Iterator[nn.Parameter]:
-        for module in self._last_block:
+        for module in self.last_modules:
             yield from module.parameters()
 
     def backbone_parameters(self) -> Iterator[nn.Parameter]:
@@ -155,18 +157,21 @@ class Backbone(nn.Module):
         return {name: tensor for name, tensor in self.net.state_dict().items() if not name.startswith(last)}
 
     @property
-    def _last_block(self) -> list[nn.Module]:
+    def last_modules(self) -> list[nn.Module]:
         return [self.net.get_submodule(name) for name in self._last_block_names]
 
     def _strip(self, image: Tensor) -> list[str]:
         """Remove what the chosen map does not need, so that no parameter is idle; returns the modules run."""
         self._index: int | None = None
+        self._has_norm = False
         if self.feature_level and hasattr(self.net, "forward_intermediates"):
             with torch.no_grad():
                 n_levels = len(self.net.forward_intermediates(image, intermediates_only=True))  # type: ignore[operator]
             if not -n_levels <= self.feature_level < 0:
                 raise ConfigError(f"{self.name} has feature levels 0 to −{n_levels}, got {self.feature_level}")
-            self._index = self.net.prune_intermediate_layers([n_levels + self.feature_level], True, True)[0]  # type: ignore[operator]
+            self._has_norm = self.feature_level == -1 and hasattr(self.net, "num_prefix_tokens")
+            chosen, prune_norm = [n_levels + self.feature_level], not self._has_norm
+            self._index = self.net.prune_intermediate_layers(chosen, prune_norm, True)[0]  # type: ignore[operator]
         elif self.feature_level < -1:
             raise ConfigError(f"{self.name} offers only its last feature map, level −1; got {self.feature_level}")
         calls: list[str] = []
@@ -200,10 +205,10 @@ class Backbone(nn.Module):
         self.net.load_state_dict({key: full.state_dict()[key] for key in needed}, strict=False)
         return str(weights)
 
-    def _find_last_block(self, image: Tensor, calls: list[str]) -> None:
-        """Split off the last block and what follows it, if running them after the rest gives the same map."""
+    def _find_last_blocks(self, image: Tensor, calls: list[str], n_blocks: int) -> None:
+        """Split off the last blocks and what follows them, if running them after the rest gives the same map."""
         expected = self(image)
-        self._last_block_names = _last_block(self.net, calls)
+        self._last_block_names = _last_blocks(self.net, calls, n_blocks)
         layouts: tuple[MapLayout, ...] = ("map", "channels_last", "tokens")
         for self._layout in layouts:
             try:
@@ -364,23 +369,18 @@ def _best_weights(name: str) -> str | Path | None:
     return HUB
 
 
-def _last_block(net: nn.Module, calls: list[str]) -> list[str]:
-    """Names of the last block with weights and of the modules run after it in the same sequence."""
-    name = ""
-    while True:
-        module = net.get_submodule(name)
-        if isinstance(getattr(module, "blocks", None), nn.Module):
-            name = f"{name}.blocks".lstrip(".")
-            continue
-        if name and not isinstance(module, nn.Sequential | nn.ModuleList):
-            return [name]
-        children = [f"{name}.{child}".lstrip(".") for child, _ in module.named_children()]
-        ran = [c for c in children if any(call == c or call.startswith(c + ".") for call in calls)]
-        heavy = [c for c in ran if any(p.dim() > 1 for p in net.get_submodule(c).parameters())]
-        if not heavy:
-            return [name] if name else []
-        last = heavy[-1]
-        follows = ran[ran.index(last) + 1 :]
-        if follows and name:
-            return [last, *follows]
-        name = last
+def _last_blocks(net: nn.Module, calls: list[str], n_blocks: int) -> list[str]:
+    """Names of the last blocks with weights, and of the modules that run between and after them, in order."""
+    units = _units(net, "", {part for call in calls for part in accumulate(call.split("."), "{}.{}".format)})
+    heavy = [i for i, name in enumerate(units) if any(p.dim() > 1 for p in net.get_submodule(name).parameters())]
+    return units[heavy[-min(n_blocks, len(heavy))] :] if heavy else []
+
+
+def _units(net: nn.Module, name: str, ran: set[str]) -> list[str]:
+    """Names of the modules that a network runs one after the other, from outside: blocks, not their layers."""
+    module = net.get_submodule(name)
+    has_blocks = isinstance(getattr(module, "blocks", None), nn.Module)
+    if name and not has_blocks and not isinstance(module, nn.Sequential | nn.ModuleList):
+        return [name]
+    children = (f"{name}.{child}".lstrip(".") for child, _ in module.named_children())
+    return [unit for child in children if child in ran for unit in _units(net, child, ran)]

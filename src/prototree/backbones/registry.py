@@ -87,15 +87,16 @@ BACKBONES = (
         origin=Origin("ImageNet-12k, ImageNet-1k", "timm/convnext_tiny.in12k_ft_in1k", _APACHE),
     ),
     Network(
-        "dinov2-small", "vit_small_patch14_dinov2", HUB, million_parameters=21.7, image_size=224, center_crop=0.0,
+        "dinov2-small", "vit_small_patch14_dinov2", HUB, million_parameters=22.1, image_size=224, center_crop=0.0,
         origin=Origin("LVD-142M, self-supervised", "timm/vit_small_patch14_dinov2.lvd142m", _APACHE),
     ),
     Network(
-        "dinov2-base", "vit_base_patch14_dinov2", HUB, million_parameters=85.7, image_size=224, center_crop=0.0,
+        "dinov2-base", "vit_base_patch14_dinov2", HUB, million_parameters=86.6, image_size=224, center_crop=0.0,
         origin=Origin("LVD-142M, self-supervised", "timm/vit_base_patch14_dinov2.lvd142m", _APACHE),
     ),
 )  # fmt: skip
-_BY_NAME = {AUTO: BACKBONES[0], **{network.name: network for network in BACKBONES}}
+_BY_NAME = {network.model: network for network in BACKBONES if not network.file}
+_BY_NAME |= {AUTO: BACKBONES[0], **{network.name: network for network in BACKBONES}}
 
 
 def resolve(name: str, weights: str | Path | None = AUTO, options: Mapping[str, Any] | str = "") -> Network:
@@ -114,7 +115,7 @@ def resolve(name: str, weights: str | Path | None = AUTO, options: Mapping[str, 
     if weights == AUTO:
         weights = _cached_file(known) if known.file else known.weights
     described = described_by(Path(weights)) if weights not in (None, AUTO, HUB) else None
-    found = replace(known, weights=weights)
+    found = replace(known, weights=weights, origin=known.origin if weights is not None else Origin())
     if described is not None and name == AUTO:
         found = described
     elif described is not None:

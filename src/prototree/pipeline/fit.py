@@ -116,7 +116,7 @@ def open_source(source: str | Path, config: Config) -> ImageData:
 def precompute_features(config: Config, source: str | Path, out: Path, observer: Observer) -> None:
     """Compute the feature maps that runs in `out` have in common, whatever their seed or the fold they leave out."""
     recipe = config.recipe
-    if config.bootstrap or not isinstance(recipe, DistillSettings) or config.pretrain_epochs:
+    if config.bootstrap or not isinstance(recipe, DistillSettings) or config.pretrain_epochs or recipe.finetune_blocks:
         return
     images = open_source(source, config)
     warn_about_duplicates(images)

@@ -9,7 +9,7 @@ from prototree.core.checkpoint import STAGES
 from prototree.core.confidence import Calibration
 from prototree.core.model import ProtoTree
 from prototree.errors import ConfigError
-from prototree.evaluation.tables import percent
+from prototree.evaluation.tables import markdown, percent
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
 _MAX_CLASSES = 200
@@ -57,7 +57,7 @@ def _description(tree: ProtoTree) -> str:
     return (
         f"An image classifier that can be read in full: a prototype tree of {tree.topology.n_nodes} questions for "
         f"{tree.n_classes} classes. Each node {question}, and every prediction is one path from the root to a leaf. "
-        f"The network below it is `{tree.features.backbone.name}` at {tree.preprocessing.size} pixels."
+        f"The network below it is `{tree.features.backbone.name}` at {tree.preprocessing.size} pixels{_origin(tree)}."
     )
 
 
@@ -117,3 +117,10 @@ def _limits(tree: ProtoTree, metrics: Mapping[str, Any]) -> str:
 def _plain(name: str) -> str:
     """Escape a name from outside for Markdown."""
     return re.sub(r"([\\`*_{}\[\]<>()#+!|~&$:-])", r"\\\1", " ".join(name.split()))
+
+
+def _origin(tree: ProtoTree) -> str:
+    """Say what the network was trained on, where its weights come from, and under which licence."""
+    origin = tree.features.backbone.origin
+    parts = (("trained on", origin.trained_on), ("weights from", origin.source), ("licence", origin.licence))
+    return "".join(f", {word} {markdown(text)}" for word, text in parts if text)

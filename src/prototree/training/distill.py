@@ -42,11 +42,14 @@ from prototree.training.head import (
     train_head,
     wide_head,
 )
+from prototree.training.last_blocks import finetune_last_blocks
 from prototree.training.loop import Context, Loop, ParamGroup
 from prototree.training.occlusion_loss import OccludedPairs, salient_boxes
 from prototree.training.paper import pretrain, refit_leaves
 
 _HEAD_VIEWS, _TREE_VIEWS = 38_000, 54_000  # that head and tree see, where the settings do not say how many epochs
+_PROBE_VIEWS, _FINETUNE_VIEWS = 20_000, 50_000  # that the head and the last blocks see where these are fine-tuned
+_FINETUNE_HELD_OUT = 0.1
 _MIN_EPOCHS, _MAX_EPOCHS = 6, 200
 _FINETUNE_FRACTION = 0.25  # of the usual length, when an edited tree is trained further
 _PATCH_FRACTION, _MIN_PATCHES = 0.5, 40  # of a map that a step of the tree sees
@@ -85,13 +88,15 @@ def train(context: Context, cfg: DistillSettings, start: ProtoTree | None = None
     """Train a tree, and calibrate its confidence; with `start`, train the head of an edited tree further."""
     if start is not None:
         return finetune(context, cfg, start)
-    backbone = context.backbone()
+    backbone = context.backbone(split=cfg.finetune_blocks)
     if context.config.pretrain_epochs:
         images = context.views(  # new in every epoch
             source_views, backbone.preprocessing, context.data.train, "light", context.config.seed
         )
         pretrain(context, backbone, images, context.config.pretrain_epochs, cfg.lr, _LR_PRETRAIN)
-    features = compute_features(context, cfg, backbone, crops_of(cfg))  # 1
+    if cfg.finetune_blocks:
+        finetune_blocks(context, cfg, backbone)
+    features = compute_features(context, cfg, backbone.merge_last_block(), crops_of(cfg))  # 1
     tree = train_tree(context, cfg, backbone, features)  # 2–4
     held_out = held_out_images(features.prototypes.entries, cfg.calibration_fraction)
     return calibrate(context, cfg, tree, features, held_out) if held_out else tree  # 5
@@ -133,18 +138,33 @@ def finetune(context: Context, cfg: DistillSettings, start: ProtoTree) -> ProtoT
     return tree
 
 
+def finetune_blocks(context: Context, cfg: DistillSettings, backbone: Backbone) -> None:
+    """Fine-tune the backbone's last blocks as a classifier, on the views that the tree will see."""
+    backbone.to(context.device).freeze(True)
+    maps = reduce(FeatureMaps.concat, context.cache.compute(backbone, training_views(context, cfg, backbone)))
+    probe, both = (max(2, round(n_views / len(maps.entries))) for n_views in (_PROBE_VIEWS, _FINETUNE_VIEWS))
+    held_out = held_out_images(maps.entries, _FINETUNE_HELD_OUT)
+    finetune_last_blocks(context, backbone, maps, held_out, (probe, both))
+
+
+def training_views(context: Context, cfg: DistillSettings, backbone: Backbone) -> list[ViewDataset]:
+    """Data sets of all views of the training images: plain ones, and random crops."""
+    samples = context.data.all_samples if context.config.fold else context.data.train
+    views = [context.views(source_views, backbone.preprocessing, samples)]
+    if cfg.views > 2:
+        # The same for every seed, so that runs can share the cache.
+        more = partial(random_views, count=cfg.views - 2, seed=0)
+        views.append(context.views(more, backbone.preprocessing, samples, context.config.augment))
+    return views
+
+
 def compute_features(context: Context, cfg: DistillSettings, backbone: Backbone, crops: Crops) -> Features:
     """Run the frozen network over all views, or read their maps; in a fold over all images, so that folds share."""
     preprocessing, cache = backbone.preprocessing, context.cache
     samples = context.data.all_samples if context.config.fold else context.data.train
     backbone.to(context.device).freeze(True)
-    plain = context.views(source_views, preprocessing, samples)
-    views = [plain.center_crop(fraction) for fraction in crops]
-    if cfg.views > 2:
-        # The same for every seed, so that runs can share the cache.
-        more = partial(random_views, count=cfg.views - 2, seed=0)
-        views.append(context.views(more, preprocessing, samples, context.config.augment))
-    maps = cache.compute(backbone, views)
+    plain, *more = training_views(context, cfg, backbone)
+    maps = cache.compute(backbone, [*(plain.center_crop(fraction) for fraction in crops), *more])
     prototypes = FeatureMaps.stack_crops(maps[: len(crops)])
     train_maps = reduce(FeatureMaps.concat, maps[len(crops) :], maps[0])
     occluded = None
@@ -314,7 +334,7 @@ def calibrate(
     """Calibrate the confidence with a second tree that has not seen some images; runs on the same features share it."""
     backbone, config = tree.features.backbone, context.config
     settings = {**config.resume_key(), **cfg.resume_key(), "threads": torch.get_num_threads()}  # which change rounding
-    if backbone.weights and not config.pretrain_epochs:
+    if backbone.weights and not (config.pretrain_epochs or cfg.finetune_blocks):
         del settings["seed"]
         context = replace(context, config=replace(config, seed=0))
     used = [maps for maps in (features.train, features.prototypes, features.occluded) if maps is not None]

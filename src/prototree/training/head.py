@@ -51,13 +51,41 @@ class Baseline(nn.Module):
         return self.linear(_LOGIT_GAIN * pooled)  # type: ignore[no-any-return]
 
 
+class Classifier(nn.Module):
+    """The head as a classifier while it learns: of the pooled patches, and of each patch by itself."""
+
+    def __init__(self, head: WideHead, n_classes: int) -> None:
+        super().__init__()
+        self.head = head
+        self.linear, self.by_patch = (nn.Linear(head.last.out_channels, n_classes) for _ in range(2))
+
+    def losses(
+        self, maps: Float[Tensor, "B C H W"], labels: Int[Tensor, " B"]
+    ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B K"]]:
+        """Return the loss of each image, with CutMix of patches and dropout of channels, and the logits."""
+        rows = random_patches(maps, _PATCH_FRACTION, _MIN_PATCHES)
+        target = one_hot(labels, self.linear.out_features).to(rows.dtype)
+        if torch.rand(()) < _CUTMIX:
+            rows, target = _cutmix(rows, target)
+        channels = self.head.first.in_channels, self.head.first.out_channels
+        masks = [_dropout_mask(rows, number, _CHANNEL_DROPOUT) for number in channels]
+        z = torch.sigmoid(self.head.forward_train(rows, (masks[0], masks[1])))
+        pooled = z.max(dim=1).values * _dropout_mask(z, z.shape[2], _POOLED_DROPOUT)
+        logits, by_patch = self.linear(_LOGIT_GAIN * pooled), self.by_patch
+        # The gain on the few weights, not on all patches.
+        best_patch = functional.linear(z, _LOGIT_GAIN * by_patch.weight, by_patch.bias).max(dim=1).values
+        return _smoothed(logits, target) + _smoothed(best_patch, target), logits
+
+    def baseline(self) -> Baseline:
+        """Return the classifier of the pooled patches alone."""
+        return Baseline(self.head, self.linear).eval()
+
+
 def train_head(
     context: Context, name: str, features: FeatureExtractor, maps: FeatureMaps, epochs: int, lr: float
 ) -> Baseline:
     """Train the head as a classifier, with CutMix of patches and dropout of channels."""
-    head, n_classes = wide_head(features), context.data.n_classes
-    linear, by_patch = (nn.Linear(features.prototype_dim, n_classes) for _ in range(2))
-    model = nn.ModuleDict({"head": head, "linear": linear, "by_patch": by_patch})
+    model = Classifier(wide_head(features), context.data.n_classes)
     context.observer.stage(f"training the head as a plain classifier for {epochs} epochs")
     groups = [ParamGroup(list(model.parameters()), lr, _WEIGHT_DECAY)]
     loop = Loop(context, name, model, groups, epochs)
@@ -66,20 +94,9 @@ def train_head(
         for batch in loop.map_batches(maps):
             loop.set_lr(groups, loop.cosine_lr())
             with loop.autocast():
-                rows = random_patches(batch.values, _PATCH_FRACTION, _MIN_PATCHES)
-                target = one_hot(batch.labels, n_classes).to(rows.dtype)
-                if torch.rand(()) < _CUTMIX:
-                    rows, target = _cutmix(rows, target)
-                channels = head.first.in_channels, head.first.out_channels
-                masks = [_dropout_mask(rows, number, _CHANNEL_DROPOUT) for number in channels]
-                z = torch.sigmoid(head.forward_train(rows, (masks[0], masks[1])))
-                pooled = z.max(dim=1).values * _dropout_mask(z, z.shape[2], _POOLED_DROPOUT)
-                logits = linear(_LOGIT_GAIN * pooled)
-                # The gain on the few weights, not on all patches.
-                best_patch = functional.linear(z, _LOGIT_GAIN * by_patch.weight, by_patch.bias).max(dim=1).values
-                losses = _smoothed(logits, target) + _smoothed(best_patch, target)
+                losses, logits = model.losses(batch.values, batch.labels)
             loop.step(losses, (logits.argmax(dim=1) == batch.labels).float())
-    return Baseline(head, linear).eval()
+    return model.baseline()
 
 
 def _smoothed(logits: Float[Tensor, "B K"], target: Float[Tensor, "B K"]) -> Float[Tensor, " B"]:

@@ -61,7 +61,7 @@ class Context:
         """Copy without progress reporting."""
         return replace(self, observer=Observer())
 
-    def backbone(self, *, split: bool = False) -> Backbone:
+    def backbone(self, *, split: bool | int = False) -> Backbone:
         """Build the pretrained network that the settings name; split in backbone and last block if asked for."""
         config = self.config
         size, level, options = config.image_size or DEFAULT_IMAGE_SIZE, config.feature_level, config.backbone_options
