@@ -213,6 +213,7 @@ class RecipeSettings(Settings):
     name: ClassVar[str]
     summary: ClassVar[str]
     frozen_backbone: ClassVar[bool] = False  # feature maps of a network that never learns are cached
+    oversamples: ClassVar[bool] = False  # images of rare classes are repeated
     can_finetune: ClassVar[bool] = False  # it can train the head further with the prototypes of an edited tree
 
     def check(self, common: Common) -> None:
@@ -283,6 +284,7 @@ class DistillSettings(RecipeSettings):
     name: ClassVar[str] = "distill"
     summary: ClassVar[str] = "for small data and no GPU: a frozen network, a tree grown from the classes"
     frozen_backbone: ClassVar[bool] = True
+    oversamples: ClassVar[bool] = True
     can_finetune: ClassVar[bool] = True
 
     # fmt: off

@@ -1,9 +1,11 @@
 """What a data set is made of: images with a label and, where known, a box and named parts; its splits and folds."""
 
+import math
 import os
 import random
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -156,3 +158,21 @@ def image_name(folder: Path, path: Path) -> str:
         return Path(os.path.relpath(path, folder)).as_posix()
     except ValueError:  # on another drive
         return path.name
+
+
+def class_counts(samples: Iterable[Sample], n_classes: int) -> list[int]:
+    """How many images each class has."""
+    counts = Counter(sample.label for sample in samples)
+    return [counts[label] for label in range(n_classes)]
+
+
+def repeat_factors(counts: Sequence[int]) -> list[int]:
+    """How often each class's images are seen in an epoch: √(largest class / own), rounded.
+
+    Repeat factor sampling (Gupta et al., LVIS, CVPR 2019), halfway between the data as it is and equal classes.
+
+    Examples:
+        >>> repeat_factors([50, 40, 13, 1])
+        [1, 1, 2, 7]
+    """
+    return [max(1, round(math.sqrt(max(counts) / max(count, 1)))) for count in counts]

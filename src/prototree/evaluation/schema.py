@@ -192,11 +192,20 @@ class NodeErrors:
 
 
 @dataclass(frozen=True)
+class _DataCounts:
+    kind: str = ""
+    train: Count = 0
+    test: Count = 0
+    train_per_class: list[Count] = field(default_factory=list)
+    oversampled: bool = False
+
+
+@dataclass(frozen=True)
 class _MetricsFile:
     source: str | None = None
     identity: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, Positive] = field(default_factory=dict)
-    data: dict[str, Count | str] = field(default_factory=dict)
+    data: _DataCounts = field(default_factory=_DataCounts)
     classes: list[str] = field(default_factory=list)
     stages: dict[str, Metrics] = field(default_factory=dict)
     baseline_accuracy: Fraction | None = None

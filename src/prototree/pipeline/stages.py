@@ -16,6 +16,7 @@ from prototree.core.projection import Projection, project
 from prototree.core.pruning import Pruned, prune
 from prototree.data import ImageData, Sample
 from prototree.data.crops import evaluation_views
+from prototree.data.dataset import class_counts
 from prototree.data.loader import Entry, ViewDataset, Views, stable_seed
 from prototree.evaluation import plots
 from prototree.evaluation.metrics import BaselineAccuracy, ErrorCollector, evaluate_all
@@ -26,6 +27,7 @@ from prototree.evaluation.tables import (
     confusion_pairs,
     detail_table,
     image_error_table,
+    imbalance_text,
     node_error_table,
     ood_table,
     quality_table,
@@ -136,7 +138,13 @@ class RunStages:
         self._write_errors(errors, batches.entries)
         self.run.update_metrics(
             version=METRICS_VERSION,
-            data={"kind": self.data.kind, "train": len(self.data.train), "test": len(self.data.test)},
+            data={
+                "kind": self.data.kind,
+                "train": len(self.data.train),
+                "test": len(self.data.test),
+                "train_per_class": class_counts(self.data.train, self.data.n_classes),
+                "oversampled": self.config.recipe.oversamples,
+            },
             classes=list(self.data.class_names),
             stages={name: stage.to_json() for name, stage in metrics.items()},
             baseline_accuracy=beside.accuracy(),
@@ -192,7 +200,8 @@ def write_results(run: Run) -> None:
     ]
     first, *others = (table.to_markdown() for table in tables)
     quality = run.prototype_quality(run.tree()) if "prototype_quality" in metrics else {}
-    sentences = [f"{text}\n" for text in (baseline_text(metrics), quality_text(quality)) if text]
+    said = (baseline_text(metrics), imbalance_text(metrics), quality_text(quality))
+    sentences = [f"{text}\n" for text in said if text]
     if quality:
         sentences.append(quality_table(quality).to_markdown())
     write_file(folder / RESULTS, "\n".join([first, *sentences, *others]).encode())

@@ -29,6 +29,7 @@ from prototree.core.model import NearestPatches, ProtoTree, nearest_patches
 from prototree.core.nodes import LN2, RADIUS_RANGE, NodeFunction
 from prototree.core.projection import side_classes
 from prototree.data.crops import FULL_IMAGE, OccludedViews, evaluation_views, random_views, source_views
+from prototree.data.dataset import class_counts, repeat_factors
 from prototree.data.loader import Entry, ViewDataset, stable_seed
 from prototree.features.cache import FeatureMaps
 from prototree.training.calibrate import MIN_HELD_OUT, CalibrationFile, Fitted, fit, held_out_images, predict_held_out
@@ -106,6 +107,7 @@ def train_tree(
     context: Context, cfg: DistillSettings, backbone: Backbone, features: Features, name: str = ""
 ) -> ProtoTree:
     """Train head, tree and leaves from cached feature maps."""
+    features = replace(features, train=oversample(features.train, context.data.n_classes))
     extractor = context.features(backbone)
     targets, sample, labels = train_teacher(context, cfg, extractor, features, name)
     reestimate_bn(extractor.to("cpu"), sample)
@@ -127,6 +129,7 @@ def finetune(context: Context, cfg: DistillSettings, start: ProtoTree) -> ProtoT
     if is_calibrated:
         start.node_function = replace(start.node_function, sharpness=cfg.sharpness)
     features = compute_features(context, cfg, backbone, backbone.crops)
+    features = replace(features, train=oversample(features.train, context.data.n_classes))
     targets, _, _ = train_teacher(context, cfg, context.features(backbone), features, "")
     initial = from_existing_tree(start, features.prototypes, context.data.folder)
     epochs = cfg.epochs or max(1, round(_FINETUNE_FRACTION * _epochs_for(_TREE_VIEWS, len(features.train.entries))))
@@ -144,7 +147,7 @@ def finetune_blocks(context: Context, cfg: DistillSettings, backbone: Backbone) 
     maps = reduce(FeatureMaps.concat, context.cache.compute(backbone, training_views(context, cfg, backbone)))
     probe, both = (max(2, round(n_views / len(maps.entries))) for n_views in (_PROBE_VIEWS, _FINETUNE_VIEWS))
     held_out = held_out_images(maps.entries, _FINETUNE_HELD_OUT)
-    finetune_last_blocks(context, backbone, maps, held_out, (probe, both))
+    finetune_last_blocks(context, backbone, oversample(maps, context.data.n_classes), held_out, (probe, both))
 
 
 def training_views(context: Context, cfg: DistillSettings, backbone: Backbone) -> list[ViewDataset]:
@@ -179,6 +182,15 @@ def compute_features(context: Context, cfg: DistillSettings, backbone: Backbone,
         return features
     index_of = {sample.path: index for index, sample in enumerate(context.data.train)}
     return features.select(lambda entry: index_of.get(entry.sample.path))
+
+
+def oversample(maps: FeatureMaps, n_classes: int) -> FeatureMaps:
+    """Repeat the entries of rare classes; those of even data stay as they are."""
+    factors = repeat_factors(class_counts((entry.sample for entry in maps.entries), n_classes))
+    if max(factors) == 1:
+        return maps
+    repeated = ((i, factors[entry.sample.label]) for i, entry in enumerate(maps.entries))
+    return maps.subset([index for index, factor in repeated for _ in range(factor)])
 
 
 def train_teacher(
