@@ -3,12 +3,15 @@
 import csv
 import io
 
+import pytest
+
 from prototree.evaluation.tables import (
     LabelledAccuracy,
     Table,
     baseline_text,
     class_table,
     image_error_table,
+    imbalance_text,
     node_error_table,
     percent,
     stage_table,
@@ -79,6 +82,21 @@ def test_stages_that_agree_share_a_row() -> None:
     rows = stage_table({"stages": stages}, "run").rows
     assert [row[0] for row in rows] == ["trained, pruned", "projected"]
     assert rows[1][1:4] == ("90.0 %", "90.0 %", "70.0 %")
+
+
+def test_the_cost_of_the_tree_stands_in_every_row() -> None:
+    metrics = {"stages": {"projected": stage_figures(0.846, 0.836)}, "baseline_accuracy": 0.867}
+    assert stage_table(metrics, "run").rows[0][-1] == "2.1 + 1.0"
+    assert stage_table({**metrics, "baseline_accuracy": None}, "run").rows[0][-1] == "–"
+
+
+@pytest.mark.parametrize(("oversampled", "token"), [(True, "up to 7 times"), (False, "seen once")])
+def test_uneven_classes_are_told_with_what_was_done(oversampled: bool, token: str) -> None:
+    text = imbalance_text({"data": {"train_per_class": [50, 12, 1], "oversampled": oversampled}})
+    assert "1 to 50 training images" in text
+    assert token in text
+    assert imbalance_text({"data": {"train_per_class": [30, 29], "oversampled": oversampled}}) == ""
+    assert imbalance_text({}) == ""
 
 
 def test_what_a_tree_costs_is_said_where_there_was_a_classifier() -> None:

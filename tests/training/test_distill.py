@@ -95,12 +95,15 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
 
 
 @pytest.mark.parametrize(("train", "batch_size"), [(1, 8), (2, 1)])
-def test_two_classes_and_an_image_of_each_are_enough(tmp_path: Path, train: int, batch_size: int) -> None:
+def test_two_classes_and_an_image_of_each_are_enough(
+    tmp_path: Path, train: int, batch_size: int, caplog: pytest.LogCaptureFixture
+) -> None:
     images = write_squares(tmp_path / "squares", train=train, test=1)
     for split in ("train", "test"):
         shutil.rmtree(images / split / "blue")
     run = fit(images, tmp_path / "run", settings=SHORT | {"batch_size": batch_size})
     assert run.metrics["stages"]["projected"]["n_prototypes"] == 2
+    assert "the confidence is not calibrated" in caplog.text
 
 
 def test_unreadable_images_are_left_out_even_of_whole_batches(tmp_path: Path) -> None:
@@ -149,6 +152,18 @@ def test_excluded_images_are_in_none_of_the_maps() -> None:
     for part in (features.prototypes, features.train, features.occluded):
         assert part is not None
         assert [entry.sample_index for entry in part.entries] == [0, 2, 3, 5]
+
+
+def test_images_of_rare_classes_are_seen_more_often() -> None:
+    labels = [0] * 50 + [1] * 12 + [2]
+    maps = feature_maps(random_maps(0, 63, 2, 1, 1, dtype=torch.float32), labels, frozenset({55}))
+    seen = distill.oversample(maps, 3)
+    labels_seen = [entry.sample.label for entry in seen.entries]
+    assert [labels_seen.count(label) for label in range(3)] == [50, 24, 7]
+    assert len(seen.unreadable) == 2
+    assert torch.equal(seen.read(range(len(seen.entries) - 7, len(seen.entries))).values, maps.read([62] * 7).values)
+    even = feature_maps(random_maps(0, 6, 2, 1, 1, dtype=torch.float32), [0, 1, 2] * 2)
+    assert distill.oversample(even, 3) is even
 
 
 @pytest.mark.parametrize(("n_views", "epochs"), [(3, 200), (4494, 12), (1_000_000, 6)])

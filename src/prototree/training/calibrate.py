@@ -34,22 +34,14 @@ _SHARPNESS_STEPS = 20  # tenths of the tree's own sharpness
 
 
 def held_out_images(entries: Sequence[Entry], fraction: float) -> frozenset[int]:
-    """Choose every n-th image of each class, by its index in the data; none where they are too few."""
+    """Choose every n-th image of each class, by its index in the data; none where that gives fewer than 20."""
     if not fraction:
         return frozenset()
     step, of_class = round(1 / fraction), defaultdict[int, dict[int, None]](dict)
     for entry in entries:
         of_class[entry.sample.label][entry.sample_index] = None
     chosen = frozenset(image for images in of_class.values() for image in list(images)[step - 1 :: step])
-    if len(chosen) >= MIN_HELD_OUT:
-        return chosen
-    log.warning(
-        "the confidence is not calibrated: that takes %d images to hold out, and %g of each class gives %d; it then "
-        'only ranks answers, and the tree never says "I don\'t know" by itself; add images, or raise '
-        "--calibration-fraction",
-        *(MIN_HELD_OUT, fraction, len(chosen)),
-    )
-    return frozenset()
+    return chosen if len(chosen) >= MIN_HELD_OUT else frozenset()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ softened like the teacher's. In the last third the occlusion loss makes each mat
 Notation used for tensor shapes: B batch, C channels of the backbone's map, P prototypes, L leaves, K classes, M images.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -47,6 +48,8 @@ from prototree.training.last_blocks import finetune_last_blocks
 from prototree.training.loop import Context, Loop, ParamGroup
 from prototree.training.occlusion_loss import OccludedPairs, salient_boxes
 from prototree.training.paper import pretrain, refit_leaves
+
+log = logging.getLogger(__name__)
 
 _HEAD_VIEWS, _TREE_VIEWS = 38_000, 54_000  # that head and tree see, where the settings do not say how many epochs
 _PROBE_VIEWS, _FINETUNE_VIEWS = 20_000, 50_000  # that the head and the last blocks see where these are fine-tuned
@@ -100,6 +103,13 @@ def train(context: Context, cfg: DistillSettings, start: ProtoTree | None = None
     features = compute_features(context, cfg, backbone.merge_last_block(), crops_of(cfg))  # 1
     tree = train_tree(context, cfg, backbone, features)  # 2–4
     held_out = held_out_images(features.prototypes.entries, cfg.calibration_fraction)
+    if cfg.calibration_fraction and not held_out:
+        log.warning(
+            "the confidence is not calibrated: that takes %d images to hold out, more than %g of each class; it then "
+            'only ranks answers, and the tree never says "I don\'t know" by itself; add images, or raise '
+            "--calibration-fraction",
+            *(MIN_HELD_OUT, cfg.calibration_fraction),
+        )
     return calibrate(context, cfg, tree, features, held_out) if held_out else tree  # 5
 
 
@@ -145,8 +155,15 @@ def finetune_blocks(context: Context, cfg: DistillSettings, backbone: Backbone) 
     """Fine-tune the backbone's last blocks as a classifier, on the views that the tree will see."""
     backbone.to(context.device).freeze(True)
     maps = reduce(FeatureMaps.concat, context.cache.compute(backbone, training_views(context, cfg, backbone)))
-    probe, both = (max(2, round(n_views / len(maps.entries))) for n_views in (_PROBE_VIEWS, _FINETUNE_VIEWS))
+    probe, both = (_epochs_for(n_views, len(maps.entries), minimum=2) for n_views in (_PROBE_VIEWS, _FINETUNE_VIEWS))
     held_out = held_out_images(maps.entries, _FINETUNE_HELD_OUT)
+    if not held_out:
+        log.warning(
+            "the network stays frozen: to fine-tune it takes %d images to hold out, more than %g of each class; "
+            "add images, or set --finetune-blocks 0",
+            *(MIN_HELD_OUT, _FINETUNE_HELD_OUT),
+        )
+        return
     finetune_last_blocks(context, backbone, oversample(maps, context.data.n_classes), held_out, (probe, both))
 
 
@@ -376,5 +393,5 @@ def lerp(start: float, end: float, fraction: float) -> float:
     return start + (end - start) * min(max(fraction, 0.0), 1.0)
 
 
-def _epochs_for(n_views: int, n_entries: int) -> int:
-    return min(max(round(n_views / n_entries), _MIN_EPOCHS), _MAX_EPOCHS)
+def _epochs_for(n_views: int, n_entries: int, minimum: int = _MIN_EPOCHS) -> int:
+    return min(max(round(n_views / n_entries), minimum), _MAX_EPOCHS)
