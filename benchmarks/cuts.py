@@ -1,10 +1,10 @@
 """Does the default recipe hold on other data? Fewer or more classes, fewer or more photos, with and without boxes.
 
-python benchmarks/cuts.py DATA --out FOLDER [--cuts 10x20,50x5,50x30-] [--seed 0]
+python benchmarks/cuts.py DATA --out FOLDER [--cuts 10x20,50x5,50x30-] [--seed 0] [--set finetune_blocks=3]...
 
-A cut is CLASSESxPHOTOS: so many classes, evenly spaced in the list of all, and at most so many training photos of each;
-a minus at the end leaves out the boxes. All test photos of the chosen classes are judged. Finished runs are not done
-again.
+A cut is CLASSESxIMAGES: so many classes, evenly spaced in the list of all, and at most so many training images of each;
+a minus at the end leaves out the boxes. All test images of the chosen classes are judged. `--set` changes settings of
+the preset `default`. Finished runs are not done again, so give each group of settings a folder of its own.
 """
 
 import argparse
@@ -14,10 +14,14 @@ from collections import Counter
 from pathlib import Path
 
 from prototree.data import ImageData, Sample, open_data
+from prototree.evaluation.tables import tree_cost
 from prototree.pipeline.fit import fit
 from prototree.run import Run
 
-COLUMNS = ("cut", "training", "test", "classifier", "soft", "greedy", "fidelity", "questions", "calibration error")
+COLUMNS = (
+    "cut", "training", "test", "baseline", "soft", "greedy", "cost of the tree", "path length", "calibration error",
+    "minutes of training",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -26,13 +30,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cuts", default="10x20,20x20,50x5,50x10,50x30-")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; can be repeated")
     words = parser.parse_args()
+    settings = dict(item.split("=", 1) for item in words.set) | {"seed": words.seed}
     data = open_data(words.data)
     print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}", flush=True)
     for name in words.cuts.split(","):
         part, folder = cut(data, name), words.out / f"{name}-{words.seed}"
         if "evaluate" not in Run(folder).metrics.get("seconds", {}):
-            fit(part, folder, settings={"seed": words.seed}, resume=True)
+            fit(part, folder, settings=settings, resume=True)
         print(table_row(name, part, Run(folder)), flush=True)
 
 
@@ -63,17 +69,16 @@ def cut(data: ImageData, name: str) -> ImageData:
 
 
 def table_row(name: str, data: ImageData, run: Run) -> str:
-    end = run.metrics["stages"]["projected"]
-    shares = (
-        run.metrics["baseline_accuracy"],
-        end["accuracy"]["soft"],
-        end["accuracy"]["greedy"],
-        end["fidelity"]["greedy"],
-    )
-    figures = " | ".join(f"{100 * share:.1f}" for share in shares)
-    length, error = end["path_length"]["greedy"]["mean"], end["confidence_ece"]
-    wrong = "not learned" if error is None else f"{error:.3f}"
-    return f"| {name} | {len(data.train)} | {len(data.test)} | {figures} | {length:.1f} | {wrong} |"
+    end, baseline = run.metrics["stages"]["projected"], run.metrics["baseline_accuracy"]
+    accuracy = (baseline, end["accuracy"]["soft"], end["accuracy"]["greedy"])
+    cells = [
+        *(f"{100 * value:.1f}" for value in accuracy),
+        tree_cost(baseline, end["accuracy"]),
+        f"{end['path_length']['greedy']['mean']:.1f}",
+        "not fitted" if end["confidence_ece"] is None else f"{end['confidence_ece']:.3f}",
+        f"{run.metrics['seconds']['train'] / 60:.1f}",
+    ]
+    return f"| {name} | {len(data.train)} | {len(data.test)} | {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

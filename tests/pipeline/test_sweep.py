@@ -73,9 +73,10 @@ def test_the_table_of_folds_by_hand() -> None:
         lengths = {"greedy": {"mean": 2.0}}
         return {"accuracy": accuracy, "n_prototypes": prototypes, "n_images": 10, "path_length": lengths}
 
-    rows = fold_table([metrics(0.5, 4), metrics(0.7, 6), metrics(0.9, 8)]).rows
-    assert rows[0] == ("1", "10", "50.0 %", "50.0 %", "50.0 %", "4.0", "2.0")
-    assert rows[3][1:] == ("30", "70.0 % ± 20.0", "50.0 % ± 0.0", "50.0 % ± 0.0", "6.0 ± 2.0", "2.0 ± 0.0")
+    rows = fold_table([metrics(0.5, 4), metrics(0.7, 6), metrics(0.9, 8)], [0.6, None, 0.9]).rows
+    assert rows[0] == ("1", "10", "50.0 %", "50.0 %", "50.0 %", "4.0", "2.0", "10.0 + 0.0")
+    assert rows[1][-1] == "–"
+    assert rows[3][1:] == ("30", "70.0 % ± 20.0", "50.0 % ± 0.0", "50.0 % ± 0.0", "6.0 ± 2.0", "2.0 ± 0.0", "–")
 
 
 def test_what_makes_no_sense_is_refused(images: Path, tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_stopping_several_stops_all_of_them_with_their_states_saved(images: Path
     folders = [tmp_path / "out" / f"seed-{seed}" for seed in (0, 1)]
     deadline = time.monotonic() + 3600
     while time.monotonic() < deadline and process.poll() is None:
-        if all((folder / "log.csv").exists() for folder in folders):
+        if all((folder / "checkpoints" / "tree" / "state.json").exists() for folder in folders):
             break
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)

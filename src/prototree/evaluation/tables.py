@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 from prototree.data.dataset import repeat_factors
 
+TREE_COST, MEAN = "cost of the tree", "mean ± standard deviation"
 _LAST_FIRST = ("projected", "pruned", "trained")
 _WRONG_TURNS = {  # right, left; by the kind of node
     "presence": ("found what is not there", "missed what is there"),
@@ -82,7 +84,7 @@ def stage_table(metrics: Mapping[str, Any], title: str) -> Table:
         )
         stages.setdefault(numbers, []).append(stage_name(stage))
     rows = tuple((", ".join(names), *numbers) for numbers, names in stages.items())
-    header = ("stage", "soft", "max-path", "greedy", "prototypes", "path length", "cost of the tree")
+    header = ("stage", "soft", "max-path", "greedy", "prototypes", "path length", TREE_COST)
     return Table(title, header, rows)
 
 
@@ -243,18 +245,40 @@ def image_error_table(errors: Mapping[str, Any], class_names: Sequence[str]) -> 
     return Table(f"wrong predictions ({errors['strategy'].replace('_', '-')})", header, tuple(rows))
 
 
-def ensemble_table(metrics: Mapping[str, Any], names: Sequence[str]) -> Table:
-    """Tabulate every tree of an ensemble alone, and the first 2, 3, … of them together."""
+def ensemble_table(metrics: Mapping[str, Any], names: Sequence[str], baselines: Sequence[float | None] = ()) -> Table:
+    """Tabulate every tree of an ensemble alone, their mean, and the first 2, 3, … of them together.
 
-    def row(name: str, group: Mapping[str, Any]) -> tuple[str, ...]:
+    `baselines` are the accuracies of the same networks without a tree, where the trees were tested on the same images.
+    """
+
+    def row(name: str, group: Mapping[str, Any], baseline: float | None = None) -> tuple[str, ...]:
         accuracy = (percent(group["accuracy"][strategy], 1) for strategy in _STRATEGIES)
         consulted = _number(group["mean_path_prototypes"]["max_path"], 1)
-        return (name, *accuracy, percent(group["top5"], 1), str(group["n_prototypes"]), consulted)
+        cells = (name, *accuracy, percent(group["top5"], 1), str(group["n_prototypes"]), consulted)
+        return (*cells, tree_cost(baseline, group["accuracy"]))
 
-    rows = [row(name, group) for name, group in zip(names, metrics["alone"], strict=True)]
+    alone = metrics["alone"]
+    rows = [
+        row(name, group, baseline)
+        for name, group, baseline in zip(names, alone, baselines or [None] * len(names), strict=True)
+    ]
+    if len(alone) > 1:
+        columns = [*([group["accuracy"][strategy] for group in alone] for strategy in _STRATEGIES)]
+        columns.append([group["top5"] for group in alone])
+        rows.append((MEAN, *map(mean_percent, columns), "–", "–", "–"))
     rows += [row(f"the first {group['n_trees']} together", group) for group in metrics["ensembles"][1:]]
-    header = ("trees", "soft", "max-path", "greedy", "top-5", "prototypes", "on the paths of one photo")
+    header = ("trees", "soft", "max-path", "greedy", "top-5", "prototypes", "on the paths of one photo", TREE_COST)
     return Table(f"ensemble on {metrics['n_images']} test photos", header, tuple(rows))
+
+
+def mean_text(values: Sequence[float]) -> str:
+    """Write mean ± standard deviation, with a decimal."""
+    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+def mean_percent(values: Sequence[float]) -> str:
+    """Write mean ± standard deviation of fractions in percent."""
+    return f"{percent(statistics.fmean(values), 1)} ± {100 * statistics.stdev(values):.1f}"
 
 
 def quality_text(quality: Mapping[str, Any]) -> str:

@@ -115,14 +115,18 @@ def open_source(source: str | Path, config: Config) -> ImageData:
 
 def precompute_features(config: Config, source: str | Path, out: Path, observer: Observer) -> None:
     """Compute the feature maps that runs in `out` have in common, whatever their seed or the fold they leave out."""
-    recipe = config.recipe
-    if config.bootstrap or not isinstance(recipe, DistillSettings) or config.pretrain_epochs or recipe.finetune_blocks:
+    if config.bootstrap or config.pretrain_epochs or not isinstance(config.recipe, DistillSettings):
         return
     images = open_source(source, config)
+    config = config.for_data(images.n_classes)
+    recipe = config.recipe
+    assert isinstance(recipe, DistillSettings)
+    if recipe.finetune_blocks:
+        return
     warn_about_duplicates(images)
     # Of no run yet, but its maps lie where those of runs beside it will look for them.
     with TemporaryDirectory(prefix="preparing-", dir=out) as nobody:
-        work = RunStages(Run(Path(nobody)), images, config.for_data(images.n_classes), _device(), observer)
+        work = RunStages(Run(Path(nobody)), images, config, _device(), observer)
         backbone = work.context.backbone()
         if backbone.weights:
             backbone.crops = crops_of(recipe)

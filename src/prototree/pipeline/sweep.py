@@ -6,7 +6,6 @@ number of threads, so it comes out the same whether the runs follow each other o
 
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -19,7 +18,16 @@ import prototree
 from prototree.config import DEFAULT_PRESET, Config, load_preset
 from prototree.data import ImageData
 from prototree.errors import ConfigError, TrainError
-from prototree.evaluation.tables import Table, ensemble_table, percent
+from prototree.evaluation.tables import (
+    MEAN,
+    TREE_COST,
+    Table,
+    ensemble_table,
+    mean_percent,
+    mean_text,
+    percent,
+    tree_cost,
+)
 from prototree.io import write_file, write_json
 from prototree.pipeline.fit import DataLike, evaluate, materialise, precompute_features
 from prototree.progress import Observer, sigterm_as_sigint
@@ -63,7 +71,7 @@ def fit_seeds(data: DataLike, out: str | Path, *, seeds: int, **options: Unpack[
     runs = _train_all(config, data, out, each, options)
     metrics = evaluate([run.folder for run in runs], observer=options.get("observer")).to_json()
     write_json(out / "ensemble.json", {"runs": list(each), **metrics})
-    return _write_table(out, runs, ensemble_table(metrics, list(each)))
+    return _write_table(out, runs, ensemble_table(metrics, list(each), baselines(runs)))
 
 
 def cross_validate(data: DataLike, out: str | Path, *, folds: int, **options: Unpack[SweepOptions]) -> Sweep:
@@ -80,7 +88,7 @@ def cross_validate(data: DataLike, out: str | Path, *, folds: int, **options: Un
         raise ConfigError(f"expected at least 2 folds, got {folds}")
     each = {f"fold-{part}": {"fold": f"{part}/{folds}"} for part in range(1, folds + 1)}
     runs = _train_all(config, data, out, each, options)
-    table = fold_table([run.last_metrics for run in runs])
+    table = fold_table([run.last_metrics for run in runs], baselines(runs))
     write_json(out / "folds.json", {"runs": list(each), "table": [list(row) for row in (table.header, *table.rows)]})
     return _write_table(out, runs, table)
 
@@ -89,30 +97,32 @@ def _config(options: SweepOptions) -> Config:
     return load_preset(options.get("preset", DEFAULT_PRESET)).replace(options.get("settings") or {})
 
 
-def fold_table(metrics: Sequence[Mapping[str, Any]]) -> Table:
+def baselines(runs: Sequence[Run]) -> list[float | None]:
+    """List the accuracy of each run's network without a tree; None where it was not measured."""
+    return [run.metrics.get("baseline_accuracy") for run in runs]
+
+
+def fold_table(metrics: Sequence[Mapping[str, Any]], baseline: Sequence[float | None]) -> Table:
     """Tabulate the metrics of each fold, and their mean ± standard deviation."""
-    columns = [
-        *([fold["accuracy"][strategy] for fold in metrics] for strategy in ("soft", "max_path", "greedy")),
+    accuracy = [[fold["accuracy"][strategy] for fold in metrics] for strategy in ("soft", "max_path", "greedy")]
+    sizes = [
         [float(fold["n_prototypes"]) for fold in metrics],
         [fold["path_length"]["greedy"]["mean"] for fold in metrics],
     ]
     rows = [
-        (str(fold + 1), str(values["n_images"]), *(_cell(column[fold], i) for i, column in enumerate(columns)))
+        (
+            str(fold + 1),
+            str(values["n_images"]),
+            *(percent(column[fold], 1) for column in accuracy),
+            *(f"{column[fold]:.1f}" for column in sizes),
+            tree_cost(baseline[fold], values["accuracy"]),
+        )
         for fold, values in enumerate(metrics)
     ]
-    summary = (
-        f"{_cell(statistics.fmean(column), i)} ± {_cell(statistics.stdev(column), i, unit=False)}"
-        for i, column in enumerate(columns)
-    )
-    rows.append(("mean ± standard deviation", str(sum(values["n_images"] for values in metrics)), *summary))
-    header = ("fold", "test images", "soft", "max-path", "greedy", "prototypes", "path length")
+    means = [*map(mean_percent, accuracy), *map(mean_text, sizes)]
+    rows.append((MEAN, str(sum(values["n_images"] for values in metrics)), *means, "–"))
+    header = ("fold", "test images", "soft", "max-path", "greedy", "prototypes", "path length", TREE_COST)
     return Table(f"{len(metrics)} folds", header, tuple(rows))
-
-
-def _cell(value: float, column: int, *, unit: bool = True) -> str:
-    if column < 3:
-        return percent(value, 1) if unit else f"{100 * value:.1f}"
-    return f"{value:.1f}"
 
 
 def _write_table(out: Path, runs: tuple[Run, ...], table: Table) -> Sweep:
