@@ -120,3 +120,20 @@ def test_too_small_a_disk_is_known_at_once(
     monkeypatch.setattr(extract.shutil, "disk_usage", lambda _: usage._replace(free=69))
     with pytest.raises(TrainError, match="free"):
         FeatureCache(tmp_path / "run").compute(backbone, datasets(data, backbone))
+
+
+def test_a_batch_that_does_not_fit_into_memory_goes_in_parts() -> None:
+    sizes = []
+
+    def encode(images: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(images))
+        if len(images) > fits:
+            raise torch.cuda.OutOfMemoryError
+        return 2 * images
+
+    images, fits = torch.arange(22.0).reshape(11, 2), 3
+    assert torch.equal(extract.encode_in_memory(encode, images), 2 * images)
+    assert sizes == [11, 6, 3, 3, 5, 3, 2]
+    fits = 0
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        extract.encode_in_memory(encode, images)

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 VERSION = 1
 DTYPES = {".f16": np.float16, ".f32": np.float32}
-_VIEWS_PER_BATCH = 32
+_VIEWS_PER_BATCH, _VIEWS_PER_GPU_BATCH = 32, 256
 
 Tick = Callable[[int, int], None]
 """Progress callback: how many of how many items are done."""
@@ -175,13 +175,24 @@ def extract(
     device: torch.device,
 ) -> Extracted:
     """Run the network over all views; each image is decoded once. On a CPU every thread reads images and runs them."""
-    loader = image_loader(datasets, _VIEWS_PER_BATCH, workers=workers)
+    n_views = _VIEWS_PER_BATCH if device.type == "cpu" else _VIEWS_PER_GPU_BATCH
+    loader = image_loader(datasets, n_views, workers=workers)
 
     def encoded(batch: Batch) -> tuple[list[int], Tensor]:
         with torch.inference_mode():
-            maps = encode(batch.images.to(device)).contiguous().cpu() if len(batch.labels) else batch.images
+            maps = encode_in_memory(encode, batch.images.to(device)) if len(batch.labels) else batch.images
         return batch.entries.tolist(), maps
 
     for variant in range(variants):
         batches = loader.map(variant, encoded) if device.type == "cpu" else map(encoded, loader.epoch(variant))
         yield from ((variant, rows, maps) for rows, maps in batches if rows)
+
+
+def encode_in_memory(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Run the network over a batch, in halves where the device's memory does not hold the whole of it."""
+    try:
+        return encode(images).contiguous().cpu()
+    except torch.cuda.OutOfMemoryError:
+        if len(images) == 1:
+            raise
+    return torch.cat([encode_in_memory(encode, half) for half in images.tensor_split(2)])
