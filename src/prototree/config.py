@@ -298,8 +298,10 @@ class DistillSettings(RecipeSettings):
         "how many of the network's last blocks are fine-tuned as a classifier first; 0: the network stays frozen",
         when="The network was trained on images unlike yours, and you have many of each class.")
     head_epochs: int | None = setting(None, _HEAD, (1, 1_000_000),
-        "epochs of the head as a classifier; auto: enough to see 38,000 views", when="You want a quick trial.")
-    epochs: int | None = setting(None, _TREE, (1, 1_000_000), "epochs of the tree; auto: enough to see 54,000 views",
+        "epochs of the head as a classifier; auto: enough to see 38,000 views, or 760 of each class",
+        when="You want a quick trial.")
+    epochs: int | None = setting(None, _TREE, (1, 1_000_000),
+        "epochs of the tree; auto: enough to see 54,000 views, or 1,080 of each class",
         when="You want a quick trial.", common=True)
     lr: float = setting(5e-3, _TREE, (0, 100), "learning rate of the head under the tree",
         when="The loss does not fall.")

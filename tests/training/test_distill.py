@@ -166,6 +166,9 @@ def test_images_of_rare_classes_are_seen_more_often() -> None:
     assert distill.oversample(even, 3) is even
 
 
-@pytest.mark.parametrize(("n_views", "epochs"), [(3, 200), (4494, 12), (1_000_000, 6)])
-def test_small_data_is_seen_more_often(n_views: int, epochs: int) -> None:
-    assert distill._epochs_for(distill._TREE_VIEWS, n_views) == epochs
+@pytest.mark.parametrize(
+    ("n_views", "n_classes", "epochs"), [(3, 3, 200), (4494, 50, 12), (100_000, 50, 6), (18_000, 200, 12)]
+)
+def test_small_data_and_many_classes_are_seen_more_often(n_views: int, n_classes: int, epochs: int) -> None:
+    maps = feature_maps(torch.zeros(n_views, 1, 1, 1), [0] * n_views)
+    assert distill._epochs_for(distill._TREE_VIEWS, maps, n_classes) == epochs

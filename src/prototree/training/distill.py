@@ -52,6 +52,7 @@ from prototree.training.paper import pretrain, refit_leaves
 log = logging.getLogger(__name__)
 
 _HEAD_VIEWS, _TREE_VIEWS = 38_000, 54_000  # that head and tree see, where the settings do not say how many epochs
+_MANY_CLASSES = 50  # beyond, they see as many views of each class as they would of so many classes
 _PROBE_VIEWS, _FINETUNE_VIEWS = 20_000, 50_000  # that the head and the last blocks see where these are fine-tuned
 _FINETUNE_HELD_OUT = 0.1
 _MIN_EPOCHS, _MAX_EPOCHS = 6, 200
@@ -124,7 +125,7 @@ def train_tree(
     initial = grow_tree(extractor, sample, labels, context.config.seed)
     node = NodeFunction("pairwise", cfg.sharpness)
     tree = ProtoTree(initial.topology, extractor, context.data.class_names, node_function=node)
-    epochs = cfg.epochs or _epochs_for(_TREE_VIEWS, len(features.train.entries))
+    epochs = cfg.epochs or _epochs_for(_TREE_VIEWS, features.train, tree.n_classes)
     return distill(context, cfg, tree.set_crops(features.crops), initial, features, targets, epochs, name)
 
 
@@ -142,7 +143,8 @@ def finetune(context: Context, cfg: DistillSettings, start: ProtoTree) -> ProtoT
     features = replace(features, train=oversample(features.train, context.data.n_classes))
     targets, _, _ = train_teacher(context, cfg, context.features(backbone), features, "")
     initial = from_existing_tree(start, features.prototypes, context.data.folder)
-    epochs = cfg.epochs or max(1, round(_FINETUNE_FRACTION * _epochs_for(_TREE_VIEWS, len(features.train.entries))))
+    usual = _epochs_for(_TREE_VIEWS, features.train, start.n_classes)
+    epochs = cfg.epochs or max(1, round(_FINETUNE_FRACTION * usual))
     tree = distill(context, cfg, start, initial, features, targets, epochs, "")
     if is_calibrated:
         views = ViewDataset(images, evaluation_views, tree.preprocessing)
@@ -155,7 +157,8 @@ def finetune_blocks(context: Context, cfg: DistillSettings, backbone: Backbone) 
     """Fine-tune the backbone's last blocks as a classifier, on the views that the tree will see."""
     backbone.to(context.device).freeze(True)
     maps = reduce(FeatureMaps.concat, context.cache.compute(backbone, training_views(context, cfg, backbone)))
-    probe, both = (_epochs_for(n_views, len(maps.entries), minimum=2) for n_views in (_PROBE_VIEWS, _FINETUNE_VIEWS))
+    n_classes = context.data.n_classes
+    probe, both = (_epochs_for(n_views, maps, n_classes, minimum=2) for n_views in (_PROBE_VIEWS, _FINETUNE_VIEWS))
     held_out = held_out_images(maps.entries, _FINETUNE_HELD_OUT)
     if not held_out:
         log.warning(
@@ -164,7 +167,7 @@ def finetune_blocks(context: Context, cfg: DistillSettings, backbone: Backbone) 
             *(MIN_HELD_OUT, _FINETUNE_HELD_OUT),
         )
         return
-    finetune_last_blocks(context, backbone, oversample(maps, context.data.n_classes), held_out, (probe, both))
+    finetune_last_blocks(context, backbone, oversample(maps, n_classes), held_out, (probe, both))
 
 
 def training_views(context: Context, cfg: DistillSettings, backbone: Backbone) -> list[ViewDataset]:
@@ -217,7 +220,7 @@ def train_teacher(
     maps, config = features.train, context.config
     sample, labels = sample_maps(features.prototypes.full_image)
     standardise(extractor.to("cpu"), sample)
-    epochs = cfg.head_epochs or _epochs_for(_HEAD_VIEWS, len(maps.entries))
+    epochs = cfg.head_epochs or _epochs_for(_HEAD_VIEWS, maps, context.data.n_classes)
     baseline = train_head(context, f"{name}head", extractor, maps, epochs, _LR_HEAD)
     if not name:
         save_baseline(baseline, context.folder)
@@ -393,5 +396,7 @@ def lerp(start: float, end: float, fraction: float) -> float:
     return start + (end - start) * min(max(fraction, 0.0), 1.0)
 
 
-def _epochs_for(n_views: int, n_entries: int, minimum: int = _MIN_EPOCHS) -> int:
-    return min(max(round(n_views / n_entries), minimum), _MAX_EPOCHS)
+def _epochs_for(n_views: int, maps: FeatureMaps, n_classes: int, minimum: int = _MIN_EPOCHS) -> int:
+    """Epochs in which so many views are seen; of many classes, as many views of each as of 50."""
+    wanted = n_views * max(n_classes, _MANY_CLASSES) / _MANY_CLASSES
+    return min(max(round(wanted / len(maps.entries)), minimum), _MAX_EPOCHS)
