@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from conftest import shared
 from data_files import CUB_50, smooth_photo, write_cub
 from prototree.data import Box, ImageData, Part, open_data
-from prototree.data.cub_cars import is_cars, is_cub, read_cars, read_cub
+from prototree.data.cub_cars import cub_50, is_cars, is_cub, read_cars, read_cub, write_cub_subset
 from prototree.errors import DataError
 
 
@@ -24,6 +25,39 @@ def test_reads_its_own_layout(tmp_path: Path) -> None:
     assert read_cub(root).train[0].parts == (Part("left wing", 3.0, 4.0),), "names may have spaces"
     (root / "parts" / "part_locs.txt").unlink()
     assert read_cub(root).train[0].parts == (), "parts are optional"
+
+
+def test_a_subset_has_its_classes_numbered_anew_and_all_that_is_known(tmp_path: Path) -> None:
+    root = write_cub(tmp_path / "whole")
+    whole, out = read_cub(root), tmp_path / "some" / "subset"
+    assert write_cub_subset(root, out, ["Auk", ""]) == 2
+    part = read_cub(out)
+    assert part.class_names == ("Auk",)
+    for mine, theirs in ((part.train, whole.train), (part.test, whole.test)):
+        expected = [sample for sample in theirs if sample.label == 1]
+        assert [(s.box, s.parts, s.path.read_bytes()) for s in mine] == [
+            (s.box, s.parts, s.path.read_bytes()) for s in expected
+        ]
+    assert write_cub_subset(root, tmp_path / "all", ["001.Black_footed_Albatross", "Auk"]) == 4
+    with pytest.raises(DataError, match="did you mean 'Auk'"):
+        write_cub_subset(root, tmp_path / "other", ["Auc"])
+    with pytest.raises(DataError, match="exists already"):
+        write_cub_subset(root, out)
+    with pytest.raises(DataError, match="as it was published"):
+        write_cub_subset(tmp_path, tmp_path / "other")
+    (root / "images.txt").write_text("1 ../1.jpg\n2 2.jpg\n3 3.jpg\n4 4.jpg\n")
+    with pytest.raises(DataError, match="below images/"):
+        write_cub_subset(root, tmp_path / "other", ["Auk", "Black_footed_Albatross"])
+    assert not list(tmp_path.glob("*other*"))
+
+
+def test_the_50_classes_are_those_of_the_results(tmp_path: Path) -> None:
+    assert len(set(cub_50())) == 50
+    names = [line.split()[1] for line in (shared("data/CUB_50") / "classes.txt").read_text().splitlines()]
+    assert cub_50() == names
+    assert write_cub_subset(shared("data/CUB_50"), tmp_path / "subset", names[:2]) == 120
+    subset = read_cub(tmp_path / "subset")
+    assert (subset.n_classes, len(subset.train), len(subset.test)) == (2, 60, 60)
 
 
 def test_boxes_past_the_edge_are_clipped(tmp_path: Path) -> None:

@@ -64,6 +64,19 @@ def test_validation_and_held_out_test_do_not_meet() -> None:
     assert (own.validation, own.held_out_test) == (whole.train[:1], whole.test)
 
 
+def test_groups_stay_together_in_folds_and_validation() -> None:
+    samples = tuple(Sample(Path(f"{i}.jpg"), i // 2 % 3, group=f"{i // 2}" if i % 12 else "") for i in range(60))
+    whole = ImageData(Path(), "folder", ("a", "b", "c"), samples[:30], samples[30:])
+    for fold in range(1, 5):
+        part = take_fold(whole, f"{fold}/4")
+        assert {*part.train, *part.test} == set(samples)
+        assert not {s.group for s in part.train} & {s.group for s in part.test} - {""}
+        assert len(part.test) >= 10
+    assert not {s.group for s in whole.validation} & {s.group for s in whole.held_out_test} - {""}
+    assert whole.validation
+    assert whole.held_out_test
+
+
 def test_images_are_named_within_their_data() -> None:
     assert image_name(Path("/data"), Path("/data/a/b.jpg")) == "a/b.jpg"
     assert image_name(Path("/data"), Path("/elsewhere/c.jpg")) == "../elsewhere/c.jpg"

@@ -51,6 +51,21 @@ def test_split_of_a_class_does_not_depend_on_the_others() -> None:
             split_classes(["a"], test_fraction=fraction, seed=0)
 
 
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 6)), min_size=2, max_size=60), st.floats(0.1, 0.9))
+def test_a_group_is_on_one_side_of_a_split(items: list[tuple[str, int]], fraction: float) -> None:
+    labels, groups = [label for label, _ in items], [str(group) if group else "" for _, group in items]
+    in_test = split_classes(labels, groups, test_fraction=fraction, seed=0)
+    for group in set(groups) - {""}:
+        assert len({test for test, own in zip(in_test, groups, strict=True) if own == group}) == 1
+    units = [
+        (labels[groups.index(own)] if own else label, own or i)
+        for i, (label, own) in enumerate(zip(labels, groups, strict=True))
+    ]
+    for label in set(labels):
+        sides = {test for test, unit in zip(in_test, units, strict=True) if unit[0] == label}
+        assert sides == {True, False} if len({unit for unit in units if unit[0] == label}) > 1 else True not in sides
+
+
 def test_one_folder_of_classes(tmp_path: Path) -> None:
     write_classes(tmp_path, {"class 10": 5, "class 2": 10})
     write_classes(tmp_path / "class 10", {"monday": 2})  # images below a folder of the class
@@ -170,6 +185,21 @@ def test_manifest_without_split(tmp_path: Path) -> None:
     text = "path,label\n" + "".join(f"images/{index}.jpg,{'ab'[index % 2]}\n" for index in range(6))
     data = read_manifest(write_manifest(tmp_path, text))
     assert (len(data.train), len(data.test)) == (4, 2)
+
+
+def test_images_of_a_group_are_trained_or_tested_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = "path,label,group\n" + "".join(
+        f"images/{i}.jpg,{'ab'[i // 3]},{('x', 'x', 'y')[i % 3]}{i // 3}\n" for i in range(6)
+    )
+    data = read_manifest(write_manifest(tmp_path, text))
+    assert {sample.group for sample in data.train + data.test} == {"x0", "y0", "x1", "y1"}
+    assert not {sample.group for sample in data.train} & {sample.group for sample in data.test}
+    assert "groups" in summarize(data)
+    assert not caplog.text
+    rows = ["0.jpg,a,train,x", "1.jpg,a,test,x", "2.jpg,b,test,y", "3.jpg,b,train,"]
+    torn = "path,label,split,group\n" + "".join(f"images/{row}\n" for row in rows)
+    read_manifest(write_manifest(tmp_path, torn, "torn.csv"))
+    assert "1 groups are in training and in test (x)" in caplog.text
 
 
 @pytest.mark.parametrize(("delimiter", "name"), [("\t", "images.tsv"), (";", "images.csv"), ("\t", "images.csv")])

@@ -84,6 +84,13 @@ def test_every_nth_image_of_each_class_is_held_out(n_images: int, fraction: floa
     assert not chosen or torch.tensor([i % 4 for i in chosen]).bincount().tolist() == [expected // 4] * 4
 
 
+def test_images_of_a_group_are_held_out_together() -> None:
+    entries = [Entry(i, Sample(Path(f"{i}.png"), i % 4, group=f"{i // 3}"), FULL_IMAGE) for i in range(240)]
+    chosen = held_out_images(entries, 0.2)
+    assert chosen == {i for group in {i // 3 for i in chosen} for i in range(3 * group, 3 * group + 3)}
+    assert 36 <= len(chosen) <= 60
+
+
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_squares(tmp_path_factory.mktemp("held") / "squares", train=14, test=1)

@@ -42,6 +42,25 @@ def check(
         echo(f"contact sheet: {contact_sheet}")
 
 
+@data_app.command("cub-subset", cls=PlainCommand)
+def cub_subset(
+    cub: Annotated[Path, typer.Argument(metavar="CUB_200_2011", help="CUB-200-2011 as published.", show_default=False)],
+    out: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder that does not exist yet.", show_default=False)
+    ],
+    classes: Annotated[
+        Path | None,
+        typer.Option("--classes", metavar="FILE", help="Names of classes, one a line; default: the 50 of the results."),
+    ] = None,
+) -> None:
+    """Write some classes of CUB-200-2011 as a data set, so that results on them can be checked."""
+    from prototree.data.cub_cars import write_cub_subset
+    from prototree.data.folder import read_text
+
+    n_images = write_cub_subset(cub, out, read_text(classes).splitlines() if classes else ())
+    echo(f"{n_images} images in {out}")
+
+
 @data_app.command("birds", cls=PlainCommand)
 def birds(
     out: Annotated[

@@ -6,10 +6,13 @@ how many classes, images and parts there are is read from them. Cars comes as a 
 `cars_train/` and `cars_test/`) or as one `cars_annos.mat` with `car_ims/`.
 """
 
+import difflib
+import importlib.resources
 import io
 import math
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +21,7 @@ import numpy as np
 from prototree.backbones.geometry import Box
 from prototree.data.dataset import ImageData, Part, Sample
 from prototree.errors import DataError
-from prototree.io import MAX_TEXT_BYTES, read_regular
+from prototree.io import MAX_TEXT_BYTES, prepared_beside, read_regular
 
 Value = TypeVar("Value")
 
@@ -50,6 +53,62 @@ def read_cub(root: Path) -> ImageData:
     for image in sorted(paths):
         splits[in_train[image]].append(Sample(paths[image], labels[image], boxes[image], tuple(parts.get(image, ()))))
     return ImageData(root, "cub", readable_names([*classes.values()]), tuple(splits[True]), tuple(splits[False]))
+
+
+def write_cub_subset(root: Path, out: Path, classes: Sequence[str] = ()) -> int:
+    """Write some classes of CUB as a data set of their own, numbered anew, and return how many images they have.
+
+    `classes` are names as in `classes.txt`, with or without their numbers; none are the 50 that this project measures
+    on, chosen to be confusable. Images are linked, or copied where that is not possible. The official split stays.
+    """
+    if not is_cub(root):
+        raise DataError(
+            f"expected CUB-200-2011 as it was published in {root} (images.txt and images/); unpack it there"
+        )
+    if out.exists():
+        raise DataError(f"{out} exists already; name a folder that does not")
+    names = _table(root / "classes.txt", 1, lambda cells: cells[0])
+    wanted = [name.strip() for name in classes or cub_50() if name.strip()]
+    known = {name: key for key, name in names.items()} | {name.partition(".")[2]: key for key, name in names.items()}
+    if unknown := [name for name in wanted if name not in known]:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "see the names there"
+        raise DataError(f"{root / 'classes.txt'} has no class {unknown[0]!r}; {hint}")
+    chosen = {key: number for number, key in enumerate(sorted({known[name] for name in wanted}), start=1)}
+    labels = _table(root / "image_class_labels.txt", 1, lambda cells: int(cells[0]))
+    images = {key: number for number, key in enumerate(sorted(k for k, v in labels.items() if v in chosen), start=1)}
+    paths = _table(root / "images.txt", 1, lambda cells: cells[0])
+    with prepared_beside(out) as folder:
+        for key in images:
+            if Path(paths[key]).is_absolute() or ".." in Path(paths[key]).parts:
+                raise DataError(f"{root / 'images.txt'}: expected paths below images/, got {paths[key][:80]!r}")
+            _link(root / "images" / paths[key], folder / "images" / paths[key])
+        (folder / "parts").mkdir()
+        rows = "".join(f"{number} {chosen[labels[key]]}\n" for key, number in images.items())
+        (folder / "image_class_labels.txt").write_text(rows)
+        (folder / "classes.txt").write_text("".join(f"{number} {names[key]}\n" for key, number in chosen.items()))
+        for name in ("images.txt", "train_test_split.txt", "bounding_boxes.txt", "parts/part_locs.txt"):
+            if (root / name).is_file():
+                lines = _lines(root / name, 2, lambda cells: (int(cells[0]), cells[1]))
+                found = sorted((images[key], row) for _, (key, row) in lines if key in images)
+                (folder / name).write_text("".join(f"{number} {row}\n" for number, row in found))
+        if (root / "parts" / "parts.txt").is_file():
+            shutil.copyfile(root / "parts" / "parts.txt", folder / "parts" / "parts.txt")
+        folder.rename(out)
+    return len(images)
+
+
+def cub_50() -> list[str]:
+    """List the 50 classes of CUB that this project measures on."""
+    return (importlib.resources.files("prototree") / "data" / "cub_50.txt").read_text().split()
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(source.resolve())
+    except OSError:  # another disk, or a file system without links
+        shutil.copyfile(source, target)
 
 
 def readable_names(names: list[str]) -> tuple[str, ...]:

@@ -5,16 +5,17 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from prototree.backbones.geometry import Box, Size
 from prototree.errors import ConfigError, DataError
 
 Kind = Literal["folder", "manifest", "cub", "cars"]
 MAX_FOLDS = 100
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Sample:
     """One image file and what is known about it.
 
     `box`, `parts` and `size` count in pixels of the upright image (after EXIF rotation). `size` is filled in when the
-    files are scanned.
+    files are scanned. Images of one `group`, such as a burst or an individual, stay together in every split; empty:
+    the image is its own group.
     """
 
     path: Path
@@ -39,6 +41,7 @@ class Sample:
     box: Box | None = None
     parts: tuple[Part, ...] = ()
     size: Size | None = None
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class ImageData:
         """Images that edits are judged on: the validation split, or else the first, third, … test image of a class."""
         if self.validation_split:
             return self.validation_split
-        chosen = {sample for group in _by_label(self.test).values() for sample in group[::2]}
+        units = _by_label(keep_together(self.test, lambda sample: sample.group), lambda unit: unit[0].label)
+        chosen = {sample for of_class in units.values() for unit in of_class[::2] for sample in unit}
         return tuple(sample for sample in self.test if sample in chosen)
 
     @property
@@ -103,15 +107,28 @@ class ImageData:
     def bootstrap(self, seed: int) -> "ImageData":
         """Draw as many training images with replacement within each class, for bagging."""
         rng = random.Random(seed)
-        groups = _by_label(self.train).values()
-        return replace(self, train=tuple(sample for group in groups for sample in rng.choices(group, k=len(group))))
+        classes = _by_label(self.train, lambda sample: sample.label).values()
+        return replace(self, train=tuple(sample for group in classes for sample in rng.choices(group, k=len(group))))
 
 
-def _by_label(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
-    groups: dict[int, list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.label, []).append(sample)
-    return groups
+def _by_label(items: Iterable[Item], label_of: Callable[[Item], int]) -> dict[int, list[Item]]:
+    classes: dict[int, list[Item]] = {}
+    for item in items:
+        classes.setdefault(label_of(item), []).append(item)
+    return classes
+
+
+def keep_together(items: Iterable[Item], group_of: Callable[[Item], str]) -> list[list[Item]]:
+    """Collect the items of each group, in order of the first; an item without a group is alone.
+
+    Examples:
+        >>> keep_together(["a1", "b1", "a2", "3"], lambda item: item[:-1])
+        [['a1', 'a2'], ['b1'], ['3']]
+    """
+    groups: dict[str | int, list[Item]] = {}
+    for number, item in enumerate(items):
+        groups.setdefault(group_of(item) or number, []).append(item)
+    return list(groups.values())
 
 
 def parse_fold(fold: str) -> tuple[int, int]:
@@ -129,13 +146,14 @@ def take_fold(data: ImageData, fold: str) -> ImageData:
     Which fold an image is in depends on its name alone: not on the split that the data has, nor on the order of files.
     """
     part, parts = parse_fold(fold)
-    groups = _by_label(sorted((*data.train, *data.test), key=lambda sample: str(sample.path)))
-    order: list[Sample] = []  # of all classes, so that folds differ by at most one image
-    for label in sorted(groups):
-        random.Random(f"folds/{data.class_names[label]}").shuffle(groups[label])
-        order += groups[label]
-    train = tuple(sample for number, sample in enumerate(order) if number % parts != part)
-    return replace(data, train=train, test=tuple(order[part::parts]))
+    samples = sorted((*data.train, *data.test), key=lambda sample: str(sample.path))
+    classes = _by_label(keep_together(samples, lambda sample: sample.group), lambda unit: unit[0].label)
+    order: list[list[Sample]] = []  # of all classes, so that folds differ by at most one image, or group
+    for label in sorted(classes):
+        random.Random(f"folds/{data.class_names[label]}").shuffle(classes[label])
+        order += classes[label]
+    train = tuple(sample for number, unit in enumerate(order) if number % parts != part for sample in unit)
+    return replace(data, train=train, test=tuple(sample for unit in order[part::parts] for sample in unit))
 
 
 def check_name(name: str, what: str) -> None:

@@ -1,9 +1,10 @@
 """Data as folders of classes, or as a CSV manifest of paths and labels.
 
 Three forms are read: `train/<class>/` beside `test/<class>/` and perhaps `val/<class>/` (or `valid`, `validation`);
-one folder of class folders; and a CSV or TSV file with a header of `path`, `label` and, if wanted, `split`. Where no
-split is given, a seeded fraction of every class becomes the test set. Validation images are neither trained nor tested
-on: edits are judged on them. Where there is no `test` they are the test set, and a warning says so.
+one folder of class folders; and a CSV or TSV file with a header of `path`, `label` and, if wanted, `split` and `group`.
+Where no split is given, a seeded fraction of every class becomes the test set; images of one group stay together.
+Validation images are neither trained nor tested on: edits are judged on them. Where there is no `test` they are the
+test set, and a warning says so.
 """
 
 import csv
@@ -16,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from prototree.data.dataset import ImageData, Kind, Sample, check_name
+from prototree.data.dataset import ImageData, Kind, Sample, check_name, keep_together
 from prototree.data.images import HEIC_REMEDY, HEIC_SUFFIXES, is_image, suffixes
 from prototree.errors import ConfigError, DataError
 from prototree.io import MAX_TEXT_BYTES, read_regular
@@ -46,21 +47,30 @@ def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
     return [(-1, text) if n is None else (len(n), n) for text, n in zip(pieces, digits, strict=True)], name
 
 
-def split_classes(labels: Sequence[str], *, test_fraction: float, seed: int) -> list[bool]:
+def split_classes(
+    labels: Sequence[str], groups: Sequence[str] | None = None, *, test_fraction: float, seed: int
+) -> list[bool]:
     """Stratified split: which items go to the test set, at least one where a class has two or more.
 
-    A class's split depends on its own items and the seed alone, so adding a class leaves the others as they are.
+    A class's split depends on its own items and the seed alone, so adding a class leaves the others as they are. Items
+    of one group stay together, with the class of the first.
     """
     if not 0.0 < test_fraction < 1.0:
         raise ConfigError(f"expected a test fraction between 0 and 1 (0.2 is usual), got {test_fraction}")
-    members: dict[str, list[int]] = {}
-    for index, label in enumerate(labels):
-        members.setdefault(label, []).append(index)
+    units: dict[str, list[list[int]]] = {}
+    for unit in keep_together(range(len(labels)), lambda index: groups[index] if groups else ""):
+        units.setdefault(labels[unit[0]], []).append(unit)
     in_test = [False] * len(labels)
-    for label, indices in members.items():
-        n_test = min(max(round(test_fraction * len(indices)), 1), len(indices) - 1)
-        for index in random.Random(f"{seed}/{label}").sample(indices, n_test):
-            in_test[index] = True
+    for label, members in units.items():
+        rng, n_items = random.Random(f"{seed}/{label}"), sum(map(len, members))
+        n_test = min(max(round(test_fraction * n_items), 1), n_items - 1)
+        is_grouped = len(members) < n_items
+        for unit in rng.sample(members, len(members) - 1 if is_grouped else n_test):
+            for index in unit:
+                in_test[index] = True
+            n_test -= len(unit)
+            if is_grouped and n_test <= 0:
+                break
     return in_test
 
 
@@ -193,25 +203,39 @@ def _count_suffixes(paths: Iterable[Path]) -> str:
 
 def read_manifest(file: Path, *, test_fraction: float = 0.2, seed: int = 0) -> ImageData:
     """Read a CSV or TSV file; relative paths start at the folder it lies in."""
-    try:
-        text = read_regular(file, MAX_TEXT_BYTES).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
-    rows = _read_rows(file, text)
+    rows = _read_rows(file, read_text(file))
     if "split" not in rows[0]:
-        in_test = split_classes([row["label"] for row in rows], test_fraction=test_fraction, seed=seed)
+        labels, groups = [row["label"] for row in rows], [row.get("group", "") for row in rows]
+        in_test = split_classes(labels, groups, test_fraction=test_fraction, seed=seed)
         rows = [{**row, "split": "test" if test else "train"} for row, test in zip(rows, in_test, strict=True)]
     names = tuple(sorted({row["label"] for row in rows}, key=natural_key))
     index = {name: index for index, name in enumerate(names)}
-    splits = (
-        [Sample(file.parent / row["path"], index[row["label"]]) for row in rows if row["split"] in words]
+    splits = [
+        [
+            Sample(file.parent / row["path"], index[row["label"]], group=row.get("group", ""))
+            for row in rows
+            if row["split"] in words
+        ]
         for words in (TRAIN_NAMES, TEST_NAMES, VALIDATION_NAMES)
-    )
+    ]
+    if torn := sorted(({s.group for s in splits[0]} & {s.group for s in splits[1] + splits[2]}) - {""}):
+        logger.warning(
+            f"{file}: {len(torn)} groups are in training and in test ({_listing(torn)}), so that metrics may be too "
+            "good; correct the column split, or leave it out to have the groups kept together"
+        )
     return _with_splits(file, "manifest", names, splits)
 
 
+def read_text(file: Path) -> str:
+    """Read a list as UTF-8 text."""
+    try:
+        return read_regular(file, MAX_TEXT_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
+
+
 def _read_rows(file: Path, text: str) -> list[dict[str, str]]:
-    """The values of the columns path, label and perhaps split of each line."""
+    """The values of the columns path, label and perhaps split and group of each line."""
     first = re.split(r"[\r\n]", text, maxsplit=1)[0].replace('"', "").casefold()
     cells = {delimiter: {cell.strip() for cell in first.split(delimiter)} for delimiter in (",", "\t", ";")}
     delimiter = next((key for key, names in cells.items() if {"path", "label"} <= names), ",")

@@ -23,30 +23,32 @@ from prototree.io import prepared_beside, write_file
 
 _LIST = "data.csv"
 
-Row = tuple[Path | Image.Image, str, str]
-"""An image, its label, and its split; empty: not given."""
+Row = tuple[Path | Image.Image, str, str, str]
+"""An image, its label, its split and its group; empty: not given."""
 
 
 def write_in_memory(source: Any, folder: Path) -> Path:
     """Write the images in `source` as a manifest below `folder`; the same images, the same file.
 
-    `source` is a pandas DataFrame (path, label, perhaps split); a pair of images and labels, where images are paths,
-    PIL images or uint8 arrays; a dataset whose items are such pairs; a Hugging Face dataset with an image column; or a
-    mapping from `train` and `test` to any of these.
+    `source` is a pandas DataFrame (path, label, perhaps split and group); a pair of images and labels, where images are
+    paths, PIL images or uint8 arrays; a dataset whose items are such pairs; a Hugging Face dataset with an image
+    column; or a mapping from `train` and `test` to any of these.
     """
-    digest, lines = hashlib.sha256(), list[tuple[str, str, str]]()
+    digest, lines = hashlib.sha256(), list[tuple[str, str, str, str]]()
     with prepared_beside(folder / "given") as temporary:
-        for number, (image, label, split) in enumerate(_rows(source)):
+        for number, (image, label, split, group) in enumerate(_rows(source)):
             path = str(image.resolve()) if isinstance(image, Path) else f"{number:08d}.png"
             if isinstance(image, Image.Image):
                 image.save(temporary / path, compress_level=1)
                 digest.update(f"{image.size}".encode() + image.tobytes())
-            lines.append((path, label, split))
+            lines.append((path, label, split, group))
             digest.update(repr(lines[-1]).encode())
         if not lines:
             raise DataError("expected images and labels to train on, got none")
-        text, n_columns = io.StringIO(), 2 + any(split for _, _, split in lines)
-        csv.writer(text, lineterminator="\n").writerows(row[:n_columns] for row in (("path", "label", "split"), *lines))
+        columns = list(zip(("path", "label", "split", "group"), *lines, strict=True))
+        given = [column for column in columns if column[0] in ("path", "label") or any(column[1:])]
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(zip(*given, strict=True))
         write_file(temporary / _LIST, text.getvalue().encode())
         target = folder / digest.hexdigest()[:32]
         if not target.exists():
@@ -66,7 +68,7 @@ def _rows(source: Any) -> Iterator[Row]:
                 "name both, or give one by itself to have a fraction of each class taken for testing"
             )
         for split, part in source.items():
-            yield from ((image, label, str(split)) for image, label, _ in _rows(part))
+            yield from ((image, label, str(split), group) for image, label, _, group in _rows(part))
     elif hasattr(source, "columns") and hasattr(source, "itertuples"):  # a DataFrame
         yield from _frame_rows(source)
     elif hasattr(source, "features") and hasattr(source, "column_names"):
@@ -91,13 +93,15 @@ def _frame_rows(frame: Any) -> Iterator[Row]:
     if missing := [name for name in ("path", "label") if name not in columns]:
         names = ", ".join(map(str, frame.columns))
         raise DataError(f"expected the columns path and label (perhaps split), {missing[0]} is missing from {names}")
-    values = [frame[columns[name]] for name in ("path", "label", "split") if name in columns]
-    for number, (path, label, *split) in enumerate(zip(*values, strict=True)):
-        if split and split[0] != split[0]:  # NaN: an empty cell
+    given = [name for name in ("path", "label", "split", "group") if name in columns]
+    for number, values in enumerate(zip(*(frame[columns[name]] for name in given), strict=True)):
+        row = {"split": "", "group": ""} | dict(zip(given, values, strict=True))
+        if row["split"] != row["split"]:  # NaN: an empty cell
             raise DataError(
                 f"row {number} of the table has an empty split; expected train, test or val, or no such column at all"
             )
-        yield _image(str(path), number), _label(label), str(split[0]) if split else ""
+        group = "" if row["group"] != row["group"] else str(row["group"])
+        yield _image(str(row["path"]), number), _label(row["label"]), str(row["split"]), group
 
 
 def _hugging_face_rows(table: Any) -> Iterator[Row]:
@@ -115,7 +119,7 @@ def _pairs(pairs: Iterable[Any], names: Sequence[Any] = ()) -> Iterator[Row]:
     for number, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) < 2:
             raise DataError(f"expected items of the dataset that are an image and a label, got {type(pair).__name__}")
-        yield _image(pair[0], number), _label(pair[1], names), ""
+        yield _image(pair[0], number), _label(pair[1], names), "", ""
 
 
 def _label(label: Any, names: Sequence[Any] = ()) -> str:

@@ -34,6 +34,7 @@ def summarize(
     validation = f", {len(data.validation_split):,} validation" if data.validation_split else ""
     n_bad = len(data.unreadable) + len(unsupported_images(data.ignored))
     reasons = [describe_unsupported(data.ignored), *(file.reason for file in data.unreadable)]
+    n_groups = len({sample.group for sample in samples} - {""})
     n_boxes, n_parts = sum(sample.box is not None for sample in samples), sum(len(sample.parts) for sample in samples)
     rows = [
         ("data", str(data.root)),
@@ -45,6 +46,7 @@ def summarize(
         ("fewest", ", ".join(f"{data.class_names[label]} ({train[label]})" for label in fewest)),
         ("pixels", f"{'width':<10}{_range([width for width, _ in sizes])}"),
         ("", f"{'height':<10}{_range([height for _, height in sizes])}"),
+        *([("groups", f"{n_groups:,}, each kept together in splits")] if n_groups else []),
         *([("known", f"{n_boxes:,} boxes, {n_parts:,} visible parts")] if n_boxes or n_parts else []),
         ("left out", f"{n_bad:,} file{'s' if n_bad > 1 else ''}" if n_bad else "nothing"),
         *(("", reason) for reason in reasons if reason),

@@ -22,6 +22,7 @@ from prototree.core.confidence import Calibration, fit_calibration
 from prototree.core.model import NearestPatches, ProtoTree, TreeOutput
 from prototree.core.nodes import SHARPNESS_RANGE, NodeFunction
 from prototree.data.crops import FULL_IMAGE
+from prototree.data.dataset import keep_together
 from prototree.data.loader import Entry
 from prototree.errors import CheckpointError
 from prototree.features.cache import FOLDER, FeatureMaps, exclusive, note_use, shared_folder
@@ -34,14 +35,16 @@ _SHARPNESS_STEPS = 20  # tenths of the tree's own sharpness
 
 
 def held_out_images(entries: Sequence[Entry], fraction: float) -> frozenset[int]:
-    """Choose every n-th image of each class, by its index in the data; none where that gives fewer than 20."""
+    """Choose every n-th image (or group) of each class, by its index; none where that gives fewer than 20 images."""
     if not fraction:
         return frozenset()
-    step, of_class = round(1 / fraction), defaultdict[int, dict[int, None]](dict)
-    for entry in entries:
-        of_class[entry.sample.label][entry.sample_index] = None
-    chosen = frozenset(image for images in of_class.values() for image in list(images)[step - 1 :: step])
-    return chosen if len(chosen) >= MIN_HELD_OUT else frozenset()
+    step, of_class = round(1 / fraction), defaultdict[int, list[list[Entry]]](list)
+    images = {entry.sample_index: entry for entry in entries}
+    for unit in keep_together(images.values(), lambda entry: entry.sample.group):
+        of_class[unit[0].sample.label].append(unit)
+    chosen = [unit for units in of_class.values() for unit in units[step - 1 :: step]]
+    held_out = frozenset(entry.sample_index for unit in chosen for entry in unit)
+    return held_out if len(held_out) >= MIN_HELD_OUT else frozenset()
 
 
 @dataclass(frozen=True)
