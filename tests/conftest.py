@@ -38,7 +38,7 @@ LONG_FILES = (
     "test_service", "test_onnx", "test_sklearn", "test_full_disk", "test_api", "test_hostile_requests", "test_examples",
     "test_cli", "test_hub", "test_decision_browser", "test_session", "test_packaging", "test_ablation",
     "test_explain_birds", "test_calibrate", "test_teacher", "test_inference", "test_backbone", "test_weights",
-    "test_occlusion_loss", "test_duplicates", "test_cub_cars", "test_checkpoint",
+    "test_occlusion_loss", "test_last_blocks", "test_registry", "test_duplicates", "test_cub_cars", "test_checkpoint",
 )  # fmt: skip
 LONG_FOLDERS = ("app", "faults", "integrations", "pipeline")
 
