@@ -271,6 +271,9 @@ class PaperSettings(RecipeSettings):
     cache_views: int = setting(0, _RATES, (0, 10_000),
         "views of each image whose feature maps are computed once and kept while the backbone is frozen; 0: none",
         when="You have no GPU: 3 or more; this takes some gigabytes of disk.")
+    baseline: bool = setting(False, _RATES, None,
+        "also fine-tune the network as a plain classifier, with the same epochs, rates and images, to compare with",
+        when="You want to know what the tree costs; training takes twice as long.")
     # fmt: on
 
     def for_data(self, n_classes: int, network: Network) -> "PaperSettings":

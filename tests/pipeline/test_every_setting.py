@@ -40,13 +40,13 @@ DISTILL_CHANGES: dict[str, Any] = {
     "views": 4, "center_crop": 0.5, "head_epochs": 3, "lr_head": 0.1, "epochs": 3, "lr": 0.05, "weight_decay": 0.9,
     "sharpness": 9.0, "occlusion_weight": 0.0, "distill_weight": 0.1, "distill_temperature": 9.0, "pretrain_epochs": 2,
 }  # fmt: skip
-# What is tested in another way below, in test_run (pruning, projection) or in training/test_calibrate.
+# What is tested in another way below, in test_run (pruning, projection), or in training (test_paper, test_calibrate).
 ELSEWHERE: dict[type, set[str]] = {
     Common: {
         "weights", "test_fraction", "fail_on_bad_images", "prune_threshold", "project_within_class", "workers",
         "inference_backend",
     },
-    PaperSettings: {"teacher", "distill_weight", "distill_temperature"},
+    PaperSettings: {"teacher", "distill_weight", "distill_temperature", "baseline"},
     DistillSettings: {"calibration_fraction"},
 }  # fmt: skip
 
