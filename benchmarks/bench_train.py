@@ -145,5 +145,7 @@ def main(name: str, pixels: int) -> None:
 
 
 if __name__ == "__main__":
-    preset = load_preset("paper-small")
-    main(*(sys.argv[1:2] or ["lite0"]), int((sys.argv[2:] or [preset.image_size or 0])[0]))
+    main(
+        sys.argv[1] if len(sys.argv) > 1 else "lite0",
+        int(sys.argv[2]) if len(sys.argv) > 2 else load_preset("paper-small").image_size or 0,
+    )

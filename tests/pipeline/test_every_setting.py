@@ -35,6 +35,7 @@ PAPER_CHANGES: dict[str, Any] = {
     "height": 3, "prototype_size": 2, "epochs": 3, "freeze_epochs": 0, "train_last_block": False, "lr_prototypes": 0.1,
     "lr_last_block": 0.1, "lr_backbone": 0.1, "weight_decay": 0.5, "adam_epsilon": 1e-3, "milestones": (),
     "pretrain_epochs": 2, "leaf_update": "two_pass", "cache_views": 1,
+    "freeze_batch_norm": True,
 }  # fmt: skip
 DISTILL_CHANGES: dict[str, Any] = {
     "views": 4, "center_crop": 0.5, "head_epochs": 3, "lr_head": 0.1, "epochs": 3, "lr": 0.05, "weight_decay": 0.9,

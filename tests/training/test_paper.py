@@ -160,6 +160,28 @@ def test_a_frozen_backbone_does_not_drift(squares: ImageData, tmp_path: Path) ->
     assert frozen == [True, True, False]
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_batch_norm_may_keep_its_statistics_while_the_network_learns(
+    squares: ImageData, tmp_path: Path, is_kept: bool
+) -> None:
+    torch.manual_seed(0)
+    before = tiny_context(tmp_path, squares).backbone(split=True)
+    settings = {"freeze_epochs": 1, "epochs": 2, "baseline": True, "freeze_batch_norm": is_kept}
+    tree = train(tiny_context(tmp_path / "run", squares, **settings))
+    baseline = load_finetuned(tree.features, 3, tmp_path / "run")
+    assert baseline is not None
+    for backbone in (tree.features.backbone, baseline.backbone):
+        found, start = backbone.backbone_state(), before.backbone_state()
+        moved = {name.rpartition(".")[2] for name in found if not torch.equal(found[name], start[name])}
+        assert {"weight", "bias"} <= moved
+        assert ("running_mean" in moved) != is_kept
+        last = f"{before._last_block_names[0]}."
+        assert any(
+            "running_mean" in name and name.startswith(last) and not torch.equal(tensor, before.net.state_dict()[name])
+            for name, tensor in backbone.net.state_dict().items()
+        ), "the last block learns as before"
+
+
 def test_cached_and_uncached_training_agree(squares: ImageData, tmp_path: Path) -> None:
     rows, cached_rows = Rows(), Rows()
     tree = train(tiny_context(tmp_path / "a", squares, rows, freeze_epochs=3))

@@ -57,7 +57,7 @@ def train(context: Context, cfg: PaperSettings, start: ProtoTree | None = None) 
         tree.features.backbone.freeze(epoch < cfg.freeze_epochs)
         if cfg.leaf_update == "two_pass":
             refit_leaves(tree, ((out, target(batch)) for out, batch in batches.forward(tree, epoch)))
-        tree.train()
+        train_mode(tree, tree.features.backbone, cfg)
         groups, epoch_start = param_groups(tree, cfg, epoch), tree.leaf_logits.detach().clone()
         for batch in loop.batches(batches.epoch(epoch), batches.n_batches):  # 3–4: for each mini-batch (x, y)
             loop.set_lr(groups)
@@ -72,6 +72,17 @@ def train(context: Context, cfg: PaperSettings, start: ProtoTree | None = None) 
             if cfg.leaf_update == "interleaved":
                 update_leaves(tree, epoch_start, out, target(batch), batches.n_batches)  # 8–10: c of each leaf, Eq. 5
     return tree  # 15: prune, 16: project
+
+
+def train_mode(network: nn.Module, backbone: Backbone, cfg: PaperSettings) -> None:
+    """Set the training mode; batch norm of the backbone, but for its last block, may keep its statistics."""
+    network.train()
+    if cfg.freeze_batch_norm:
+        for module in backbone.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        for block in backbone.last_modules:
+            block.train()
 
 
 def param_groups(tree: ProtoTree, cfg: PaperSettings, epoch: int) -> list[ParamGroup]:
@@ -183,7 +194,7 @@ def train_baseline(context: Context, cfg: PaperSettings, backbone: Backbone, bat
     loop = Loop(context, "baseline", classifier, groups, cfg.epochs, adam_epsilon=cfg.adam_epsilon)
     for epoch in loop.epochs():
         backbone.freeze(epoch < cfg.freeze_epochs)
-        classifier.train()
+        train_mode(classifier, backbone, cfg)
         groups = network_groups(backbone, classifier.linear, cfg, epoch)
         for batch in loop.batches(batches.epoch(epoch), batches.n_batches):
             loop.set_lr(groups)
