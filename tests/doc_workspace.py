@@ -133,6 +133,7 @@ def _quick_settings(words: list[str]) -> list[str]:
     chosen.pop("recipe", None)
     if words[0] == "reproduce":
         chosen.pop("height")
+        chosen["prune_threshold"] = 0  # after so few epochs no leaf is sure
     options = {f"--{key.replace('_', '-')}": str(value).lower() for key, value in chosen.items()}
     return [word for option, value in options.items() if option not in words for word in (option, value)]
 

@@ -1,5 +1,6 @@
 """Settings: presets, the TOML file, what is refused, and what follows from the data."""
 
+import importlib.resources
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def recipe_of(config: Config) -> PaperSettings:
 
 def test_presets_hold_the_papers_tables() -> None:
     cub, cars = load_preset("paper-cub"), load_preset("paper-cars")
-    assert {"default", "demo", "paper-cars", "paper-cub"} <= set(preset_names())
+    assert {"default", "demo", "paper-cars", "paper-cub", "paper-small"} <= set(preset_names())
     recipe = recipe_of(cub)
     assert (recipe.height, cub.prototype_dim, recipe.epochs, recipe.lr_backbone) == (9, 256, 100, 1e-5)
     assert recipe.milestones == (60, 70, 80, 90, 100)
@@ -42,11 +43,25 @@ def test_presets_hold_the_papers_tables() -> None:
         assert (config.backbone, config.head_hidden_dim) == ("resnet50", 0)
         assert (recipe.leaf_update, recipe.train_last_block, recipe.prototype_size) == ("interleaved", True, 1)
     assert (cub.augment, cars.augment, cars.resize) == ("cub", "cars", 256)
+    assert not any(recipe_of(config).baseline or recipe_of(config).cache_views for config in (cub, cars))
     assert set(preset_values(DistillSettings)) == {"default", "demo"}
     assert set(preset_values(Common)) == set(preset_names())
 
 
-@pytest.mark.parametrize("name", ["default", "demo", "paper-cub", "paper-cars"])
+def test_the_small_preset_is_the_papers_but_for_what_its_file_lists() -> None:
+    small, cub = load_preset("paper-small"), load_preset("paper-cub")
+    text = (importlib.resources.files("prototree") / "configs" / "paper-small.toml").read_text()
+    listed = {line.split()[1] for line in text.splitlines() if line.startswith("#   ")}
+    values = [config.values() | config.recipe.values() for config in (small, cub)]
+    differing = {key for key in values[0] if values[0][key] != values[1][key]}
+    assert differing - {"milestones", "freeze_epochs"} == listed
+    recipe = recipe_of(small)
+    frozen = recipe.freeze_epochs
+    assert all(frozen < milestone < recipe.epochs for milestone in recipe.milestones)
+    assert (recipe_of(small.for_data(200)).height, small.for_data(200).prune_threshold) == (9, 0.01)
+
+
+@pytest.mark.parametrize("name", ["default", "demo", "paper-cub", "paper-cars", "paper-small"])
 def test_settings_go_to_toml_and_back(tmp_path: Path, name: str) -> None:
     config = load_preset(name).replace({"weights": 'a "b" \\ ü\n', "seed": 7, "weight_decay": 0.5, "resize": "auto"})
     (tmp_path / "config.toml").write_text(config.to_toml())

@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from prototree.backbones.backbone import Backbone
+from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.backbones.geometry import Box
 from prototree.config import Config, PaperSettings
 from prototree.core.model import ProtoTree, TreeOutput
@@ -106,12 +106,12 @@ class MapBatches:
             index = torch.tensor([index for _, index in positions])
             yield Inputs(self.maps[index], self.labels[index], index)
 
-    def encode(self, tree: ProtoTree, batch: Inputs) -> Tensor:
-        return tree.features.from_map(batch.values)
+    def encode(self, network: FeatureExtractor, batch: Inputs) -> Tensor:
+        return network.from_map(batch.values)
 
-    def forward(self, tree: ProtoTree) -> Iterator[tuple[TreeOutput, Inputs]]:
-        for batch in self.epoch(0):
-            yield tree.forward_features(self.encode(tree, batch)), batch
+    def forward(self, tree: ProtoTree, epoch: int) -> Iterator[tuple[TreeOutput, Inputs]]:
+        for batch in self.epoch(epoch):
+            yield tree.forward_features(self.encode(tree.features, batch)), batch
 
 
 def tiny_context(folder: Path, data: ImageData, observer: Observer | None = None, **settings: object) -> Context:

@@ -246,6 +246,9 @@ class PaperSettings(RecipeSettings):
         "epochs in which the backbone stays frozen, except for its last block", when="You have a GPU: fewer.")
     train_last_block: bool = setting(True, _RATES, None, "train the backbone's last block from the start",
         when="You have few images or little time: false.")
+    freeze_batch_norm: bool = setting(False, _RATES, None,
+        "batch norm of the backbone keeps its pretrained statistics also while the backbone learns",
+        when="Epochs after the frozen ones are few: true; the maps change less when the backbone begins to learn.")
     lr_prototypes: float = setting(1e-3, _RATES, (0, 100), "learning rate of the prototypes",
         when="The loss does not fall.")
     lr_last_block: float = setting(1e-3, _RATES, (0, 100),
@@ -271,6 +274,9 @@ class PaperSettings(RecipeSettings):
     cache_views: int = setting(0, _RATES, (0, 10_000),
         "views of each image whose feature maps are computed once and kept while the backbone is frozen; 0: none",
         when="You have no GPU: 3 or more; this takes some gigabytes of disk.")
+    baseline: bool = setting(False, _RATES, None,
+        "also fine-tune the network as a plain classifier, with the same epochs, rates and images, to compare with",
+        when="You want to know what the tree costs; training takes twice as long.")
     # fmt: on
 
     def for_data(self, n_classes: int, network: Network) -> "PaperSettings":

@@ -34,20 +34,21 @@ COMMON_CHANGES: dict[str, Any] = {
 PAPER_CHANGES: dict[str, Any] = {
     "height": 3, "prototype_size": 2, "epochs": 3, "freeze_epochs": 0, "train_last_block": False, "lr_prototypes": 0.1,
     "lr_last_block": 0.1, "lr_backbone": 0.1, "weight_decay": 0.5, "adam_epsilon": 1e-3, "milestones": (),
-    "leaf_update": "two_pass", "cache_views": 1,
+    "leaf_update": "two_pass", "cache_views": 1, "freeze_batch_norm": True,
 }  # fmt: skip
 DISTILL_CHANGES: dict[str, Any] = {
     "views": 4, "center_crop": 0.5, "head_epochs": 3, "epochs": 3, "lr": 0.05, "weight_decay": 0.9,
     "sharpness": 9.0, "occlusion_weight": 0.0, "distill_weight": 0.1, "distill_temperature": 9.0,
 }  # fmt: skip
-# What is tested in another way below, in test_run (pruning, projection), or training/test_calibrate, test_last_blocks
-# and test_loop (precision: convolutions in bfloat16 end the process where a virtual machine announces AMX in vain).
+# What is tested in another way below, in test_run (pruning, projection), or in training (test_paper, test_calibrate,
+# test_last_blocks and test_loop; convolutions in bfloat16 end the process where a virtual machine announces AMX in
+# vain).
 ELSEWHERE: dict[type, set[str]] = {
     Common: {
         "weights", "test_fraction", "fail_on_bad_images", "prune_threshold", "project_within_class", "workers",
         "inference_backend", "precision",
     },
-    PaperSettings: {"teacher", "distill_weight", "distill_temperature"},
+    PaperSettings: {"teacher", "distill_weight", "distill_temperature", "baseline"},
     DistillSettings: {"calibration_fraction", "finetune_blocks"},
 }  # fmt: skip
 

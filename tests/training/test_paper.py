@@ -11,15 +11,19 @@ from torch.nn.functional import conv2d
 import oracle
 from conftest import random_maps
 from prototree.config import PaperSettings
-from prototree.core.checkpoint import read_state
+from prototree.core.checkpoint import VERSION, read_state, write_state
 from prototree.core.model import ProtoTree
 from prototree.core.topology import Topology
 from prototree.data import ImageData, open_data
-from prototree.errors import ConfigError, TrainError
+from prototree.data.crops import evaluation_views
+from prototree.data.loader import ViewDataset
+from prototree.errors import CheckpointError, ConfigError, TrainError
+from prototree.pipeline.fit import fit
 from prototree.progress import EpochLog, Observer
 from prototree.training import paper
+from prototree.training.finetuned import load_finetuned
 from prototree.training.loop import CHECKPOINTS, Context
-from tiny_training import Crash, MapBatches, PowerCutError, assert_same, tiny_context, weights_of, write_squares
+from tiny_training import TINY, Crash, MapBatches, PowerCutError, assert_same, tiny_context, weights_of, write_squares
 
 
 class Rows(Observer):
@@ -156,6 +160,28 @@ def test_a_frozen_backbone_does_not_drift(squares: ImageData, tmp_path: Path) ->
     assert frozen == [True, True, False]
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_batch_norm_may_keep_its_statistics_while_the_network_learns(
+    squares: ImageData, tmp_path: Path, is_kept: bool
+) -> None:
+    torch.manual_seed(0)
+    before = tiny_context(tmp_path, squares).backbone(split=True)
+    settings = {"freeze_epochs": 1, "epochs": 2, "baseline": True, "freeze_batch_norm": is_kept}
+    tree = train(tiny_context(tmp_path / "run", squares, **settings))
+    baseline = load_finetuned(tree.features, 3, tmp_path / "run")
+    assert baseline is not None
+    for backbone in (tree.features.backbone, baseline.backbone):
+        found, start = backbone.backbone_state(), before.backbone_state()
+        moved = {name.rpartition(".")[2] for name in found if not torch.equal(found[name], start[name])}
+        assert {"weight", "bias"} <= moved
+        assert ("running_mean" in moved) != is_kept
+        last = f"{before._last_block_names[0]}."
+        assert any(
+            "running_mean" in name and name.startswith(last) and not torch.equal(tensor, before.net.state_dict()[name])
+            for name, tensor in backbone.net.state_dict().items()
+        ), "the last block learns as before"
+
+
 def test_cached_and_uncached_training_agree(squares: ImageData, tmp_path: Path) -> None:
     rows, cached_rows = Rows(), Rows()
     tree = train(tiny_context(tmp_path / "a", squares, rows, freeze_epochs=3))
@@ -175,8 +201,11 @@ def test_images_take_over_when_the_backbone_is_freed(squares: ImageData, tmp_pat
     shapes = [next(batches.epoch(epoch)).values.shape[1:] for epoch in (1, 2)]
     assert shapes[0] != shapes[1] == (3, 32, 32)
     batch = next(batches.epoch(2))
-    torch.testing.assert_close(batches.encode(tree, batch), tree.features(batch.values))
-    assert sum(len(batch.labels) for _, batch in batches.forward(tree)) == 24
+    torch.testing.assert_close(batches.encode(tree.features, batch), tree.features(batch.values))
+    for epoch in (0, 2):
+        assert sum(len(batch.labels) for _, batch in batches.forward(tree, epoch)) == 24
+    # The leaves were once fitted to maps of the network as it had been, long after it had begun to learn.
+    assert next(batches.forward(tree, 2))[1].values.shape[1:] == (3, 32, 32)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +220,54 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
         train(tiny_context(tmp_path / "run", squares, Crash("batch", step), **settings))
     assert (tmp_path / "run" / CHECKPOINTS / "tree").exists() == (step == 7)
     assert_same(weights_of(train(tiny_context(tmp_path / "run", squares, **settings))), weights_of(expected))
+
+
+# Six batches of three epochs each for the baseline, then for the tree; the network is freed after the second epoch.
+@pytest.mark.parametrize("step", [4, 7, 10, 13, 16])
+def test_a_run_resumed_before_or_after_the_network_is_freed_is_the_same(
+    squares: ImageData, tmp_path: Path, step: int
+) -> None:
+    settings = {"cache_views": 2, "freeze_epochs": 2, "epochs": 3, "height": 2, "milestones": (2,), "baseline": True}
+    expected = train(tiny_context(tmp_path / "free", squares, **settings))
+    with pytest.raises(PowerCutError):
+        train(tiny_context(tmp_path / "run", squares, Crash("batch", step), **settings))
+    resumed = train(tiny_context(tmp_path / "run", squares, **settings))
+    assert_same(weights_of(resumed), weights_of(expected))
+    baselines = (load_finetuned(resumed.features, 3, tmp_path / name) for name in ("run", "free"))
+    assert_same(*(weights_of(baseline) for baseline in baselines if baseline is not None))
+
+
+def test_the_baseline_learns_and_leaves_the_tree_alone(squares: ImageData, tmp_path: Path) -> None:
+    settings = {"epochs": 30, "freeze_epochs": 10, "cache_views": 2, "lr_last_block": 1e-2, "lr_backbone": 1e-2}
+    rows = Rows()
+    tree = train(tiny_context(tmp_path / "with", squares, rows, baseline=True, **settings))
+    assert rows.rows[29].accuracy > 0.8
+    baseline, features = load_finetuned(tree.features, 3, tmp_path / "with"), tree.features
+    assert baseline is not None
+    with torch.no_grad():
+        images = torch.rand(2, 3, 32, 32)
+        pooled = baseline.backbone(images).mean(dim=(2, 3))
+        torch.testing.assert_close(baseline(images), pooled @ baseline.linear.weight.T + baseline.linear.bias)
+        torch.testing.assert_close(baseline.from_split(baseline.backbone.split_features(images)), baseline(images))
+    ours, theirs = (next(backbone.backbone_parameters()) for backbone in (baseline.backbone, features.backbone))
+    assert not torch.equal(ours, theirs), "it has a network of its own"
+    alone = train(tiny_context(tmp_path / "without", squares, **settings))
+    assert load_finetuned(alone.features, 3, tmp_path / "without") is None
+    assert_same(weights_of(tree), weights_of(alone))
+
+
+def test_a_run_measures_its_baseline_beside_the_tree(squares: ImageData, tmp_path: Path) -> None:
+    run = fit(squares, tmp_path / "run", settings=TINY | {"baseline": True, "epochs": 1, "prune_threshold": 0.0})
+    baseline = load_finetuned(run.tree().features, 3, run.folder)
+    assert baseline is not None
+    views = ViewDataset(squares.test, evaluation_views, run.tree().preprocessing)
+    with torch.no_grad():
+        logits = baseline(torch.stack([views[index].image for index in range(len(views))]))
+    right = logits.argmax(dim=1) == torch.tensor([sample.label for sample in squares.test])
+    assert run.metrics["baseline_accuracy"] == pytest.approx(right.double().mean().item())
+    write_state(run.folder / "baseline", "finetuned.json", {"version": VERSION}, {"other": torch.zeros(1)})
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_finetuned(run.tree().features, 3, run.folder)
 
 
 def test_pretraining_learns_and_leaves_pretrained_weights_halfway(squares: ImageData, tmp_path: Path) -> None:

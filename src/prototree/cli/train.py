@@ -156,27 +156,31 @@ def project(
     _rerun(run, data, "project", {"project_within_class": not any_class})
 
 
-@command_with_settings(RESEARCH, "prototree reproduce cub --data CUB_200_2011 --out runs/cub")
+@command_with_settings(RESEARCH, "prototree reproduce cub --data CUB_50 --out runs/paper")
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="cub|cars|birds", help="Which data set.", show_default=False)],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs and tables are written.")],
-    heights: Annotated[
-        str, typer.Option(metavar="LIST", help="Heights, such as 7,8,9,10,11; default: as in the paper's tables.")
-    ] = "",
-    seeds: Annotated[int, typer.Option(metavar="N", help="Runs per height; 0: only write the tables.")] = 5,
+    scale: Annotated[
+        str, typer.Option(metavar="NAME", help="small: two CPU cores; published: a GPU; tiny: a trial.")
+    ] = "small",
+    heights: Annotated[str, typer.Option(metavar="LIST", help="Heights, such as 5,6,7; default: by the scale.")] = "",
+    seeds: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Runs per height; 0: only write tables; default: by the scale.", min=0),
+    ] = None,
     data: Annotated[str | None, typer.Option(metavar="DATA", help="The folder of the images.")] = None,
     *,
     settings: dict[str, str],
 ) -> None:
-    """Write the paper's tables: train what is missing, and compare with the published metrics."""
+    """Run the paper's algorithm whole: train what is missing, decide its six claims, write its tables."""
     with _interruptible(out, "continue with the same command"), Display(console) as display:
         from prototree.pipeline.reproduce import reproduce
 
-        chosen = _whole_numbers(heights)
-        result = reproduce(name, out, heights=chosen, seeds=seeds, data=data, settings=settings, observer=display)
+        options: dict[str, Any] = {"scale": scale, "heights": _whole_numbers(heights), "seeds": seeds, "data": data}
+        result = reproduce(name, out, settings=settings, observer=display, **options)
     for table in result.tables:
         print_table(table)
-    echo(f"written to {out / 'tables.md'}")
+    echo(f"written to {out / 'paper.md'}")
 
 
 @command(RESEARCH, "prototree clean runs/birds")

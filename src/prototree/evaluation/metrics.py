@@ -19,6 +19,7 @@ from prototree.core.topology import HARD, STRATEGIES
 from prototree.errors import DataError
 from prototree.evaluation.schema import ImageError, Metrics, NodeErrors, PathLengths
 from prototree.features.cache import EvalBatches, MapBatch
+from prototree.training.finetuned import FinetunedClassifier
 from prototree.training.head import Baseline
 
 _CALIBRATION_BINS = 15
@@ -158,7 +159,7 @@ def _calibration_error(confidence: Float[Tensor, " M"], correct: Bool[Tensor, " 
 class BaselineAccuracy:
     """Accuracy of the classifier without a tree, in the same pass as the tree; nothing without a classifier."""
 
-    def __init__(self, baseline: Baseline | None) -> None:
+    def __init__(self, baseline: Baseline | FinetunedClassifier | None) -> None:
         self._baseline, self._n_right, self._n_images = baseline, 0, 0
 
     @torch.inference_mode()
@@ -170,7 +171,8 @@ class BaselineAccuracy:
                 labels, values = inputs.labels.to(device), inputs.values.to(device)
                 backbone_map = values if batches.maps is not None else features.backbone(values)
                 if self._baseline is not None:
-                    self._n_right += int((self._baseline(backbone_map).argmax(dim=1) == labels).sum())
+                    logits = self._baseline(values if self._baseline.takes_images else backbone_map)
+                    self._n_right += int((logits.argmax(dim=1) == labels).sum())
                     self._n_images += len(labels)
                 yield features.from_map(backbone_map).clone(), labels, inputs.entries.to(device)
 

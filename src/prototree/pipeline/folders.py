@@ -12,10 +12,10 @@ from prototree.config import Config
 from prototree.core import checkpoint
 from prototree.core.checkpoint import PROJECTED, PRUNED, TRAINED
 from prototree.errors import ConfigError, ProtoTreeError
+from prototree.evaluation.published import UNCONSTRAINED
 from prototree.features.cache import FOLDER as FEATURES
 from prototree.features.cache import USED, remove_unfinished
 from prototree.io import lock_folder, make_folder, read_json, remove_leftovers, write_file
-from prototree.pipeline.stages import UNCONSTRAINED
 from prototree.run import ASSETS, CONFIG, ERRORS, METRICS, NOTES, RESULTS, Run
 from prototree.training import distributed
 from prototree.training.head import FOLDER as BASELINE

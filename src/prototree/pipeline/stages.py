@@ -20,6 +20,7 @@ from prototree.data.dataset import class_counts
 from prototree.data.loader import Entry, ViewDataset, Views, stable_seed
 from prototree.evaluation import plots
 from prototree.evaluation.metrics import BaselineAccuracy, ErrorCollector, evaluate_all
+from prototree.evaluation.published import UNCONSTRAINED
 from prototree.evaluation.schema import Metrics
 from prototree.evaluation.tables import (
     baseline_text,
@@ -41,13 +42,12 @@ from prototree.io import make_folder, read_json, write_file, write_json
 from prototree.progress import Observer
 from prototree.run import ASSETS, ERRORS, METRICS_VERSION, RESULTS, Run
 from prototree.training import RECIPES, distributed
+from prototree.training.finetuned import load_finetuned
 from prototree.training.head import load_baseline
 from prototree.training.loop import Context
 from prototree.training.sources import attach_sources, prototype_views
 
 STAGES = ("train", "prune", "project", "evaluate")
-# The prototypes that Eq. 6 gives without class constraints, kept for comparison (Table S4).
-UNCONSTRAINED = "projected_any_class"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,8 @@ class RunStages:
             trees[UNCONSTRAINED] = self._unconstrained(last)
         self.observer.stage(f"evaluating on {len(self.data.test)} test images")
         batches = self.batches(first, self.data.test, evaluation_views)
-        baseline = load_baseline(first.features, first.n_classes, self.run.folder)
+        own = (first.features, first.n_classes, self.run.folder)
+        baseline = load_baseline(*own) or load_finetuned(*own)
         errors, beside = ErrorCollector(last), BaselineAccuracy(baseline.to(self.device) if baseline else None)
         maps = beside.watch(batches, first.features, self.device)
         metrics = evaluate_all(trees, errors.watch(maps))

@@ -11,6 +11,7 @@ import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -41,6 +42,8 @@ SoftLabels = Callable[[Int[Tensor, " B"]], Float[Tensor, "B K"]]
 
 class Baseline(nn.Module):
     """Patches through a head of its own, max-pooled, and a linear layer: the same features without a tree."""
+
+    takes_images: ClassVar[bool] = False  # but the tree's own feature maps
 
     def __init__(self, head: WideHead, linear: nn.Linear) -> None:
         super().__init__()

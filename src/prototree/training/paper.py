@@ -1,5 +1,6 @@
 """The paper's recipe: Algorithm 1 from top to bottom (§4, Tables S2 and S3). The numbers are the algorithm's lines."""
 
+import copy
 from collections.abc import Iterator
 from functools import partial
 
@@ -7,16 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from prototree.backbones.backbone import Backbone
+from prototree.backbones.backbone import Backbone, FeatureExtractor
 from prototree.config import LABEL_SMOOTHING, PaperSettings
 from prototree.core.leaves import Labels, SoftLabels, class_log_probs, leaf_counts, leaf_update, predict
 from prototree.core.model import ProtoTree, TreeOutput
 from prototree.core.topology import Topology
 from prototree.data.crops import training_views
-from prototree.data.loader import ViewDataset, make_loader
+from prototree.data.loader import ViewDataset, make_loader, stable_seed
 from prototree.errors import ConfigError
 from prototree.features.cache import FeatureMaps, Inputs
 from prototree.training import distributed
+from prototree.training.finetuned import FinetunedClassifier, save_finetuned
 from prototree.training.loop import Context, Loop, ParamGroup
 from prototree.training.teacher import soft_labels
 
@@ -33,11 +35,14 @@ def train(context: Context, cfg: PaperSettings, start: ProtoTree | None = None) 
     images = augmented_images(context, backbone)
     if context.config.pretrain_epochs:
         pretrain(context, backbone, images, context.config.pretrain_epochs, cfg.lr_last_block, cfg.lr_backbone)
+    pretrained = copy.deepcopy(backbone) if cfg.baseline else None
     size, names = (cfg.prototype_size, cfg.prototype_size), context.data.class_names
     tree = ProtoTree(Topology.full(cfg.height), context.features(backbone), names, size)  # 1: initialise T
     distributed.convert_sync_bn(tree)
     tree.leaf_logits.requires_grad_(cfg.leaf_update == "gradient")
     batches = Batches(context, images, cfg, tree)
+    if pretrained is not None:
+        train_baseline(context, cfg, pretrained, batches)
     teacher = soft_labels(context, cfg.teacher, cfg.distill_temperature) if cfg.teacher else None
 
     def target(batch: Inputs) -> Labels | SoftLabels:
@@ -51,15 +56,15 @@ def train(context: Context, cfg: PaperSettings, start: ProtoTree | None = None) 
     for epoch in loop.epochs():  # 2: for each epoch
         tree.features.backbone.freeze(epoch < cfg.freeze_epochs)
         if cfg.leaf_update == "two_pass":
-            refit_leaves(tree, ((out, target(batch)) for out, batch in batches.forward(tree)))
-        tree.train()
+            refit_leaves(tree, ((out, target(batch)) for out, batch in batches.forward(tree, epoch)))
+        train_mode(tree, tree.features.backbone, cfg)
         groups, epoch_start = param_groups(tree, cfg, epoch), tree.leaf_logits.detach().clone()
         for batch in loop.batches(batches.epoch(epoch), batches.n_batches):  # 3–4: for each mini-batch (x, y)
             loop.set_lr(groups)
             out, losses, correct = None, empty_loss(tree), batch.labels.float()
             if len(batch.labels):  # else an empty share of the batch in this process
                 with loop.autocast():
-                    out = tree.forward_features(batches.encode(tree, batch))  # 5: ŷ = T(x), Eq. 1–4
+                    out = tree.forward_features(batches.encode(tree.features, batch))  # 5: ŷ = T(x), Eq. 1–4
                     losses = -tree.log_likelihood(out, target(batch))  # 6: cross-entropy
                 y_hat = predict(out.log_path_probs.detach(), class_log_probs(tree.leaf_logits.detach()).exp())
                 correct = (y_hat.argmax(dim=1) == batch.labels).float()
@@ -69,17 +74,37 @@ def train(context: Context, cfg: PaperSettings, start: ProtoTree | None = None) 
     return tree  # 15: prune, 16: project
 
 
+def train_mode(network: nn.Module, backbone: Backbone, cfg: PaperSettings) -> None:
+    """Set the training mode; batch norm of the backbone, but for its last block, may keep its statistics."""
+    network.train()
+    if cfg.freeze_batch_norm:
+        for module in backbone.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        for block in backbone.last_modules:
+            block.train()
+
+
 def param_groups(tree: ProtoTree, cfg: PaperSettings, epoch: int) -> list[ParamGroup]:
     """The paper's learning rates (Table S2), and weight decay on the 1×1 convolution alone."""
-    factor = float(_GAMMA ** sum(epoch >= milestone for milestone in cfg.milestones))
-    features, lr_last_block = tree.features, cfg.lr_last_block * factor
     prototypes = [tree.prototypes, *([tree.leaf_logits] if tree.leaf_logits.requires_grad else [])]
+    network = network_groups(tree.features.backbone, tree.features.head, cfg, epoch)
+    return [ParamGroup(prototypes, cfg.lr_prototypes * decay(cfg, epoch)), *network]
+
+
+def network_groups(backbone: Backbone, head: nn.Module, cfg: PaperSettings, epoch: int) -> list[ParamGroup]:
+    """Return the groups of what is put on the backbone, of its last block, and of the rest of it."""
+    factor = decay(cfg, epoch)
     return [
-        ParamGroup(prototypes, cfg.lr_prototypes * factor),
-        ParamGroup(list(features.head.parameters()), lr_last_block, cfg.weight_decay),
-        ParamGroup(list(features.backbone.last_block_parameters()), lr_last_block),
-        ParamGroup(list(features.backbone.backbone_parameters()), cfg.lr_backbone * factor),
+        ParamGroup(list(head.parameters()), cfg.lr_last_block * factor, cfg.weight_decay),
+        ParamGroup(list(backbone.last_block_parameters()), cfg.lr_last_block * factor),
+        ParamGroup(list(backbone.backbone_parameters()), cfg.lr_backbone * factor),
     ]
+
+
+def decay(cfg: PaperSettings, epoch: int) -> float:
+    """γ to the power of the milestones that have passed."""
+    return float(_GAMMA ** sum(epoch >= milestone for milestone in cfg.milestones))
 
 
 @torch.no_grad()
@@ -144,19 +169,44 @@ class Batches:
         for batch in self._loader.epoch(epoch):
             yield Inputs(batch.images, batch.labels, batch.entries)
 
-    def encode(self, tree: ProtoTree, batch: Inputs) -> Tensor:
-        """f(x; ω): feature maps of a batch."""
-        return tree.features.from_split(batch.values) if self._is_cached else tree.features(batch.values)
+    def encode(self, network: FeatureExtractor | FinetunedClassifier, batch: Inputs) -> Tensor:
+        """f(x; ω): what a network makes of a batch."""
+        return network.from_split(batch.values) if self._is_cached else network(batch.values)
 
     @torch.no_grad()
-    def forward(self, tree: ProtoTree) -> Iterator[tuple[TreeOutput, Inputs]]:
-        """All training images through the tree as it is."""
+    def forward(self, tree: ProtoTree, epoch: int = 0) -> Iterator[tuple[TreeOutput, Inputs]]:
+        """All training images of an epoch through the tree as it is."""
         tree.eval()
         device = tree.prototypes.device
-        for batch in self.epoch(0):
+        for batch in self.epoch(epoch):
             if len(batch.labels):
                 batch = Inputs(batch.values.to(device), batch.labels.to(device), batch.entries)
-                yield tree.forward_features(self.encode(tree, batch)), batch
+                yield tree.forward_features(self.encode(tree.features, batch)), batch
+
+
+def train_baseline(context: Context, cfg: PaperSettings, backbone: Backbone, batches: Batches) -> None:
+    """Fine-tune the network as a plain classifier: the same epochs, rates, milestones and images as the tree's."""
+    context.observer.stage(f"fine-tuning the network as a plain classifier for {cfg.epochs} epochs, to compare with")
+    torch.manual_seed(stable_seed("baseline", context.config.seed))
+    classifier = FinetunedClassifier(backbone, context.data.n_classes)
+    distributed.convert_sync_bn(classifier)
+    groups = network_groups(backbone, classifier.linear, cfg, 0)
+    loop = Loop(context, "baseline", classifier, groups, cfg.epochs, adam_epsilon=cfg.adam_epsilon)
+    for epoch in loop.epochs():
+        backbone.freeze(epoch < cfg.freeze_epochs)
+        train_mode(classifier, backbone, cfg)
+        groups = network_groups(backbone, classifier.linear, cfg, epoch)
+        for batch in loop.batches(batches.epoch(epoch), batches.n_batches):
+            loop.set_lr(groups)
+            losses, correct = empty_loss(classifier), batch.labels.float()
+            if len(batch.labels):
+                with loop.autocast():
+                    logits = batches.encode(classifier, batch)
+                    losses = cross_entropy(logits, batch.labels, reduction="none")
+                correct = (logits.argmax(dim=1) == batch.labels).float()
+            loop.step(losses, correct)
+    if distributed.is_main():
+        save_finetuned(classifier, context.folder)
 
 
 def pretrain(
@@ -167,11 +217,10 @@ def pretrain(
     config = context.config
     loader = make_loader(images, config.batch_size, shuffle=True, shard=distributed.shard(), workers=config.workers)
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    classifier = nn.ModuleDict({"backbone": backbone, "linear": nn.Linear(backbone.n_channels, context.data.n_classes)})
+    classifier = FinetunedClassifier(backbone, context.data.n_classes)
     distributed.convert_sync_bn(classifier)
-    linear = classifier["linear"]
     groups = [
-        ParamGroup(list(linear.parameters()), lr),
+        ParamGroup(list(classifier.linear.parameters()), lr),
         ParamGroup(list(backbone.parameters()), lr_pretrained if backbone.weights else lr),
     ]
     loop = Loop(context, "backbone", classifier, groups, epochs)
@@ -185,7 +234,7 @@ def pretrain(
                 loop.step(empty_loss(classifier), batch.labels.float())
                 continue
             with loop.autocast():
-                logits = linear(backbone(batch.values).mean(dim=(2, 3)))
+                logits = classifier(batch.values)
                 losses = cross_entropy(logits, batch.labels, reduction="none", label_smoothing=LABEL_SMOOTHING)
             loop.step(losses, (logits.argmax(dim=1) == batch.labels).float())
     if backbone.weights:
