@@ -62,10 +62,11 @@ class RemoveRequest(StrictRequest):
 
 
 class NoteRequest(StrictRequest):
-    """Name a node; an empty text removes the note."""
+    """Name a patch of a node, of a pairwise node the one on `side`; an empty text removes the note."""
 
     edit: Literal["note"]
     node: NodeNumber
+    side: Side = "right"
     text: Annotated[str, Field(max_length=MAX_NOTE)]
 
 

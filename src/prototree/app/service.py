@@ -311,7 +311,7 @@ class Service:
     def _parse(self, edit: Any) -> Edit:
         match edit:
             case schemas.NoteRequest():
-                return Note(edit.node - 1, edit.text.strip())
+                return Note(edit.node - 1, edit.text.strip(), edit.side)
             case schemas.RemoveRequest():
                 return Remove(edit.node - 1, edit.keep)
         workbench = self.session.workbench
@@ -350,5 +350,6 @@ def describe_edit(edit: Edit, kind: NodeKind) -> str:
             side = edit.keep if kind == "pairwise" else {"left": "“absent”", "right": "“present”"}[edit.keep]
             return f"Removed question {edit.node + 1}, keeping its {side} side"
         case Note():
-            number = f"question {edit.node + 1}"
-            return f"{number.capitalize()} is called “{edit.text}”" if edit.text else f"Removed the note of {number}"
+            side = edit.side[0].upper() if kind == "pairwise" else ""
+            patch = f"patch {edit.node + 1}{side}"
+            return f"{patch.capitalize()} is called “{edit.text}”" if edit.text else f"Removed the name of {patch}"

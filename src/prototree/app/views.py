@@ -207,7 +207,7 @@ class TreeView:
         """Return accuracies, confusion and images: the report's for the tree as opened, else on validation images."""
         known = run_metrics(self._session.run, state.tree)
         if state is self._workbench.start and known.accuracy:
-            return known.accuracy, known.confusion, records.TEST_PHOTOS
+            return known.accuracy, known.confusion, records.TEST_IMAGES
         labels, classes = self._session.validation.labels.tolist(), state.prediction.labels("greedy").tolist()
         confusion = [(*pair, count) for pair, count in Counter(zip(labels, classes, strict=True)).items()]
         return self._workbench.metrics(state).accuracy, confusion, f"images ({self._session.validation_name})"

@@ -6,7 +6,7 @@ and tests. The list names the tree, its sources and the digest of every file: wh
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, get_args
@@ -37,6 +37,7 @@ from prototree.explanation.records import (
     PrototypeExplanation,
     TreeExplanation,
 )
+from prototree.explanation.spotlight import spotlight
 from prototree.io import DIGESTS, read_json, read_listed, write_listed
 from prototree.run import ASSETS, Run
 
@@ -220,6 +221,11 @@ class AssetStore:
             **fields,
         )
 
+    def locations(self, row: int) -> tuple[Location, ...]:
+        """Read where the prototype is in its image, and the heat maps; nothing where no report has stored that."""
+        locations: tuple[Location, ...] = self._page(row).get("locations", ())
+        return locations
+
     def _page(self, row: int) -> dict[str, Any]:
         """Decode what a report stored about a prototype; empty where there is nothing usable."""
         try:
@@ -279,7 +285,9 @@ class PrototypePictures:
         source, shown = self._sources[prototype], self.of(prototype)
         if source is None or not shown.found:
             return None
-        return PatchContext.of(shown.photo, shown.size, _shown_box(source))
+        context, stored = PatchContext.of(shown.photo, shown.size, _shown_box(source)), self._store
+        locations = stored.locations(prototype) if stored is not None else ()
+        return replace(context, light=spotlight(locations, locations[0].box, shown.size)) if locations else context
 
     @property
     def complete(self) -> bool:

@@ -22,7 +22,7 @@ Side = Literal["right", "left"]
 
 CONTEXT_SCALE = 3.0  # how many times as wide as a patch the picture is that shows it in its context
 UNKNOWN = "I don't know"  # shown where a tree abstains
-TEST_PHOTOS = "test photos"  # what accuracies are measured on, unless something else is said
+TEST_IMAGES = "test images"  # what accuracies are measured on, unless something else is said
 HISTOGRAM_BINS = 64
 HISTOGRAM_LIMITS: dict[NodeKind, tuple[float, float]] = {"presence": (0.0, 3.2), "pairwise": (-1.0, 1.0)}
 DECISION_BOUNDARIES: dict[NodeKind, float] = {"presence": 1.0, "pairwise": 0.0}
@@ -104,6 +104,7 @@ class PrototypeExplanation:
     class_pass_rate: tuple[float, ...]  # K: fraction of a class's training photos that the node alone sends to its side
     perturbation_effects: tuple[PerturbationEffect, ...]
     note: str = ""  # the user's own words, such as "long beak"
+    part: str = ""  # on which it lies in most photos, where parts are annotated and that was measured
     test_results: tuple[str, ...] = ()  # whether it means what it shows, a sentence each; empty if never measured
     histogram: DecisionHistogram | None = None  # of the node; None if never counted
 
@@ -120,7 +121,7 @@ class ClassExplanation:
     @property
     def correct_text(self) -> str:
         """Say how many of its test photos are classified correctly; empty if never evaluated."""
-        return "" if self.accuracy is None else f"{round(self.accuracy * self.n_test)} of {self.n_test} right"
+        return "" if self.accuracy is None else f"{round(self.accuracy * self.n_test)} of {self.n_test} correct"
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,14 @@ class TreeExplanation:
     node_kind: NodeKind = "presence"
     sharpness: float = 1.0
     test_results: str = ""  # whether patches mean what they show, in one line; empty if never measured
+    made_from: str = ""  # the data set and the day, where they are known
     classes: tuple[ClassExplanation, ...] = ()  # K, or none where nothing is known of them
-    evaluated_on: str = TEST_PHOTOS  # what the accuracies were measured on
+    evaluated_on: str = TEST_IMAGES  # what the accuracies were measured on
+
+    @property
+    def n_evaluated(self) -> int:
+        """How many images the accuracies were measured on; 0 if that is not known."""
+        return sum(known.n_test for known in self.classes)
 
     def prototype_at(self, node: int, side: Side) -> PrototypeExplanation:
         """Look up a node's prototype; presence has only right ones."""
@@ -153,10 +160,11 @@ class TreeExplanation:
 
 @dataclass(frozen=True)
 class PatchContext:
-    """A patch with its surroundings, and its edges in that picture, as fractions of the picture."""
+    """A patch with its surroundings, its edges in that picture, as fractions of it, and what to light up there."""
 
     picture: Picture
     frame: tuple[float, float, float, float]
+    light: Heatmap | None = None  # of `spotlight`; None: only the patch is known
 
     @classmethod
     def of(cls, photo: Picture, size: Size, box: Box) -> "PatchContext":

@@ -39,6 +39,7 @@ _ICON = 27.0  # of the picture at a line
 _MARGIN, _GAP = 28.0, 34.0
 _STEP_CARD: Size = (236.0, 214.0)
 _STEPS_PER_ROW = 5
+_SHEET: Size = (1600.0, 1130.0)  # a landscape page, on which a small tree is as large as on a screen
 _MAX_POINTS = 14_000.0  # longest side of a PDF page that all viewers open
 _MAX_PIXELS = 8_000  # longest side of a PNG
 _LMS_FROM_LAB = np.array(
@@ -126,7 +127,7 @@ def tree_figure(explanation: records.TreeExplanation, node: int = 0, depth: int 
     def size_of(id_: int) -> Size:
         return NODE_SIZE if id_ >= 0 else (LEAF_SIZE[0], _leaf_height(tree, ~id_))
 
-    layout = arrange(explanation.left, explanation.right, size_of, root=node, closed=closed, aspect=1.41)
+    layout = arrange(explanation.left, explanation.right, size_of, root=node, closed=closed, sheet=_SHEET)
     title = f"{explanation.title}: below question {text.node_number(node)}" if node else explanation.title
     width = max(layout.width, text_width(title, _BOLD * 22)) + 48
     body = f'<g transform="translate(24 72)">\n{_tree(tree, layout.cards, closed)}</g>\n'
@@ -143,29 +144,25 @@ def _tree(tree: TreeText, layout: dict[int, Card], closed: Collection[int]) -> s
         cards += _node_card(tree, id_, rect)
         if id_ not in closed:
             for child, goes_right in ((shape.left[id_], False), (shape.right[id_], True)):
-                points, mark_at = _edge(tree, card, layout[child], goes_right)
+                points, mark_at = _edge(card, layout[child], goes_right)
                 colour = hue_colour(tree.hues[child])
                 lines += _line(points, colour, 1.8, dashed=not (goes_right or tree.is_pairwise))
-                marks += _edge_mark(tree, id_, goes_right, mark_at, card.shape == "stacked", colour)
+                marks += _edge_mark(tree, id_, goes_right, mark_at, colour)
     return lines + marks + cards
 
 
-def _edge(tree: TreeText, parent: Card, child: Card, goes_right: bool) -> tuple[list[Point], Point]:
-    """Return the points of the line to a child, and where its mark stands."""
-    edge, bottom, level = parent.x + 15, parent.y + parent.height, child.y + 44
-    if parent.shape == "stacked":
-        return [(edge, bottom), (edge, level), (child.x, level)], (child.x - 15, level)
+def _edge(parent: Card, child: Card, goes_right: bool) -> tuple[list[Point], Point]:
+    """Return the points of the line to a child, from under the side that it leads on from, and where its mark stands."""
+    middle, level = child.x + child.width / 2, parent.y + 44
     if parent.shape == ("right aside" if goes_right else "left aside"):
-        return [(parent.x + parent.width, level), (child.x, level)], (child.x - 28, level)
-    beside = parent.shape != "below"
-    fraction = (0.75 if goes_right else 0.25) if tree.is_pairwise else 0.5
-    start = edge if beside else parent.x + parent.width * fraction
-    end = edge if beside and child.x < edge else child.x + child.width / 2
+        start, end, out = (parent.x + parent.width, child.x, 28) if goes_right else (parent.x, child.x + child.width, -28)
+        return [(start, level), (end, level)], (end - out, level)
+    start, bottom = parent.x + parent.width * (0.75 if goes_right else 0.25), parent.y + parent.height
     turn = bottom + 0.3 * SPACING.below
-    return [(start, bottom), (start, turn), (end, turn), (end, child.y)], (end, child.y - 17)
+    return [(start, bottom), (start, turn), (middle, turn), (middle, child.y)], (middle, child.y - 17)
 
 
-def _edge_mark(tree: TreeText, node: int, goes_right: bool, at: Point, stacked: bool, colour: str) -> str:
+def _edge_mark(tree: TreeText, node: int, goes_right: bool, at: Point, colour: str) -> str:
     """Mark a line: with a word, or from a pairwise node with the picture that it leads on from."""
     x, y = at
     if tree.is_pairwise:
@@ -173,8 +170,6 @@ def _edge_mark(tree: TreeText, node: int, goes_right: bool, at: Point, stacked: 
         return _filling(crop, rect, 48) + _rect(rect, stroke=colour, thickness=2.0)
     word, ink = (text.PRESENT, PRESENT_INK) if goes_right else (text.ABSENT, ABSENT_INK)
     width = text_width(word, _LETTERS) + 6
-    if stacked:
-        x, y = x + 12 + width / 2, y - 53
     return _rect(Rect(x - width / 2, y - 8, width, 15.0), PAPER) + _text(x, y + 4, word, _LETTERS, ink, bold=goes_right)
 
 
@@ -334,8 +329,8 @@ def _arrow(before: Rect, after: Rect, solid: bool) -> str:
 
 # ---- pictures ---------------------------------------------------------------------------------------------------
 def _patch(match: records.Match, rect: Rect) -> str:
-    """Draw a patch with its surroundings, and a frame around the patch itself."""
-    return _picture(images.crop_around(match), rect, images.CONTEXT_SIDE, images.patch_frame(match))
+    """Draw a patch with its surroundings, in a spotlight."""
+    return _picture(images.spotlit(images.crop_around(match), images.spotlight_of(match)), rect, images.CONTEXT_SIDE)
 
 
 def _photo_with_box(match: records.Match, rect: Rect, *, heat: bool = False) -> str:

@@ -61,6 +61,12 @@ def node_number(node: int) -> int:
     return node + 1
 
 
+def tree_size(tree: records.TreeExplanation) -> str:
+    """Say how large a tree is: `12 classes · 11 questions · 22 prototypes`."""
+    sizes = ((len(tree.class_names), "class", "classes"), (len(tree.left), "question", ""))
+    return " · ".join(count(*size) for size in (*sizes, (len(tree.prototypes), "prototype", "")))
+
+
 def patch_name(node: int, row: int, kind: records.NodeKind) -> str:
     """Name a node's patch: `7`, or `7L` and `7R` of a pairwise node, whose right prototype has the node's row."""
     side = "" if kind == "presence" else "R" if row == node else "L"
@@ -187,8 +193,13 @@ def untested_text(tests: Sequence[records.OcclusionEffect | None]) -> str:
 
 # ---- the tree ---------------------------------------------------------------------------------------------------
 def headline(tree: records.TreeExplanation) -> str:
-    """Say how often the single path is right: `82.1 % of test photos right`; empty if never evaluated."""
-    return f"{percent(tree.accuracy['greedy'], 1)} of {tree.evaluated_on} right" if "greedy" in tree.accuracy else ""
+    """Say the accuracy: `test accuracy 82.1 % (single path; 240 images)`; empty if never evaluated."""
+    if "greedy" not in tree.accuracy:
+        return ""
+    on_test = tree.evaluated_on == records.TEST_IMAGES
+    what = "test accuracy" if on_test else f"accuracy on {tree.evaluated_on}"
+    images = f"; {count(tree.n_evaluated, 'image')}" if tree.n_evaluated else ""
+    return f"{what} {percent(tree.accuracy['greedy'], 1)} (single path{images})"
 
 
 @dataclass(frozen=True)
@@ -296,8 +307,8 @@ def rules_text(explanation: records.TreeExplanation) -> str:
     ranked = sorted(tree.rules, key=lambda rule: (names[rule.predicted], -rule.share))
     clear = [rule for rule in ranked if not tree.is_unsure(rule.leaf)]
     unsure = [rule for rule in ranked if tree.is_unsure(rule.leaf)]
-    size = f"{count(len(explanation.prototypes), 'prototype')}, {count(len(names), 'class', 'classes')}"
-    lines = [plain(explanation.title), size, "", "RULES (numbers are questions, whose patches are listed below)", ""]
+    facts = [plain(explanation.title), *filter(None, (tree_size(explanation), headline(explanation)))]
+    lines = [*facts, "", "RULES (numbers are questions, whose patches are listed below)", ""]
     lines += [f"{tree.rule_text(rule)} → {names[rule.predicted]} ({percent(rule.share)})" for rule in clear]
     if unsure:
         lines += ["", "LEAVES WITHOUT A CLEAR CLASS", "", *(f"{tree.rule_text(rule)} → {NO_CLASS}" for rule in unsure)]
