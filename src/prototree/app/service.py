@@ -219,7 +219,7 @@ class Service:
                 pictures[name] = encode(picture)
             return f"/results/{key}/{name}"
 
-        body = decision_body(explained, picture_url, (lambda node: f"/edit/{node + 1}") if self.can_edit else None)
+        body = decision_body(explained, picture_url, (lambda node: f"/edit/{node + 1}") if self.can_edit else None, "/")
         urls = {name: f"/results/{key}/{name}" for name in pictures}
         content = decision_json(explained) | {"id": key, "link": f"/try/{key}", "revision": revision, "pictures": urls}
         result = Result(content, body, pictures, len(body) + sum(map(len, pictures.values())))

@@ -149,7 +149,7 @@ def explain(
                 continue
             echo(decision_text(explanation))
             own = path.stem if len(paths) == 1 else f"{number:04d}-{path.stem}"
-            for written in write_decision(explanation, folder / own, strategy):
+            for written in write_decision(explanation, folder / own, strategy, report=_folder_in(run, "report")):
                 echo(f"written: {written}")
             entries.append(index_entry(explanation, f"{quote(os.fsencode(own))}/decision.html"))
     if len(entries) > 1:

@@ -5,6 +5,7 @@ and tests. The list names the tree, its sources and the digest of every file: wh
 """
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache, partial
@@ -51,7 +52,7 @@ CONTEXT_SIDE = 192  # of the surroundings of a patch
 _DETAIL = 1024  # an image's shorter side keeps at least this many pixels before a box is cut out of it
 _GREY = 160
 _SOURCE_QUALITY, _PAGE_QUALITY = 90, 75
-_HEAT_SIDE = 16
+_HEAT_SIDE = 32
 _MOST_NEIGHBOURS = 50
 _PICTURES_IN_MEMORY = 512
 _UNUSABLE = (DataError, CheckpointError, AttributeError, LookupError, TypeError, ValueError, OverflowError)
@@ -372,7 +373,8 @@ def _decode_location(stored: Mapping[str, Any]) -> Location:
     if stored["method"] not in get_args(Method):
         raise ValueError(f"expected a method of localisation, got {stored['method']!r}")
     occlusion = OcclusionEffect(*map(float, stored["occlusion"])) if stored["occlusion"] is not None else None
-    heat = np.frombuffer(bytes.fromhex(stored["heat"]), dtype=np.uint8).reshape(_HEAT_SIDE, _HEAT_SIDE)
+    cells = np.frombuffer(bytes.fromhex(stored["heat"]), dtype=np.uint8)
+    heat = cells.reshape(2 * [math.isqrt(len(cells))])
     return Location(stored["method"], Box(*map(float, stored["box"])), heat.astype(np.float32) / 255, occlusion)
 
 

@@ -278,8 +278,8 @@ class Abstention:
         if self.node is None:
             return "No class is far enough ahead of the others for an answer."
         return (
-            f"At question {self.node + 1} the photo's nearest patch is {self.distance_ratio:.1f} times as far away "
-            "as usual for photos that turn this way. The photo may show none of the classes that this tree knows."
+            f"At question {self.node + 1} the image's nearest patch is {self.distance_ratio:.1f} times as far away "
+            "as usual for images that turn this way. The image may show none of the classes that this tree knows."
         )
 
 

@@ -28,8 +28,8 @@ METHODS: dict[records.Method, tuple[str, str]] = {
 }
 STRATEGY_NAMES: dict[Strategy, str] = {"max_path": "Most likely path", "greedy": "Single path"}
 _GREEDY_TEXT: dict[records.NodeKind, str] = {
-    "presence": "At each prototype the photo goes to “present” if the similarity is above 0.5, otherwise to “absent”.",
-    "pairwise": "At each node the photo goes to the side of the prototype that it is nearer to.",
+    "presence": "At each question the image goes to “present” if its similarity to the patch is above 0.5, otherwise to “absent”.",
+    "pairwise": "At each question the image goes to the side of the patch that it is more like: the one at the smaller distance.",
 }
 _NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 
@@ -86,7 +86,7 @@ def quoted_note(note: str) -> str:
 # ---- decisions --------------------------------------------------------------------------------------------------
 def strategy_text(strategy: Strategy, kind: records.NodeKind) -> str:
     """Say how a path through the tree is chosen."""
-    return _GREEDY_TEXT[kind] if strategy == "greedy" else "The leaf that the photo is most likely to reach decides."
+    return _GREEDY_TEXT[kind] if strategy == "greedy" else "The leaf that the image is most likely to reach decides."
 
 
 def confidence_percent(confidence: float | None) -> str:
@@ -99,10 +99,10 @@ def confidence_text(confidence: float | None, n_calibration: int) -> str:
     if confidence is None:
         return ""
     if not n_calibration:
-        return "sure by the tree’s own estimate, which was not checked on held-out photos"
+        return "confident by the tree’s own estimate, which was not checked on held-out images"
     if confidence > 0.99:
-        return "sure: right in more than 99 of 100 such cases"
-    return f"sure: right in about {max(round(100 * confidence), 1)} of 100 such cases"
+        return "confident: right in more than 99 of 100 such cases"
+    return f"confident: right in about {max(round(100 * confidence), 1)} of 100 such cases"
 
 
 def decision_text(explanation: records.DecisionExplanation | records.EnsembleExplanation) -> str:
@@ -118,11 +118,11 @@ def decision_text(explanation: records.DecisionExplanation | records.EnsembleExp
     if explanation.confidence is None:
         reason = explanation.abstention.reason if explanation.abstention is not None else ""
         return f"{explanation.image}: {records.UNKNOWN} (best guess {predicted_class}): {reason} {steps}"
-    return f"{explanation.image}: {predicted_class} ({percent(explanation.confidence)} sure): {steps}"
+    return f"{explanation.image}: {predicted_class} ({percent(explanation.confidence)} confidence): {steps}"
 
 
 def step_text(step: records.Step) -> str:
-    """Say how one node decided: `present`, or `nearer to 7L (0.40) than to 7R (1.10)`."""
+    """Say how one node decided: `present`, or `more like 7L (0.40) than 7R (1.10)`, with the distances."""
     if step.left is None:
         return PRESENT if step.goes_right else ABSENT
     left, right = (
@@ -131,14 +131,19 @@ def step_text(step: records.Step) -> str:
     )
     near, far = (right, left) if step.p_right > 0.5 else (left, right)
     neither = "" if any(side.in_radius for side in step.sides) else f"; {NEITHER_CLOSE}"
-    return f"nearer to {near} than to {far}{neither}"
+    return f"more like {near} than {far}{neither}"
 
 
 def step_line(step: records.Step) -> str:
-    """Say how one node decided, above the pictures of its patches."""
+    """Say after its number how one node decided, above the pictures of its patches."""
     if step.left is not None:
         return step_text(step)
-    return f"{quoted_note(step.note) or 'this patch'} is {step_text(step)}, similarity {step.p_right:.2f}"
+    return f"{quoted_note(step.note) or 'the patch'} is {step_text(step)}, similarity {step.p_right:.2f}"
+
+
+def strength(step: records.Step) -> float:
+    """Compute how clear a decision was, from 0 (undecided) to 1, out of the probability of its side."""
+    return abs(2 * step.p_right - 1)
 
 
 def distances_text(step: records.Step) -> tuple[str, ...]:

@@ -1260,4 +1260,10 @@
   arrange();
   if (location.hash.startsWith("#key") || narrow.matches) present(true);
   else begin();
+  const asksFor = () => { // a link to a question
+    const id = Number(location.hash.match(/^#question-(\d+)$/)?.[1]) - 1;
+    if (data.nodes[id]) select(id);
+  };
+  addEventListener("hashchange", asksFor);
+  asksFor();
 })();
