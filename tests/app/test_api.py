@@ -34,7 +34,7 @@ from prototree.run import Run  # noqa: E402
 from tiny_editing import content_of, tiny_run  # noqa: E402
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
-PAGES = ["/", "/try", "/review", "/edit", "/edit/1", "/api"]
+PAGES = ["/", "/test", "/errors", "/edit", "/edit/1", "/api"]
 
 # ---- pages
 
@@ -51,7 +51,7 @@ def test_pages_come_without_anything_from_elsewhere(client: Any, path: str) -> N
     assert not re.search(r"\s(style|on\w+)=", re.sub(r"(?s)<script.*?</script>|<pre>.*?</pre>", "", answer.text))
     for link in re.findall(r'(?:src|href)="([^"#]+)', answer.text):
         assert link.startswith(("/", "data:,")), link
-        if link.startswith(("/assets", "/images", "/edit", "/try", "/openapi")):
+        if link.startswith(("/assets", "/images", "/edit", "/test", "/openapi")):
             assert client.get(link).status_code == 200, link
 
 

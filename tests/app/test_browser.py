@@ -107,9 +107,9 @@ def test_from_exploring_to_a_saved_run(page: "sync_api.Page", run: Run) -> None:
     after(page, start + 7)
     page.locator(f"#candidates li:first-child:not([title='{name}'])").wait_for()
     # Try an image with the tree as it is now.
-    page.goto("/try")
+    page.goto("/test")
     page.locator("button.thumb").first.click()
-    page.wait_for_url(re.compile("/try/[^/]+$"))
+    page.wait_for_url(re.compile("/test/[^/]+$"))
     assert page.locator(".step").count() >= 2
     # Save.
     page.goto("/edit")
@@ -152,11 +152,11 @@ def test_a_change_by_somebody_else_is_told(page: "sync_api.Page") -> None:
 
 def test_images_are_chosen_dropped_and_pasted(page: "sync_api.Page", tmp_path: Path, run: Run) -> None:
     photo = next((run.folder.parent / "squares" / "test").rglob("*.png"))
-    page.goto("/try")
+    page.goto("/test")
     page.set_input_files("#file", photo)
-    page.wait_for_url(re.compile("/try/[^/]+$"))
+    page.wait_for_url(re.compile("/test/[^/]+$"))
     for event in ("drop", "paste"):
-        page.goto("/try")
+        page.goto("/test")
         page.evaluate(
             """([event, bytes]) => {
                 const files = new DataTransfer();
@@ -168,12 +168,12 @@ def test_images_are_chosen_dropped_and_pasted(page: "sync_api.Page", tmp_path: P
             }""",
             [event, list(photo.read_bytes())],
         )
-        page.wait_for_url(re.compile("/try/[^/]+$"))
+        page.wait_for_url(re.compile("/test/[^/]+$"))
         assert page.locator("#decision").is_visible()
 
 
 def test_pages_fit_their_width(page: "sync_api.Page") -> None:
-    for width, path in itertools.product((1280, 390), ("/", "/try", "/review", "/edit", "/edit/1", "/api")):
+    for width, path in itertools.product((1280, 390), ("/", "/test", "/errors", "/edit", "/edit/1", "/api")):
         page.set_viewport_size({"width": width, "height": 800})
         page.goto(path)
         page.wait_for_load_state("networkidle")
@@ -187,10 +187,10 @@ def test_nothing_keeps_anybody_out(browser: Any, server: Running) -> None:
     # The pages' policy lets no other script in than their own; the checker is one.
     context = browser.new_context(base_url=server.address, bypass_csp=True)
     page = context.new_page()
-    page.goto("/try")
+    page.goto("/test")
     page.locator("button.thumb").first.click()
-    page.wait_for_url(re.compile("/try/[^/]+$"))
-    for path in (page.url, "/try", "/review", "/edit", "/edit/1", "/api"):
+    page.wait_for_url(re.compile("/test/[^/]+$"))
+    for path in (page.url, "/test", "/errors", "/edit", "/edit/1", "/api"):
         page.goto(path)
         page.wait_for_load_state("networkidle")
         assert serious_findings(page) == [], path
@@ -218,7 +218,7 @@ def test_where_two_are_compared_each_can_be_edited(browser: Any, tmp_path: Path)
         assert now["right"] == before["right"]
         page.locator(f".side[data-side=left] .patch img[src='{now['left']['context']}']").wait_for()
         assert "1L is now a patch of" in page.locator("#history").inner_text()
-        for path in ("/edit", "/edit/1", "/review"):
+        for path in ("/edit", "/edit/1", "/errors"):
             page.goto(path)
             page.wait_for_load_state("networkidle")
             page.evaluate(

@@ -19,7 +19,7 @@ from tiny_editing import tiny_run  # noqa: E402
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "\x01")
 PATHS = (
-    "/", "/try", "/edit", "/edit/1", "/edit/0", "/edit/-1", "/edit/1e9", "/api/run", "/api/nodes",
+    "/", "/test", "/edit", "/edit/1", "/edit/0", "/edit/-1", "/edit/1e9", "/api/run", "/api/nodes",
     "/api/nodes/1/candidates?count=61",
     "/api/nodes/99999999999999999999", "/api/decisions", "/api/decisions/sample", "/api/edits",
     "/api/edits/undo", "/api/edits/redo", "/api/images/training?start=-1", "/images/training/0/picture",

@@ -29,7 +29,7 @@ from prototree.explanation import records
 from prototree.explanation.assets import cut_out, node_fields, open_photo, reduced
 from prototree.explanation.localization import InputFrame
 from prototree.explanation.neighbours import HistogramCounts, explain_classes
-from prototree.explanation.tree import run_metrics
+from prototree.explanation.tree import made_from, run_metrics
 from prototree.reporting.images import data_url
 from prototree.reporting.tree_page import tree_data
 
@@ -177,6 +177,7 @@ class TreeView:
         prototypes = (self._prototype(state, row, rates, urls) for row, rates in enumerate(self._pass_rates(state)))
         explanation = records.TreeExplanation(
             title=self._title,
+            made_from=made_from(self._session.run),
             class_names=tree.class_names,
             left=tuple(tree.topology.left.tolist()),
             right=tuple(tree.topology.right.tolist()),
@@ -210,7 +211,7 @@ class TreeView:
             return known.accuracy, known.confusion, records.TEST_IMAGES
         labels, classes = self._session.validation.labels.tolist(), state.prediction.labels("greedy").tolist()
         confusion = [(*pair, count) for pair, count in Counter(zip(labels, classes, strict=True)).items()]
-        return self._workbench.metrics(state).accuracy, confusion, f"images ({self._session.validation_name})"
+        return self._workbench.metrics(state).accuracy, confusion, self._session.validation_name
 
     def _pass_rates(self, state: TreeState) -> list[tuple[float, ...]]:
         """For each prototype the fraction of each class's training images that its node sends to its side."""

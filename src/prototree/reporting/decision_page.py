@@ -29,7 +29,9 @@ def decision_page(explanation: Decision, report_url: str = "") -> str:
     """Write one self-contained HTML file, without a script; `report_url` is where the page of the tree is."""
     decisions, _, _ = _summary(explanation)
     title = decisions[0].image if explanation is decisions[0] else f"{decisions[0].image}: {len(decisions)} trees"
-    return render("decision.html", title=title, body=decision_body(explanation, report_url=report_url), styles=_styles())
+    return render(
+        "decision.html", title=title, body=decision_body(explanation, report_url=report_url), styles=_styles()
+    )
 
 
 def decision_body(
@@ -204,7 +206,12 @@ class _TreePart:
         (height, width, _), (left, top, right, bottom) = picture.shape, edges
         shade = "" if light is None else images.spotlight_url(light)
         frame = Box(left * width, top * height, right * width, bottom * height)
-        return {"url": self.picture_url(f"{self.prefix}{name}", picture), "frame": frame, "size": (width, height), "light": shade}
+        return {
+            "url": self.picture_url(f"{self.prefix}{name}", picture),
+            "frame": frame,
+            "size": (width, height),
+            "light": shade,
+        }
 
 
 # ---- many decisions ---------------------------------------------------------------------------------------------

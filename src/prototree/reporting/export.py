@@ -13,6 +13,7 @@ from prototree.core.topology import Strategy
 from prototree.explanation.records import DecisionExplanation, TreeExplanation
 from prototree.io import make_folder, write_file
 from prototree.progress import Observer
+from prototree.reporting.comparison_page import comparison_page
 from prototree.reporting.decision_page import Decision, IndexEntry, decision_json, decision_page, index_page
 from prototree.reporting.figures import decision_figure, tree_figure
 from prototree.reporting.text import rules_json, rules_text
@@ -86,6 +87,28 @@ def write_decision(
         _write(folder / "decision.json", decision_json(explanation)),
         *(_write(folder / name, decision_figure(each, strategy).png()) for name, each in pictures.items()),
     ]
+
+
+def write_comparison(
+    model: Any,
+    against: Any,
+    folder: str | Path,
+    *,
+    data: str | Path | None = None,
+    observer: Observer | None = None,
+) -> Path:
+    """Write what differs between a run and another one, such as the run before edits, as comparison.html.
+
+    Both are run on the test images of the run's data, or of `data`.
+    """
+    from prototree.explanation.comparison import compare_runs
+    from prototree.run import Run
+
+    run, other, observer = Run.open(model), Run.open(against), observer or Observer()
+    observer.stage("predicting the test images with both trees")
+    comparison = compare_runs(run, other, data=run.data(data), tick=observer.caching)
+    make_folder(Path(folder))
+    return _write(Path(folder) / "comparison.html", comparison_page(comparison))
 
 
 def _link(report: str | Path | None, folder: Path) -> str:

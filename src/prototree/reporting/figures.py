@@ -156,7 +156,9 @@ def _edge(parent: Card, child: Card, goes_right: bool) -> tuple[list[Point], Poi
     """Return the points of the line to a child, from under the side that it leads on from, and where its mark stands."""
     middle, level = child.x + child.width / 2, parent.y + 44
     if parent.shape == ("right aside" if goes_right else "left aside"):
-        start, end, out = (parent.x + parent.width, child.x, 28) if goes_right else (parent.x, child.x + child.width, -28)
+        start, end, out = (
+            (parent.x + parent.width, child.x, 28) if goes_right else (parent.x, child.x + child.width, -28)
+        )
         return [(start, level), (end, level)], (end - out, level)
     start, bottom = parent.x + parent.width * (0.75 if goes_right else 0.25), parent.y + parent.height
     turn = bottom + 0.3 * SPACING.below
@@ -317,7 +319,11 @@ def _end_card(explanation: records.DecisionExplanation, strategy: Strategy, rect
 
 def _likeliest(explanation: records.DecisionExplanation, rect: Rect) -> str:
     """List the likeliest classes over all paths, each with a bar."""
-    probs, drawn, y = explanation.class_probs, _text(rect.x, rect.y + 8, "all paths averaged", 9.5, SOFT_INK, "start"), 0.0
+    probs, drawn, y = (
+        explanation.class_probs,
+        _text(rect.x, rect.y + 8, "all paths averaged", 9.5, SOFT_INK, "start"),
+        0.0,
+    )
     for rank, label in enumerate(sorted(range(len(probs)), key=lambda k: -probs[k])[:_TOP]):
         if probs[label] < 0.005:
             break

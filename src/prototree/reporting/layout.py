@@ -70,7 +70,13 @@ class _Option(NamedTuple):
 
 
 def arrange(
-    left: Ids, right: Ids, size_of: SizeOf, *, root: int = 0, closed: Collection[int] = (), sheet: Size = (1320.0, 760.0)
+    left: Ids,
+    right: Ids,
+    size_of: SizeOf,
+    *,
+    root: int = 0,
+    closed: Collection[int] = (),
+    sheet: Size = (1320.0, 760.0),
 ) -> Layout:
     """Lay out the tree below `root`: tidily if it fits into the sheet at a readable scale, else compactly.
 
