@@ -187,7 +187,7 @@ def test_editing_undoing_and_saving_over_the_api(client: Any, run: Run) -> None:
     assert answer.json()["previous"] == start["current"]
     assert answer.json()["done"][-1] == f"Prototype 2 is now a patch of {chosen['image']['name']}"
     assert client.get("/api/nodes/2").json()["right"]["box"] == chosen["box"]
-    assert edit(client, edit="note", node=2, text="corner").json()["done"][-1] == "Question 2 is called “corner”"
+    assert edit(client, edit="note", node=2, text="corner").json()["done"][-1] == "Patch 2 is called “corner”"
     assert edit(client, edit="remove", node=1, keep="left").json()["n_nodes"] == 1
     assert client.get("/api/nodes/2").status_code == 404
     back = undo(client).json()

@@ -1,4 +1,4 @@
-"""A real browser on the real server: explore, try, edit, undo, save."""
+"""A real browser on the real server: look, test, edit, undo, save."""
 
 import itertools
 import re
@@ -52,7 +52,7 @@ def after(page: "sync_api.Page", number: int) -> None:
 
 def test_from_exploring_to_a_saved_run(page: "sync_api.Page", run: Run) -> None:
     before, saved_before = content_of(run.folder), len(list(run.folder.parent.glob("run-edited-*")))
-    # Explore: open a prototype and go on to edit it.
+    # The tree: open a prototype and go on to edit it.
     page.goto("/")
     page.locator(".card.node[data-id='1']").click()
     page.locator("#node-extra a").click()
@@ -60,7 +60,7 @@ def test_from_exploring_to_a_saved_run(page: "sync_api.Page", run: Run) -> None:
     ready(page)
     start = revision(page)
     # A name.
-    page.fill("#note", "<b>corner</b>")
+    page.fill("#name-right", "<b>corner</b>")
     page.get_by_role("button", name="Keep", exact=True).click()
     after(page, start + 1)
     page.locator("h1 .note", has_text="<b>corner</b>").wait_for()
@@ -85,7 +85,8 @@ def test_from_exploring_to_a_saved_run(page: "sync_api.Page", run: Run) -> None:
         "green",
     )
     page.locator("#message", has_text="Replaced.").wait_for()
-    assert page.locator("#metrics tbody tr").count() == 7
+    assert page.locator("#metrics tbody tr").count() == 1
+    assert page.locator("#more-metrics tbody tr").count() == 6
     # The same with the keyboard: one square down.
     page.locator("#stage").press("ArrowDown")
     page.get_by_role("button", name="Use this patch").click()
@@ -140,7 +141,7 @@ def test_a_change_by_somebody_else_is_told(page: "sync_api.Page") -> None:
     number = revision(page)
     other = {"revision": number, "edit": {"edit": "note", "node": 1, "text": "other"}}
     assert page.request.post("/api/edits", data=other).ok
-    page.fill("#note", "mine")
+    page.fill("#name-right", "mine")
     with page.expect_response("**/api/edits") as answer:
         page.get_by_role("button", name="Keep", exact=True).click()
     assert answer.value.status == 409
@@ -238,7 +239,7 @@ def test_the_network_is_finetuned_at_a_click(browser: Any, tmp_path: Path) -> No
         ready(page)
         finetune, told = page.get_by_role("button", name="Retrain with these edits"), page.locator("#finetune-state")
         assert finetune.is_disabled(), "there is nothing to train with before the first edit"
-        page.fill("#note", "square")
+        page.fill("#name-right", "square")
         page.get_by_role("button", name="Keep", exact=True).click()
         after(page, 1)
         finetune.click()

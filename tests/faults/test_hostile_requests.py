@@ -146,7 +146,7 @@ def test_editors_at_once_lose_nothing(server: Running) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
     done = httpx.get(f"{server.address}api/edits", timeout=3600).json()["done"]
-    wanted = [f"Question {e % 3 + 1} is called “editor {e}, note {n}”" for e in range(8) for n in range(6)]
+    wanted = [f"Patch {e % 3 + 1} is called “editor {e}, note {n}”" for e in range(8) for n in range(6)]
     assert all(done.count(text) == 1 for text in wanted)
 
 

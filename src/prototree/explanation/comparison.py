@@ -4,7 +4,6 @@ Both trees predict the same test images, each along its single path.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from prototree.core.model import ProtoTree
 from prototree.data import ImageData
@@ -12,70 +11,11 @@ from prototree.data.dataset import Sample
 from prototree.data.images import load_image
 from prototree.errors import DataError
 from prototree.explanation.assets import THUMB_SIDE, pictures_of, reduced
-from prototree.explanation.records import Picture
+from prototree.explanation.records import ChangedImage, ChangedQuestion, ClassChange, Comparison, ShownPatch
 from prototree.inference.predict import iter_predictions
 from prototree.run import Run
 
 MAX_IMAGES = 200  # changed images that are shown
-
-
-@dataclass(frozen=True)
-class ClassChange:
-    """How many test images of a class each tree names correctly."""
-
-    name: str
-    n_images: int
-    before: int
-    after: int
-
-
-@dataclass(frozen=True)
-class ChangedImage:
-    """A test image that the two trees name differently."""
-
-    image: str
-    label: str
-    before: str
-    after: str
-    picture: Picture
-
-
-@dataclass(frozen=True)
-class ShownPatch:
-    """A patch of a question, such as 7L, with its name and its picture."""
-
-    patch: str
-    note: str
-    crop: Picture
-
-
-@dataclass(frozen=True)
-class ChangedQuestion:
-    """A question that only one tree asks, or that both ask with one patch in common; its patches, left to right."""
-
-    before: tuple[ShownPatch, ...]
-    after: tuple[ShownPatch, ...]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two trees side by side: `before` is the other run, `after` the run in question."""
-
-    before: str  # their names
-    after: str
-    n_images: int
-    classes: tuple[ClassChange, ...]
-    changed: tuple[ChangedImage, ...]  # of which at most `MAX_IMAGES` are kept
-    n_fixed: int  # wrong before, right now
-    n_broken: int
-    n_otherwise: int  # wrong before and now, but differently
-    n_same_questions: int
-    questions: tuple[ChangedQuestion, ...]
-
-    @property
-    def correct(self) -> tuple[int, int]:
-        """Count the images that each tree names correctly: before and after."""
-        return sum(change.before for change in self.classes), sum(change.after for change in self.classes)
 
 
 def compare_runs(

@@ -325,3 +325,62 @@ class EnsembleExplanation:
 
     decisions: tuple[DecisionExplanation, ...]
     class_probs: tuple[float, ...]  # the mean of the trees'
+
+
+@dataclass(frozen=True)
+class ClassChange:
+    """How many test images of a class each tree names correctly."""
+
+    name: str
+    n_images: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class ChangedImage:
+    """A test image that the two trees name differently."""
+
+    image: str
+    label: str
+    before: str
+    after: str
+    picture: Picture
+
+
+@dataclass(frozen=True)
+class ShownPatch:
+    """A patch of a question, such as 7L, with its name and its picture."""
+
+    patch: str
+    note: str
+    crop: Picture
+
+
+@dataclass(frozen=True)
+class ChangedQuestion:
+    """A question that only one tree asks, or that both ask with one patch in common; its patches, left to right."""
+
+    before: tuple[ShownPatch, ...]
+    after: tuple[ShownPatch, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two trees side by side: `before` is the other run, `after` the run in question."""
+
+    before: str  # their names
+    after: str
+    n_images: int
+    classes: tuple[ClassChange, ...]
+    changed: tuple[ChangedImage, ...]  # as many as are shown
+    n_fixed: int  # wrong before, right now
+    n_broken: int
+    n_otherwise: int  # wrong before and now, but differently
+    n_same_questions: int
+    questions: tuple[ChangedQuestion, ...]
+
+    @property
+    def correct(self) -> tuple[int, int]:
+        """Count the images that each tree names correctly: before and after."""
+        return sum(change.before for change in self.classes), sum(change.after for change in self.classes)

@@ -1,8 +1,7 @@
 """Two runs side by side as one self-contained page without a script."""
 
 from prototree.evaluation.tables import percent
-from prototree.explanation.comparison import ChangedQuestion, Comparison
-from prototree.explanation.records import Picture
+from prototree.explanation.records import ChangedQuestion, Comparison, Picture
 from prototree.reporting import asset, images, render, text
 
 _THUMB_SIDE = 96

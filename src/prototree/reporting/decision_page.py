@@ -201,7 +201,7 @@ class _TreePart:
         edges: tuple[float, float, float, float],
         light: records.Heatmap | None,
     ) -> dict[str, Any]:
-        """Return a picture, where in it the frame stands, from its edges as fractions, and the shade around its light."""
+        """Return a picture, where its frame stands, from its edges as fractions, and the shade around its light."""
         picture = reduced(picture, images.CONTEXT_SIDE)
         (height, width, _), (left, top, right, bottom) = picture.shape, edges
         shade = "" if light is None else images.spotlight_url(light)
@@ -320,6 +320,7 @@ def _path_json(path: records.PathExplanation, names: Sequence[str]) -> dict[str,
 def _side_json(step: records.Step, side: records.PatchComparison) -> dict[str, Any]:
     return {
         "patch": text.step_patch(step, side),
+        "note": side.note,
         "prototype_row": side.prototype,
         "distance": side.distance,
         "similarity": step.p_right if step.left is None else side.match.similarity,

@@ -19,7 +19,6 @@ from prototree.reporting.figures import decision_figure, tree_figure
 from prototree.reporting.text import rules_json, rules_text
 from prototree.reporting.tree_page import tree_page
 
-
 PAGE = "index.html"
 
 

@@ -153,7 +153,7 @@ def _tree(tree: TreeText, layout: dict[int, Card], closed: Collection[int]) -> s
 
 
 def _edge(parent: Card, child: Card, goes_right: bool) -> tuple[list[Point], Point]:
-    """Return the points of the line to a child, from under the side that it leads on from, and where its mark stands."""
+    """Return the points of the line to a child, from under its side of the card, and where its mark stands."""
     middle, level = child.x + child.width / 2, parent.y + 44
     if parent.shape == ("right aside" if goes_right else "left aside"):
         start, end, out = (

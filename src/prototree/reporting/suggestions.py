@@ -77,7 +77,8 @@ def colour_names(prototype: PrototypeExplanation) -> str:
 
 def _squares(picture: Picture | np.ndarray) -> np.ndarray:
     rows, columns = (np.linspace(0, side - 1, _PIXELS).round().astype(int) for side in picture.shape[:2])
-    return picture[rows][:, columns]
+    squares: np.ndarray = picture[rows][:, columns]
+    return squares
 
 
 def _colour(pixel: np.ndarray) -> str:

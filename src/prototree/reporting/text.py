@@ -28,8 +28,10 @@ METHODS: dict[records.Method, tuple[str, str]] = {
 }
 STRATEGY_NAMES: dict[Strategy, str] = {"max_path": "Most likely path", "greedy": "Single path"}
 _GREEDY_TEXT: dict[records.NodeKind, str] = {
-    "presence": "At each question the image goes to “present” if its similarity to the patch is above 0.5, otherwise to “absent”.",
-    "pairwise": "At each question the image goes to the side of the patch that it is more like: the one at the smaller distance.",
+    "presence": "At each question the image goes to “present” if its similarity to the patch is above 0.5, "
+    "otherwise to “absent”.",
+    "pairwise": "At each question the image goes to the side of the patch that it is more like, at the smaller "
+    "distance.",
 }
 _NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 
