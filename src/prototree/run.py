@@ -122,9 +122,7 @@ class Run:
             content = read_json(path, by_hand=True) if path.exists() else {}
             return {self._row(patch): str(text) for patch, text in content.items()}
         except ValueError as error:
-            raise CheckpointError(
-                f"{path} is damaged ({error}); expected patches such as 7 or 7L, and texts"
-            ) from error
+            raise CheckpointError(f"{path} is damaged ({error}); expected texts by patches such as 7L") from error
 
     def _row(self, patch: str) -> int:
         """Look up the row of a patch; that of a left one begins after all right ones."""

@@ -11,7 +11,7 @@ from prototree.data.dataset import Sample
 from prototree.data.images import load_image
 from prototree.errors import DataError
 from prototree.explanation.assets import THUMB_SIDE, pictures_of, reduced
-from prototree.explanation.records import ChangedImage, ChangedQuestion, ClassChange, Comparison, ShownPatch
+from prototree.explanation.records import ChangedImage, ChangedQuestion, ClassChange, Comparison, Picture, ShownPatch
 from prototree.inference.predict import iter_predictions
 from prototree.run import Run
 
