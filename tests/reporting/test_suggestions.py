@@ -52,3 +52,9 @@ def test_a_page_names_the_classes_of_each_side() -> None:
     node = data["nodes"][0]
     assert "Jay" in node["other"]["suggested_from"]
     assert "Jay" not in node["suggested_from"]
+
+
+def test_where_there_is_no_picture_no_colour_is_claimed() -> None:
+    prototype = painted((0, 0, 0))
+    nothing = replace(prototype.source, crop=np.zeros((1, 1, 3), dtype=np.uint8))
+    assert suggest(replace(prototype, source=nothing), ["Jay"]).name == ""

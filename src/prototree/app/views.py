@@ -20,7 +20,7 @@ from prototree.core.leaves import class_log_probs
 from prototree.core.model import distance_map
 from prototree.data.crops import FULL_IMAGE, image_size
 from prototree.data.dataset import Sample
-from prototree.data.images import LoadedImage, webp
+from prototree.data.images import LoadedImage, load_image, webp
 from prototree.editing.edits import Region, Side
 from prototree.editing.session import EditSession
 from prototree.editing.workbench import Cell, TreeState
@@ -165,6 +165,7 @@ class TreeView:
     def __init__(self, title: str, session: EditSession, gallery: Gallery) -> None:
         self._title, self._session, self._workbench, self._gallery = title, session, session.workbench, gallery
         self.explain, self.histograms = lru_cache(maxsize=2)(self._explain), lru_cache(maxsize=2)(self._histograms)
+        self._small = lru_cache(maxsize=4096)(self._small_picture)
 
     def _explain(self, state: TreeState) -> tuple[records.TreeExplanation, dict[str, Any]]:
         tree, histograms, urls = state.tree, self.histograms(state), dict[str, str]()
@@ -190,6 +191,15 @@ class TreeView:
             evaluated_on=evaluated_on,
         )
         return explanation, tree_data(explanation, lambda name, picture: urls.get(name) or data_url(name, picture))
+
+    def _small_picture(self, cell: Cell, box: Box) -> records.Picture:
+        """Cut a patch with its surroundings out of a small picture: its colours count, the page shows an address."""
+        sample = self._workbench.entry(cell.image, cell.view).sample
+        try:
+            photo = np.asarray(load_image(sample.path, at_least=_THUMB_SIDE).image)
+        except DataError:
+            return _NO_PICTURE
+        return records.PatchContext.of(photo, image_size(sample), box).picture.copy()
 
     @cached_property
     def _is_full(self) -> Bool[Tensor, " M"]:
@@ -259,7 +269,7 @@ class TreeView:
         return records.PrototypeExplanation(
             **node_fields(tree, row),
             source=records.Match(
-                cell.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where, _NO_PICTURE
+                cell.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where, self._small(cell, box)
             ),
             projection_distance=source.distance if source else None,
             nearest=tuple(matches),

@@ -23,7 +23,7 @@ _CAUSES: dict[Perturbation, str] = {
 _LEAST_FALL = 0.05  # of the similarity, for a property to matter
 _MOSTLY = 1.25  # times the next property
 _SECOND = 0.3  # of the lit pixels: a colour that is named too
-_PIXELS = 24  # a side
+_PIXELS, _LEAST_PIXELS = 24, 4  # a side
 _HUES = ((18, "red"), (42, "orange"), (68, "yellow"), (165, "green"), (255, "blue"), (290, "violet"), (335, "pink"))
 _MAX_CLASSES = 3
 
@@ -37,18 +37,19 @@ class Suggestion:
 
 
 def suggest(prototype: PrototypeExplanation, towards: Sequence[str]) -> Suggestion:
-    """Suggest a name for a prototype; `towards` are the classes on its side."""
+    """Suggest a name for a prototype; `towards` are the classes on its side. Empty where nothing is known of it."""
     colours, cause = colour_names(prototype), main_cause(prototype)
     thing = prototype.part or (cause if cause in ("shape", "texture") else "patch")
     classes = ", ".join(f"\u2068{name}\u2069" for name in towards[:_MAX_CLASSES])
     more = f" and {len(towards) - _MAX_CLASSES} more" if len(towards) > _MAX_CLASSES else ""
     reasons = [
-        "its main colour",
+        "its main colour" if colours else "",
         f"the part {prototype.part}" if prototype.part else "",
         f"mostly {cause} counts when the photo is altered" if cause else "",
         f"leads towards {classes}{more}" if towards else "",
     ]
-    return Suggestion(f"{colours} {thing}".strip(), "; ".join(filter(None, reasons)))
+    name = f"{colours} {thing}".strip() if colours or prototype.part or cause else ""
+    return Suggestion(name, "; ".join(filter(None, reasons)))
 
 
 def main_cause(prototype: PrototypeExplanation) -> str:
@@ -66,7 +67,7 @@ def colour_names(prototype: PrototypeExplanation) -> str:
     light, picture = images.spotlight_of(match), images.crop_around(match)
     if light is None:
         light, picture = np.ones((_PIXELS, _PIXELS), dtype=np.float32), match.crop
-    if not picture.size:
+    if min(picture.shape[:2]) < _LEAST_PIXELS:  # there is no picture of it
         return ""
     pixels, weights, counts = _squares(picture), _squares(light), Counter[str]()
     for pixel, weight in zip(pixels.reshape(-1, 3), weights.ravel(), strict=True):
