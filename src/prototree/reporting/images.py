@@ -23,7 +23,7 @@ CONTEXT_SIDE = CLASS_SIDE = 176  # of a patch with its surroundings, and of an e
 SMALL_PHOTO_SIDE = 128  # of photos that stand beside others
 HEAT_SIDE = 28  # of a heat map that a page stretches itself
 QUALITY = 80
-SHADE = 0.5  # how dark it is where a spotlight does not fall
+SHADE = 0.42  # how dark it is where a spotlight does not fall
 
 # From cold to hot: red, green, blue, and how much of the photo it covers. Each step is lighter than the one before,
 # so the order is seen without telling colours apart.

@@ -347,6 +347,8 @@
     if (isLeaf(id)) {
       const leaf = leafOf(id), facts = classOf(leaf.predicted_class), title = leaf.unsure ? "no clear class" : name(leaf.predicted_class);
       card.classList.toggle("unsure", leaf.unsure);
+      const words = title.split(/[\s-]+/).map((word) => (/[\u2e80-\uffff]/.test(word) ? 1 : [...word].length)); // East Asian words break anywhere
+      card.style.setProperty("--fits", `${Math.floor(168 / Math.max(...words, 1))}px`); // letters with which the longest word fits on a line
       card.append(leaf.unsure || !facts.photos.length ? make("span", { class: "nophoto" }) : make("img", { class: "face", src: facts.photos[0], alt: "", draggable: "false", decoding: "async" }),
         make("bdi", { class: `name${lengthOf(title)}`, text: title }), make("span", { class: "share", text: leaf.unsure ? "" : facts.correct }));
       card.title = title;
@@ -396,6 +398,7 @@
     if (isLeaf(id)) return;
     const folded = closed.has(id), number = nodeOf(id).below.length, button = card.querySelector(".fold");
     card.classList.toggle("folded", folded);
+    card.title = folded ? belowWords(id, 12) : "";
     if (folded && !card.querySelector(".family")) card.prepend(family(id));
     card.setAttribute("aria-expanded", !folded);
     const told = sidesOf(id).map((side) => side.note || `a patch of a photo of ${name(side.label)}`).join(" or more like ");
