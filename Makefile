@@ -49,9 +49,14 @@ bench: setup
 	$(BIN)/python benchmarks/bench_export.py
 	$(BIN)/python benchmarks/bench_predict.py
 
-docs: setup
+# Pictures of pages are those of the demo tree; where there is no browser they stay as they are.
+docs: setup browser runs/demo/results.md
+	@! command -v chromium >/dev/null || $(BIN)/python benchmarks/screenshots.py runs/demo docs
 	$(BIN)/mkdocs build --strict
 	@echo "open site/index.html in a browser"
+
+runs/demo/results.md: | setup
+	$(BIN)/prototree train birds --preset demo --out runs/demo --overwrite
 
 demo: setup
 	$(BIN)/prototree train birds --preset demo --out runs/demo --overwrite

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +113,26 @@ class Run:
 
     @property
     def notes(self) -> dict[int, str]:
-        """The user's words about nodes, by index: the content of notes.json, which has their numbers (index + 1)."""
+        """The user's words about patches, by the row of the prototype: the content of notes.json.
+
+        The file has patches by their names, such as 7, or 7L and 7R of a node that compares two.
+        """
+        path = self.folder / NOTES
         try:
-            content = read_json(path, by_hand=True) if (path := self.folder / NOTES).exists() else {}
-            return {int(number) - 1: str(text) for number, text in content.items()}
+            content = read_json(path, by_hand=True) if path.exists() else {}
+            return {self._row(patch): str(text) for patch, text in content.items()}
         except ValueError as error:
-            raise CheckpointError(f"{path} is damaged ({error}); expected node numbers and texts") from error
+            raise CheckpointError(f"{path} is damaged ({error}); expected texts by patches such as 7L") from error
+
+    def _row(self, patch: str) -> int:
+        """Look up the row of a patch; that of a left one begins after all right ones."""
+        node = int(patch.removesuffix("L").removesuffix("R")) - 1
+        return node + self._n_nodes if patch.endswith("L") else node
+
+    @cached_property
+    def _n_nodes(self) -> int:
+        tree = self.folder / (checkpoint.last_stage(self.folder) or "") / checkpoint.TREE
+        return len(read_json(tree)["topology"]["left"])
 
     def prototype_quality(self, tree: ProtoTree) -> Mapping[str, Any]:
         """What `evaluate --prototypes` found, if it was for exactly this tree; else empty."""
@@ -151,3 +166,9 @@ class Run:
     def has_data(self) -> bool:
         """Whether the run's data can be opened on this machine; its photos are not checked."""
         return "source" in self.metrics and data_exists(self.source)
+
+
+def notes_by_patch(notes: Mapping[int, str], tree: ProtoTree) -> dict[str, str]:
+    """Name the patches of notes, as notes.json has them; in the order of the questions."""
+    rows = sorted((row for row in notes if 0 <= row < tree.n_prototypes), key=tree.node_of)
+    return {tree.patch_name(row): notes[row] for row in rows}

@@ -139,7 +139,7 @@ def _check_free(folder: Path) -> None:
 
 
 def _file_name(species: Species) -> str:
-    return species.name.replace(" ", "_").replace("-", "_")
+    return species.name.replace(" ", "_")
 
 
 def _write_images(plan: _Plan, keys: list[_Key], workers: int) -> list[_Row]:

@@ -34,7 +34,7 @@ from prototree.run import Run  # noqa: E402
 from tiny_editing import content_of, tiny_run  # noqa: E402
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
-PAGES = ["/", "/try", "/review", "/edit", "/edit/1", "/api"]
+PAGES = ["/", "/test", "/errors", "/edit", "/edit/1", "/api"]
 
 # ---- pages
 
@@ -51,7 +51,7 @@ def test_pages_come_without_anything_from_elsewhere(client: Any, path: str) -> N
     assert not re.search(r"\s(style|on\w+)=", re.sub(r"(?s)<script.*?</script>|<pre>.*?</pre>", "", answer.text))
     for link in re.findall(r'(?:src|href)="([^"#]+)', answer.text):
         assert link.startswith(("/", "data:,")), link
-        if link.startswith(("/assets", "/images", "/edit", "/try", "/openapi")):
+        if link.startswith(("/assets", "/images", "/edit", "/test", "/openapi")):
             assert client.get(link).status_code == 200, link
 
 
@@ -187,7 +187,7 @@ def test_editing_undoing_and_saving_over_the_api(client: Any, run: Run) -> None:
     assert answer.json()["previous"] == start["current"]
     assert answer.json()["done"][-1] == f"Prototype 2 is now a patch of {chosen['image']['name']}"
     assert client.get("/api/nodes/2").json()["right"]["box"] == chosen["box"]
-    assert edit(client, edit="note", node=2, text="corner").json()["done"][-1] == "Question 2 is called “corner”"
+    assert edit(client, edit="note", node=2, text="corner").json()["done"][-1] == "Patch 2 is called “corner”"
     assert edit(client, edit="remove", node=1, keep="left").json()["n_nodes"] == 1
     assert client.get("/api/nodes/2").status_code == 404
     back = undo(client).json()

@@ -1,4 +1,4 @@
-"""A real browser on the real server: explore, try, edit, undo, save."""
+"""A real browser on the real server: look, test, edit, undo, save."""
 
 import itertools
 import re
@@ -52,7 +52,7 @@ def after(page: "sync_api.Page", number: int) -> None:
 
 def test_from_exploring_to_a_saved_run(page: "sync_api.Page", run: Run) -> None:
     before, saved_before = content_of(run.folder), len(list(run.folder.parent.glob("run-edited-*")))
-    # Explore: open a prototype and go on to edit it.
+    # The tree: open a prototype and go on to edit it.
     page.goto("/")
     page.locator(".card.node[data-id='1']").click()
     page.locator("#node-extra a").click()
@@ -60,7 +60,7 @@ def test_from_exploring_to_a_saved_run(page: "sync_api.Page", run: Run) -> None:
     ready(page)
     start = revision(page)
     # A name.
-    page.fill("#note", "<b>corner</b>")
+    page.fill("#name-right", "<b>corner</b>")
     page.get_by_role("button", name="Keep", exact=True).click()
     after(page, start + 1)
     page.locator("h1 .note", has_text="<b>corner</b>").wait_for()
@@ -85,7 +85,8 @@ def test_from_exploring_to_a_saved_run(page: "sync_api.Page", run: Run) -> None:
         "green",
     )
     page.locator("#message", has_text="Replaced.").wait_for()
-    assert page.locator("#metrics tbody tr").count() == 7
+    assert page.locator("#metrics tbody tr").count() == 1
+    assert page.locator("#more-metrics tbody tr").count() == 6
     # The same with the keyboard: one square down.
     page.locator("#stage").press("ArrowDown")
     page.get_by_role("button", name="Use this patch").click()
@@ -107,9 +108,9 @@ def test_from_exploring_to_a_saved_run(page: "sync_api.Page", run: Run) -> None:
     after(page, start + 7)
     page.locator(f"#candidates li:first-child:not([title='{name}'])").wait_for()
     # Try an image with the tree as it is now.
-    page.goto("/try")
+    page.goto("/test")
     page.locator("button.thumb").first.click()
-    page.wait_for_url(re.compile("/try/[^/]+$"))
+    page.wait_for_url(re.compile("/test/[^/]+$"))
     assert page.locator(".step").count() >= 2
     # Save.
     page.goto("/edit")
@@ -140,7 +141,7 @@ def test_a_change_by_somebody_else_is_told(page: "sync_api.Page") -> None:
     number = revision(page)
     other = {"revision": number, "edit": {"edit": "note", "node": 1, "text": "other"}}
     assert page.request.post("/api/edits", data=other).ok
-    page.fill("#note", "mine")
+    page.fill("#name-right", "mine")
     with page.expect_response("**/api/edits") as answer:
         page.get_by_role("button", name="Keep", exact=True).click()
     assert answer.value.status == 409
@@ -152,11 +153,11 @@ def test_a_change_by_somebody_else_is_told(page: "sync_api.Page") -> None:
 
 def test_images_are_chosen_dropped_and_pasted(page: "sync_api.Page", tmp_path: Path, run: Run) -> None:
     photo = next((run.folder.parent / "squares" / "test").rglob("*.png"))
-    page.goto("/try")
+    page.goto("/test")
     page.set_input_files("#file", photo)
-    page.wait_for_url(re.compile("/try/[^/]+$"))
+    page.wait_for_url(re.compile("/test/[^/]+$"))
     for event in ("drop", "paste"):
-        page.goto("/try")
+        page.goto("/test")
         page.evaluate(
             """([event, bytes]) => {
                 const files = new DataTransfer();
@@ -168,12 +169,12 @@ def test_images_are_chosen_dropped_and_pasted(page: "sync_api.Page", tmp_path: P
             }""",
             [event, list(photo.read_bytes())],
         )
-        page.wait_for_url(re.compile("/try/[^/]+$"))
+        page.wait_for_url(re.compile("/test/[^/]+$"))
         assert page.locator("#decision").is_visible()
 
 
 def test_pages_fit_their_width(page: "sync_api.Page") -> None:
-    for width, path in itertools.product((1280, 390), ("/", "/try", "/review", "/edit", "/edit/1", "/api")):
+    for width, path in itertools.product((1280, 390), ("/", "/test", "/errors", "/edit", "/edit/1", "/api")):
         page.set_viewport_size({"width": width, "height": 800})
         page.goto(path)
         page.wait_for_load_state("networkidle")
@@ -187,10 +188,10 @@ def test_nothing_keeps_anybody_out(browser: Any, server: Running) -> None:
     # The pages' policy lets no other script in than their own; the checker is one.
     context = browser.new_context(base_url=server.address, bypass_csp=True)
     page = context.new_page()
-    page.goto("/try")
+    page.goto("/test")
     page.locator("button.thumb").first.click()
-    page.wait_for_url(re.compile("/try/[^/]+$"))
-    for path in (page.url, "/try", "/review", "/edit", "/edit/1", "/api"):
+    page.wait_for_url(re.compile("/test/[^/]+$"))
+    for path in (page.url, "/test", "/errors", "/edit", "/edit/1", "/api"):
         page.goto(path)
         page.wait_for_load_state("networkidle")
         assert serious_findings(page) == [], path
@@ -218,7 +219,7 @@ def test_where_two_are_compared_each_can_be_edited(browser: Any, tmp_path: Path)
         assert now["right"] == before["right"]
         page.locator(f".side[data-side=left] .patch img[src='{now['left']['context']}']").wait_for()
         assert "1L is now a patch of" in page.locator("#history").inner_text()
-        for path in ("/edit", "/edit/1", "/review"):
+        for path in ("/edit", "/edit/1", "/errors"):
             page.goto(path)
             page.wait_for_load_state("networkidle")
             page.evaluate(
@@ -238,7 +239,7 @@ def test_the_network_is_finetuned_at_a_click(browser: Any, tmp_path: Path) -> No
         ready(page)
         finetune, told = page.get_by_role("button", name="Retrain with these edits"), page.locator("#finetune-state")
         assert finetune.is_disabled(), "there is nothing to train with before the first edit"
-        page.fill("#note", "square")
+        page.fill("#name-right", "square")
         page.get_by_role("button", name="Keep", exact=True).click()
         after(page, 1)
         finetune.click()

@@ -102,7 +102,7 @@ def test_the_real_server_refuses_changes_by_other_sites(client: Any) -> None:
         "/images/training/-1/picture",
         "/images/training/99999/picture",
         "/results/..%2f..%2fetc/passwd",
-        "/try/..%2f..%2fetc%2fpasswd",
+        "/test/..%2f..%2fetc%2fpasswd",
         "/api/nodes/99999999999999999999",
     ],
 )

@@ -164,12 +164,12 @@ def test_a_tree_without_images_can_be_explored_and_tried(client: Any, photo: Pat
     content = client.post("/api/decisions", content=photo.read_bytes(), headers={"Content-Type": "image/png"}).json()
     predicted = predict(client.model, photo).predicted_class
     assert predicted in str(content.get("answer", content.get("predicted_class")))
-    for path in ("/", "/try", "/api", content["link"]):
+    for path in ("/", "/test", "/api", content["link"]):
         answer = client.get(path)
         assert answer.status_code == 200
         links = set(re.findall(r'(?:src|href)="(/[^"#]*)', answer.text))
-        assert "/try" in links
-        assert not [link for link in links if link.startswith(("/edit", "/review"))]
+        assert "/test" in links
+        assert not [link for link in links if link.startswith(("/edit", "/errors"))]
         for link in links:
             assert client.get(link).status_code == 200, link
     assert f"{client.base_url}api/decisions" in client.get("/api").text

@@ -159,10 +159,10 @@ def test_a_note_follows_both_patches_of_its_node(tmp_path: Path) -> None:
     right, left = tree.sources[:3], tree.sources[3:]
     tree.sources = (right[0], right[0], right[2], left[0], left[1], left[0])
     checkpoint.save(tree, run.folder / PROJECTED)
-    write_json(run.folder / "notes.json", {"2": "beak"})
+    write_json(run.folder / "notes.json", {"2R": "beak", "2L": "crest", "3L": "tail"})
     learned = Run(tmp_path / "learned")
     (learned.folder / PROJECTED).mkdir(parents=True)
     tree.sources = tuple(tree.sources[i] for i in (1, 0, 2, 4, 3, 5))  # nodes 0 and 1 have changed places
     checkpoint.save(tree, learned.folder / PROJECTED)
     copy_notes(run, learned)
-    assert learned.notes == {0: "beak"}
+    assert learned.notes == {0: "beak", 3: "crest", 5: "tail"}

@@ -170,7 +170,7 @@ def test_notes_appear_in_reports_rules_and_explanations(session: EditSession) ->
     steps = {step.node: step.note for path in decision.paths.values() for step in path.steps}  # type: ignore[union-attr]
     assert steps.get(1, "long beak") == "long beak"
     (saved.folder / "notes.json").write_text('{"first": "x"}')
-    with pytest.raises(CheckpointError, match="node numbers"):
+    with pytest.raises(CheckpointError, match="patches such as 7L"):
         edit(saved)
 
 

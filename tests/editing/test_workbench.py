@@ -352,3 +352,11 @@ def test_trees_of_the_paper_keep_its_similarity(workbench: Workbench, tiny_backb
     workbench.tree.radius[3] = 2
     learned = Workbench(workbench.tree, ROOT, workbench.training, workbench.validation, lambda _: (FULL_IMAGE,))
     assert learned.apply(learned.start, edit).tree.distance_p95.any()
+
+
+def test_each_side_of_a_pairwise_node_has_a_note_of_its_own(pairwise: Workbench) -> None:
+    state = pairwise.start
+    for edit in (Note(6, "hooked", "left"), Note(6, "long beak"), Note(3, "square", "left"), Remove(1, "right")):
+        state = pairwise.apply(state, edit)
+    names = {state.tree.patch_name(row): text for row, text in state.notes.items()}
+    assert names == {"5L": "hooked", "5R": "long beak"}

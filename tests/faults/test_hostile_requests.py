@@ -19,7 +19,7 @@ from tiny_editing import tiny_run  # noqa: E402
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "\x01")
 PATHS = (
-    "/", "/try", "/edit", "/edit/1", "/edit/0", "/edit/-1", "/edit/1e9", "/api/run", "/api/nodes",
+    "/", "/test", "/edit", "/edit/1", "/edit/0", "/edit/-1", "/edit/1e9", "/api/run", "/api/nodes",
     "/api/nodes/1/candidates?count=61",
     "/api/nodes/99999999999999999999", "/api/decisions", "/api/decisions/sample", "/api/edits",
     "/api/edits/undo", "/api/edits/redo", "/api/images/training?start=-1", "/images/training/0/picture",
@@ -146,7 +146,7 @@ def test_editors_at_once_lose_nothing(server: Running) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
     done = httpx.get(f"{server.address}api/edits", timeout=3600).json()["done"]
-    wanted = [f"Question {e % 3 + 1} is called “editor {e}, note {n}”" for e in range(8) for n in range(6)]
+    wanted = [f"Patch {e % 3 + 1} is called “editor {e}, note {n}”" for e in range(8) for n in range(6)]
     assert all(done.count(text) == 1 for text in wanted)
 
 

@@ -176,7 +176,7 @@ def test_what_is_no_image_is_refused(run: Run, images: object, token: str) -> No
 
 
 def test_the_command_predicts_judges_and_goes_on(run: Run, tmp_path: Path) -> None:
-    write_json(run.folder / "notes.json", {"1": "a mark"})
+    write_json(run.folder / "notes.json", {"1R": "a mark", "1L": "none"})
     (tmp_path / "broken.jpg").write_bytes(b"no image")
     rows = [(str(path), path.parent.name) for path in images_of(run)]
     rows += [("broken.jpg", "red"), (str(images_of(run)[0]), "x")]

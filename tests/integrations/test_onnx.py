@@ -138,10 +138,13 @@ def test_it_is_one_file_that_says_what_it_is(exported: tuple[ProtoTree, Path]) -
     assert about["node_kind"] == tree.node_function.kind
     assert set(about["docs"]) == {"images", *OUTPUTS}
     source = {"image": "bees/1.jpg", "class": "bee", "box": [1, 2, 3, 4]}
-    assert about["prototypes"][0] == {"prototype_row": 0, "note": None} | source
+    patch = tree.patch_name(0)
+    assert about["prototypes"][0] == {"prototype_row": 0, "patch": patch, "note": None} | source
     from_tree = tree.preprocessing.size == 96 and tree.node_function.kind == "pairwise"
     assert about["prototypes"][1]["note"] == (None if from_tree else "striped belly")
     assert tuple(about["grid"]) == tree.grid.shape
+    words = " ".join(condition["text"] for rule in about["rules"] for condition in rule["conditions"])
+    assert ("“striped belly”" in words) is not from_tree  # the rules use the names, too
     for leaf, rule in enumerate(about["rules"]):
         nodes = [node + 1 for node in tree.topology.paths[leaf].tolist() if node >= 0]
         assert [condition["node"] for condition in rule["conditions"]] == nodes

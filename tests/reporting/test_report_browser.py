@@ -1,5 +1,7 @@
 """The page of a tree in a real browser: no error, no request, and everything can be found, opened and read."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,9 +50,9 @@ def test_positions_and_sizes_on_the_page_are_those_of_the_figure(open_page: Open
         const matrix = new DOMMatrix(card.style.transform);
         return [card.dataset.id, [matrix.e, matrix.f, card.offsetWidth, card.offsetHeight]];
     }))""")
-    aspect = float(page.locator("#map").get_attribute("data-aspect"))
+    sheet = json.loads(page.locator("#map").get_attribute("data-sheet"))
     sizes = {id_: NODE_SIZE if id_ >= 0 else LEAF_SIZE for id_ in range(-15, 14)}
-    cards = arrange(presence.left, presence.right, sizes.__getitem__, aspect=aspect).cards
+    cards = arrange(presence.left, presence.right, sizes.__getitem__, sheet=(float(sheet[0]), float(sheet[1]))).cards
     expected = {str(id_): pytest.approx([c.x, c.y, c.width, c.height], abs=0.01) for id_, c in cards.items()}
     assert corners == expected
 
@@ -73,7 +75,7 @@ def test_search_shows_the_rules_that_lead_to_a_class(open_page: Open) -> None:
     page.keyboard.press("Escape")
     find(page, "owl")
     assert page.locator("#panel-title").text_content() == "Öwl"
-    assert "9 of 10 right" in page.locator(".score").text_content()
+    assert "9 of 10 correct" in page.locator(".score").text_content()
     assert page.locator(".confused .link").all_text_contents() == ["Jay", "Wren"]  # taken for, and wrongly called so
     turns = page.locator(".rule .way li").evaluate_all("list => list.map((item) => item.className)")
     assert turns == ["absent", "absent", "present"]
@@ -85,32 +87,40 @@ def test_a_click_opens_everything_known_about_a_node(open_page: Open, presence: 
     before = page.evaluate("document.getElementById('world').style.transform")
     card(page, 1).click()
     assert page.evaluate("document.getElementById('world').style.transform") == before  # the tree stays where it was
-    assert page.locator("#panel-title").text_content() == 'long "beak" <b>'
+    assert page.locator("#panel-title").text_content() == "Question 2"
+    assert page.locator(".asked").text_content() == 'Is “long "beak" <b>” in the image?'
     assert page.evaluate("window.heard") == {"node": 1}
     assert card(page, 1).locator(".number").text_content() == "2"
-    assert page.locator("#panel-body").text_content().startswith("Question 2.")
-    assert page.locator(".grid li").count() == 3
+    assert page.locator(".nearest li").count() == 3
     assert "from 0.98 to 0.31" in page.locator(".where .words").text_content()
     painted = page.locator(".look canvas")
     assert painted.evaluate("c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((v) => v > 0)")
+    sections = page.locator("#panel-body h3").all_text_contents()
+    assert sections.index("Most similar training patches") < sections.index("Is the box right?")
+    assert page.locator(".histogram").count() == 0
+    page.locator(".more-of-it summary").first.click()
+    page.locator(".histogram").wait_for()
+    assert page.locator(".grid li").count() == 3
     page.evaluate(SHOW, 2)
-    assert page.locator("#panel-body").text_content().startswith("Question 3.")
+    assert page.locator("#panel-title").text_content() == "Question 3"
 
 
 def test_a_pairwise_node_shows_two_patches_by_number(open_page: Open, pairwise: TreeExplanation) -> None:
     page = open_page(tree_page(pairwise))
     page.evaluate(LISTEN)
     data = page.evaluate("JSON.parse(document.getElementById('tree-data').textContent).nodes[0]")
-    shown = card(page, 0).locator(".context img").evaluate_all("list => list.map((image) => image.src)")
+    shown = card(page, 0).locator(".context img:not(.light)").evaluate_all("list => list.map((image) => image.src)")
     assert shown == [data["other"]["context"], data["context"]]
     turn = card(page, pairwise.right[0]).locator(".turn img")
     assert turn.get_attribute("src") == data["crop"]  # the line has its picture
     card(page, 1).click()
     assert page.evaluate("window.heard") == {"node": 1, "pair": True}
-    for part, number in ((".of-two", 2), (".look", 2), (".grid li", 6), (".histogram", 1)):
+    page.locator(".more-of-it summary").first.click()
+    page.locator(".histogram").wait_for()
+    for part, number in ((".look", 2), (".nearest li", 6), (".grid li", 6), (".histogram", 1), (".name-form", 0)):
         assert page.locator(f"#panel {part}").count() == number
-    texts = page.locator("#panel .of-two").all_text_contents()
-    assert ["2L" in texts[0], "2R" in texts[1]] == [True, True]
+    names = page.locator("#panel .of-two h4 b").all_text_contents()
+    assert names == ["2L", "2R", "2L", "2R"]  # left to right, of the nearest patches and of the boxes
     assert page.locator(".edges .absent").count() == 0
     find(page, pairwise.class_names[3])
     assert page.locator(".rule .way .than").count() == page.locator(".rule .way li").count() > 0
@@ -125,7 +135,7 @@ def test_keys_walk_along_the_tree(open_page: Open) -> None:
         assert page.evaluate("Number(document.activeElement.dataset.id)") == node
     page.keyboard.press("Enter")
     page.keyboard.press("ArrowRight")
-    assert page.locator("#panel-body").text_content().startswith("Question 7.")
+    assert page.locator("#panel-title").text_content() == "Question 7"
     page.keyboard.press("Escape")
     assert page.locator("#panel").is_hidden()
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
@@ -176,9 +186,86 @@ def test_zoom_and_drag(open_page: Open) -> None:
     assert page.locator("#panel").is_hidden()  # a drag is no click
 
 
+def middle(page: Any, id_: int) -> float:
+    box = card(page, id_).bounding_box()
+    return float(box["x"] + box["width"] / 2)
+
+
+def test_left_is_left_and_the_root_is_in_the_middle(open_page: Open) -> None:
+    explained = tree(Topology.full(3), node_kind="pairwise")
+    page = open_page(tree_page(explained))
+    assert middle(page, 0) == pytest.approx(700, abs=2)
+    for node, (left, right) in enumerate(zip(explained.left, explained.right, strict=True)):
+        assert middle(page, left) < middle(page, node) < middle(page, right)
+    card(page, 0).focus()
+    for key, sign in (("ArrowLeft", -1), ("ArrowUp", 1), ("ArrowRight", 1)):
+        before = page.evaluate("document.activeElement.getBoundingClientRect().x")
+        page.keyboard.press(key)
+        assert sign * (page.evaluate("document.activeElement.getBoundingClientRect().x") - before) > 0, key
+
+
+def test_a_large_tree_opens_as_families_and_shows_the_path_to_a_class(open_page: Open) -> None:
+    names = tuple(
+        f"{word}-{number} {family}" for number in range(20) for word, family in (("Red", "Wren"), ("Blue", "Owl"))
+    )
+    explained = tree(random_topology(39, seed=3), names=names, n_nearest=0)
+    page = open_page(tree_page(explained))
+    families = page.locator(".card.folded")
+    assert 3 <= families.count() <= page.locator(".card").count() <= 30
+    scale = page.evaluate("new DOMMatrix(document.getElementById('world').style.transform).a")
+    assert scale >= 0.69
+    assert page.locator(".folded .faces-of img").count() >= families.count()
+    assert "×" in "".join(families.locator(".members").all_text_contents())
+    largest = max(families.all(), key=lambda each: int(each.locator(".family b").text_content().split()[0]))
+    node = int(largest.get_attribute("data-id"))
+    largest.click()  # a family opens, and what does not fit is folded instead
+    drawn(page)
+    assert "folded" not in card(page, node).get_attribute("class")
+    find(page, "Blue-7 Owl")
+    drawn(page)
+    end = next(~leaf for leaf in range(40) if explained.leaf_probs[leaf].argmax() == names.index("Blue-7 Owl"))
+    way = page.locator(".card.on:not(.folded)").evaluate_all("list => list.map((each) => Number(each.dataset.id))")
+    assert end in way
+    assert page.locator(".card:not(.folded, .leaf)").count() == len(way) - 1  # all else is folded
+    page.locator("#fold-all").click()
+    drawn(page)
+    assert families.count() == 0
+
+
+def test_a_side_is_named_on_the_page(open_page: Open, pairwise: TreeExplanation) -> None:
+    page = open_page(tree_page(pairwise))
+    card(page, 2).click()
+    label = page.locator("label[for='name-3L']")
+    assert "has no name yet" in label.text_content()
+    suggested = page.locator(".invitation", has=label).locator(".suggestion .link")
+    assert "not checked" in page.locator(".suggestion").first.text_content()
+    suggested.click()
+    name = page.locator("#name-3L").input_value()
+    assert name == suggested.text_content()
+    page.locator(".invitation", has=label).get_by_role("button", name="Keep").click()
+    assert page.locator(".asked").text_content() == f"More like “{name}” or 3R?"
+    assert card(page, 2).locator(".caption").text_content() == name
+    with page.expect_download() as download:
+        page.locator("#save-names").click()
+    notes = json.loads(Path(download.value.path()).read_text())
+    assert notes == {"2R": 'long "beak" <b>', "3L": name}
+    page.locator("#saved-names button").click()
+    page.locator("#show-key").click()
+    assert name in page.locator("#key-2").text_content()
+    page.reload()
+    assert card(page, 2).locator(".caption").text_content() == name  # kept by the browser until it is saved
+
+
+def test_a_link_opens_its_question(open_page: Open, pairwise: TreeExplanation) -> None:
+    page = open_page(tree_page(pairwise))
+    page.evaluate("location.hash = '#question-4'")
+    page.locator("#panel-title", has_text="Question 4").wait_for()
+
+
 @pytest.mark.slow
 def test_very_many_cards_are_one_drawing_that_opens_like_cards(open_page: Open) -> None:
     page = open_page(tree_page(tree(random_topology(190, seed=1), n_nearest=0)))
+    page.locator("#fold-all").click()  # all of them, without families
     count = "(many) => document.querySelectorAll('.card').length === many"
     page.keyboard.press("0")
     page.locator("#mosaic").wait_for()

@@ -84,10 +84,10 @@ def test_a_change_names_the_node_and_never_goes_from_a_number_to_itself(flip: Fl
 
 def test_a_step_in_words() -> None:
     first, second = decision(tree(Topology.full(2), node_kind="pairwise")).paths["max_path"].steps
-    assert step_text(first) == "nearer to 1L (0.40) than to 1R (1.10)"
-    assert step_text(second) == f"nearer to {NOTE} (0.40) than to 2L (1.14)"
+    assert step_text(first) == "more like 1L (0.40) than 1R (1.10)"
+    assert step_text(second) == f"more like {NOTE} (0.40) than 2L (1.14)"
     assert first.left is not None
     nowhere = replace(first, left=replace(first.left, in_radius=False, distance=1.1002))
-    assert step_text(nowhere).startswith("nearer to 1L (1.1002) than to 1R (1.1000); ")
+    assert step_text(nowhere).startswith("more like 1L (1.1002) than 1R (1.1000); ")
     present = decision(tree(Topology.full(2))).paths["max_path"].steps
     assert [step_text(step) for step in present] == ["absent", "present"]

@@ -63,28 +63,28 @@ class Pages:
 
     service: Service
 
-    def explore(self) -> str:
+    def tree(self) -> str:
         """Fill the page of the tree, which is the report's."""
         explanation, data = self.service.tree()
-        return self._render("explore", body=tree_body(explanation), data=script_json(data))
+        return self._render("tree", body=tree_body(explanation), data=script_json(data))
 
     def try_image(self) -> str:
         """Fill the page that takes an image."""
-        return self._render("try", decision=None, body="", samples=self.service.samples()[:24])
+        return self._render("test", decision=None, body="", samples=self.service.samples()[:24])
 
     def result(self, key: Key) -> str:
         """Fill the page of a decision, which is the report's, above the place for the next image."""
         result, samples = self.service.result(key), self.service.samples()[:24]
-        return self._render("try", decision=result.decision, body=result.body, samples=samples)
+        return self._render("test", decision=result.decision, body=result.body, samples=samples)
 
-    def review(self) -> str:
+    def errors(self) -> str:
         """Fill the page of wrong predictions, by the node that is responsible."""
         errors, by_node = self.service.errors(), dict[int | None, list[dict[str, Any]]]()
         for error in errors["images"]:
             by_node.setdefault(error["node"], []).append(error)
         nodes = {node.node: node for node in self.service.nodes()}
         groups = sorted(by_node.items(), key=lambda item: (item[0] is None, -len(item[1]), item[0] or 0))
-        return self._render("review", errors=errors, groups=groups, nodes=nodes)
+        return self._render("errors", errors=errors, groups=groups, nodes=nodes)
 
     def edit(self) -> str:
         """Fill the page of all nodes, to choose one."""
@@ -134,16 +134,16 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    Route("GET", "/", lambda service: Pages(service).explore, "edit"),
-    Route("GET", "/try", lambda service: Pages(service).try_image),
-    Route("GET", "/try/{key}", lambda service: Pages(service).result),
+    Route("GET", "/", lambda service: Pages(service).tree, "edit"),
+    Route("GET", "/test", lambda service: Pages(service).try_image),
+    Route("GET", "/test/{key}", lambda service: Pages(service).result),
     Route("GET", "/api", lambda service: Pages(service).api),
     Route("GET", "/api/run", lambda service: service.run, None, "tree"),
-    Route("GET", "/api/decisions/{key}", lambda service: service.decision, None, "try"),
-    Route("GET", "/results/{key}/{name}", lambda service: service.result_picture, None, "try"),
+    Route("GET", "/api/decisions/{key}", lambda service: service.decision, None, "test"),
+    Route("GET", "/results/{key}/{name}", lambda service: service.result_picture, None, "test"),
 )
 IMAGE_ROUTES = (  # where the run's images are here
-    Route("GET", "/review", lambda service: Pages(service).review, "edit"),
+    Route("GET", "/errors", lambda service: Pages(service).errors, "edit"),
     Route("GET", "/edit", lambda service: Pages(service).edit, "edit"),
     Route("GET", "/edit/{node}", lambda service: Pages(service).edit_node, "edit"),
     Route("GET", "/api/nodes", lambda service: service.nodes, "edit", "tree"),
@@ -153,8 +153,8 @@ IMAGE_ROUTES = (  # where the run's images are here
     Route("GET", "/api/images/training/{index}", lambda service: service.gallery.training_image, None, "images"),
     Route("GET", "/images/{split}/{index}/{kind}", lambda service: service.gallery.picture, "draw", "images"),
     Route("GET", REGION, lambda service: service.gallery.region, "draw", "images"),
-    Route("GET", "/api/errors", lambda service: service.errors, "edit", "try"),
-    Route("POST", "/api/decisions/sample", lambda service: service.decide_sample, "predict", "try"),
+    Route("GET", "/api/errors", lambda service: service.errors, "edit", "test"),
+    Route("POST", "/api/decisions/sample", lambda service: service.decide_sample, "predict", "test"),
     Route("GET", "/api/edits", lambda service: service.edits, "edit", "edit"),
     Route("POST", "/api/edits", lambda service: service.apply, "edit", "edit"),
     Route("POST", "/api/edits/save", lambda service: service.save, "edit", "edit"),
@@ -230,7 +230,7 @@ def create_app(
     app = FastAPI(
         title="prototree",
         version=__version__,
-        description="Explore a prototype tree, try images, and edit the tree by hand.",
+        description="Look at a prototype tree, test images, and edit the tree by hand.",
         docs_url=None,  # FastAPI's pages load scripts from elsewhere; /api is our own
         redoc_url=None,
         lifespan=lifespan,
@@ -239,7 +239,7 @@ def create_app(
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts(host), www_redirect=False)
     app.add_middleware(Guard, token=token, max_total=max_total)
     app.get("/api/health", tags=["server"])(state.health)
-    app.post(UPLOADS, tags=["try"], openapi_extra=_UPLOAD)(state.decide)
+    app.post(UPLOADS, tags=["test"], openapi_extra=_UPLOAD)(state.decide)
     for route in (*ROUTES, *(IMAGE_ROUTES if service.can_edit else ())):
         state.add_route(app, route)
     if service.can_edit:

@@ -62,10 +62,11 @@ class RemoveRequest(StrictRequest):
 
 
 class NoteRequest(StrictRequest):
-    """Name a node; an empty text removes the note."""
+    """Name a patch of a node, of a pairwise node the one on `side`; an empty text removes the note."""
 
     edit: Literal["note"]
     node: NodeNumber
+    side: Side = "right"
     text: Annotated[str, Field(max_length=MAX_NOTE)]
 
 
@@ -113,12 +114,23 @@ class PatchResponse(BaseModel):
     projection_distance: float | None = None  # of a prototype: how far it moved to become this patch
 
 
+class NameResponse(BaseModel):
+    """What people call a patch, such as 7L; a name is suggested from measurements, and not checked."""
+
+    side: Side
+    patch: str
+    note: str
+    suggestion: str
+    suggested_from: str
+
+
 class NodeResponse(BaseModel):
     """A node with its prototypes: a presence node has the right one, a pairwise node both."""
 
     node: int
     kind: NodeKind
-    note: str
+    note: str  # the names of its patches; empty if neither has one
+    names: list[NameResponse]  # left to right
     classes_left: list[str]
     classes_right: list[str]
     right: PatchResponse | None

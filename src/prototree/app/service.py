@@ -155,15 +155,26 @@ class Service:
             list(dict.fromkeys(compress(classes, leaves_below(topology, int(child)))))
             for child in (topology.left[node], topology.right[node])
         )
+        names = self._names(state, node)
         return schemas.NodeResponse(
             node=node + 1,
             kind=kind,
-            note=state.notes.get(node, ""),
+            note=" or ".join(each.note or each.patch for each in names) if any(each.note for each in names) else "",
+            names=names,
             classes_left=left,
             classes_right=right,
             right=self._prototype(state, node),
             left=self._prototype(state, state.prototype_row(node, "left")) if kind == "pairwise" else None,
         )
+
+    def _names(self, state: TreeState, node: int) -> list[schemas.NameResponse]:
+        shown = self.view.explain(state)[1]["nodes"][node]
+        sides: list[tuple[Side, dict[str, Any]]] = [("left", shown["other"])] if shown["other"] else []
+        keys = ("patch", "note", "suggestion", "suggested_from")
+        return [
+            schemas.NameResponse(side=side, **{key: data[key] for key in keys})
+            for side, data in [*sides, ("right", shown)]
+        ]
 
     def _prototype(self, state: TreeState, row: int) -> schemas.PatchResponse | None:
         source, cell = state.tree.sources[row], self.gallery.source_cell(state, row)
@@ -219,9 +230,9 @@ class Service:
                 pictures[name] = encode(picture)
             return f"/results/{key}/{name}"
 
-        body = decision_body(explained, picture_url, (lambda node: f"/edit/{node + 1}") if self.can_edit else None)
+        body = decision_body(explained, picture_url, (lambda node: f"/edit/{node + 1}") if self.can_edit else None, "/")
         urls = {name: f"/results/{key}/{name}" for name in pictures}
-        content = decision_json(explained) | {"id": key, "link": f"/try/{key}", "revision": revision, "pictures": urls}
+        content = decision_json(explained) | {"id": key, "link": f"/test/{key}", "revision": revision, "pictures": urls}
         result = Result(content, body, pictures, len(body) + sum(map(len, pictures.values())))
         with self._lock:  # the last results are kept, up to a number and an amount of bytes
             self._results[key] = result
@@ -311,7 +322,7 @@ class Service:
     def _parse(self, edit: Any) -> Edit:
         match edit:
             case schemas.NoteRequest():
-                return Note(edit.node - 1, edit.text.strip())
+                return Note(edit.node - 1, edit.text.strip(), edit.side)
             case schemas.RemoveRequest():
                 return Remove(edit.node - 1, edit.keep)
         workbench = self.session.workbench
@@ -350,5 +361,6 @@ def describe_edit(edit: Edit, kind: NodeKind) -> str:
             side = edit.keep if kind == "pairwise" else {"left": "“absent”", "right": "“present”"}[edit.keep]
             return f"Removed question {edit.node + 1}, keeping its {side} side"
         case Note():
-            number = f"question {edit.node + 1}"
-            return f"{number.capitalize()} is called “{edit.text}”" if edit.text else f"Removed the note of {number}"
+            side = edit.side[0].upper() if kind == "pairwise" else ""
+            patch = f"patch {edit.node + 1}{side}"
+            return f"{patch.capitalize()} is called “{edit.text}”" if edit.text else f"Removed the name of {patch}"

@@ -20,7 +20,7 @@ from prototree.core.leaves import class_log_probs
 from prototree.core.model import distance_map
 from prototree.data.crops import FULL_IMAGE, image_size
 from prototree.data.dataset import Sample
-from prototree.data.images import LoadedImage, webp
+from prototree.data.images import LoadedImage, load_image, webp
 from prototree.editing.edits import Region, Side
 from prototree.editing.session import EditSession
 from prototree.editing.workbench import Cell, TreeState
@@ -29,7 +29,7 @@ from prototree.explanation import records
 from prototree.explanation.assets import cut_out, node_fields, open_photo, reduced
 from prototree.explanation.localization import InputFrame
 from prototree.explanation.neighbours import HistogramCounts, explain_classes
-from prototree.explanation.tree import run_metrics
+from prototree.explanation.tree import made_from, run_metrics
 from prototree.reporting.images import data_url
 from prototree.reporting.tree_page import tree_data
 
@@ -165,6 +165,7 @@ class TreeView:
     def __init__(self, title: str, session: EditSession, gallery: Gallery) -> None:
         self._title, self._session, self._workbench, self._gallery = title, session, session.workbench, gallery
         self.explain, self.histograms = lru_cache(maxsize=2)(self._explain), lru_cache(maxsize=2)(self._histograms)
+        self._small = lru_cache(maxsize=4096)(self._small_picture)
 
     def _explain(self, state: TreeState) -> tuple[records.TreeExplanation, dict[str, Any]]:
         tree, histograms, urls = state.tree, self.histograms(state), dict[str, str]()
@@ -177,6 +178,7 @@ class TreeView:
         prototypes = (self._prototype(state, row, rates, urls) for row, rates in enumerate(self._pass_rates(state)))
         explanation = records.TreeExplanation(
             title=self._title,
+            made_from=made_from(self._session.run),
             class_names=tree.class_names,
             left=tuple(tree.topology.left.tolist()),
             right=tuple(tree.topology.right.tolist()),
@@ -189,6 +191,15 @@ class TreeView:
             evaluated_on=evaluated_on,
         )
         return explanation, tree_data(explanation, lambda name, picture: urls.get(name) or data_url(name, picture))
+
+    def _small_picture(self, cell: Cell, box: Box) -> records.Picture:
+        """Cut a patch with its surroundings out of a small picture: its colours count, the page shows an address."""
+        sample = self._workbench.entry(cell.image, cell.view).sample
+        try:
+            photo = np.asarray(load_image(sample.path, at_least=_THUMB_SIDE).image)
+        except DataError:
+            return _NO_PICTURE
+        return records.PatchContext.of(photo, image_size(sample), box).picture.copy()
 
     @cached_property
     def _is_full(self) -> Bool[Tensor, " M"]:
@@ -207,10 +218,10 @@ class TreeView:
         """Return accuracies, confusion and images: the report's for the tree as opened, else on validation images."""
         known = run_metrics(self._session.run, state.tree)
         if state is self._workbench.start and known.accuracy:
-            return known.accuracy, known.confusion, records.TEST_PHOTOS
+            return known.accuracy, known.confusion, records.TEST_IMAGES
         labels, classes = self._session.validation.labels.tolist(), state.prediction.labels("greedy").tolist()
         confusion = [(*pair, count) for pair, count in Counter(zip(labels, classes, strict=True)).items()]
-        return self._workbench.metrics(state).accuracy, confusion, f"images ({self._session.validation_name})"
+        return self._workbench.metrics(state).accuracy, confusion, self._session.validation_name
 
     def _pass_rates(self, state: TreeState) -> list[tuple[float, ...]]:
         """For each prototype the fraction of each class's training images that its node sends to its side."""
@@ -258,7 +269,7 @@ class TreeView:
         return records.PrototypeExplanation(
             **node_fields(tree, row),
             source=records.Match(
-                cell.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where, _NO_PICTURE
+                cell.image, entry.sample.label, 1.0, size, _NO_PICTURE, _NO_PICTURE, where, self._small(cell, box)
             ),
             projection_distance=source.distance if source else None,
             nearest=tuple(matches),

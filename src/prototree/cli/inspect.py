@@ -39,14 +39,20 @@ def report(
     occlusion_map: Annotated[
         bool, typer.Option("--occlusion-map", help="Also occlude windows all over each image; slower.")
     ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Also write what differs from this run, such as the one before edits."),
+    ] = None,
     data: DataOption = None,
 ) -> None:
-    """Write the whole tree as an HTML page, figures and rules."""
-    from prototree.reporting.export import report
+    """Write the whole tree as an HTML page, figures and rules; or compare two runs."""
+    from prototree.reporting.export import report, write_comparison
 
     folder = out or _folder_in(run, "report")
     with Display(console) as display:
         written = report(run, folder, data=data, nearest=nearest, occlusion=occlusion_map, observer=display)
+        if against is not None:
+            written.append(write_comparison(run, against, folder, data=data, observer=display))
     for path in written:
         echo(f"written: {path}")
 
@@ -149,7 +155,7 @@ def explain(
                 continue
             echo(decision_text(explanation))
             own = path.stem if len(paths) == 1 else f"{number:04d}-{path.stem}"
-            for written in write_decision(explanation, folder / own, strategy):
+            for written in write_decision(explanation, folder / own, strategy, report=_folder_in(run, "report")):
                 echo(f"written: {written}")
             entries.append(index_entry(explanation, f"{quote(os.fsencode(own))}/decision.html"))
     if len(entries) > 1:

@@ -302,6 +302,11 @@ class ProtoTree(nn.Module):
         """The node that a prototype belongs to, and whether it is the one of the right side."""
         return prototype % self.topology.n_nodes, prototype < self.topology.n_nodes
 
+    def patch_name(self, prototype: int) -> str:
+        """The name that people see of a prototype: `7`, or `7L` and `7R` where question 7 compares two."""
+        node, is_right = self.node_of(prototype)
+        return f"{node + 1}{'' if self.node_function.prototypes_per_node == 1 else 'R' if is_right else 'L'}"
+
     def prototypes_of(self, nodes: Int[ndarray, " n"]) -> Int[ndarray, " p"]:
         """The prototypes of some nodes: all right ones, then all left ones."""
         sides = range(self.node_function.prototypes_per_node)

@@ -94,7 +94,7 @@ def _generated_birds() -> Path:
     """Draw the generated birds into the cache on first use."""
     from prototree_birds import write_birds
 
-    folder = cache_folder() / "birds-2"
+    folder = cache_folder() / "birds-3"
     if not folder.exists():
         logger.info("drawing the generated birds into %s", folder)
         write_birds(folder, workers=1)  # a pool would ask scripts for an `if __name__ == "__main__"`

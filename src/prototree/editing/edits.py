@@ -51,10 +51,11 @@ class Remove:
 
 @dataclass(frozen=True)
 class Note:
-    """Name a node in the user's own words; an empty text removes the note."""
+    """Name a patch of a node in the user's own words; an empty text removes the note."""
 
     node: int
     text: str
+    side: Side = "right"
 
     def __post_init__(self) -> None:
         if len(self.text) > MAX_NOTE or not self.text.isprintable():

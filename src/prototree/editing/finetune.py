@@ -22,7 +22,7 @@ from prototree.features.cache import link_files, shared_folder
 from prototree.io import make_folder, read_json, write_json
 from prototree.pipeline.fit import fit
 from prototree.progress import Observer
-from prototree.run import CONFIG, NOTES, Run
+from prototree.run import CONFIG, NOTES, Run, notes_by_patch
 
 PARENT = "parent.json"  # in the new run: which tree it began with
 
@@ -83,15 +83,17 @@ def initial_tree(run: Run, edits: dict[str, Any]) -> ProtoTree:
 
 def copy_notes(run: Run, finetuned: Run) -> None:
     """Copy notes to the nodes with the same patches, since pruning may have removed nodes."""
-    notes = {patches: run.notes[node] for node, patches in enumerate(_patches(run.tree())) if node in run.notes}
-    numbered = enumerate(_patches(finetuned.tree()), 1)
-    write_json(finetuned.folder / NOTES, {str(n): notes[patches] for n, patches in numbered if patches in notes})
+    tree, notes = finetuned.tree(), run.notes
+    named = {patch: notes[row] for row, patch in enumerate(_patches(run.tree())) if row in notes}
+    rows = {row: named[patch] for row, patch in enumerate(_patches(tree)) if patch in named}
+    write_json(finetuned.folder / NOTES, notes_by_patch(rows, tree))
 
 
-def _patches(tree: ProtoTree) -> list[tuple[tuple[str, str, tuple[int, int]] | None, ...]]:
-    """List for each node the patches that its one or two prototypes come from."""
+def _patches(tree: ProtoTree) -> list[tuple[object, ...]]:
+    """List for each prototype the patch that it comes from, its side, and the patch that it is compared with."""
     patches = [(source.image, source.crop, source.patch) if source is not None else None for source in tree.sources]
-    return [tuple(patches[node :: tree.topology.n_nodes]) for node in range(tree.topology.n_nodes)]
+    nodes = map(tree.node_of, range(tree.n_prototypes))
+    return [(is_right, *patches[node :: tree.topology.n_nodes]) for node, is_right in nodes]
 
 
 def _write_parent(out: Path, run: Run) -> None:

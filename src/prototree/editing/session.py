@@ -28,7 +28,7 @@ from prototree.errors import CheckpointError, ConfigError, EditError
 from prototree.evaluation.metrics import ErrorCollector, evaluate_all
 from prototree.features.cache import FeatureCache, StoredMaps, cache_tree_features
 from prototree.features.extract import Tick
-from prototree.run import CONFIG, ERRORS, METRICS, METRICS_VERSION, NOTES, Run
+from prototree.run import CONFIG, ERRORS, METRICS, METRICS_VERSION, NOTES, Run, notes_by_patch
 from prototree.training.sources import prototype_views
 
 HISTORY, EDITS = "history.json", "edits.json"
@@ -125,7 +125,7 @@ class EditSession:
             self._source_views,
             project_within_class=config.project_within_class,
             excluded=tuple(exclude for exclude in excluded if isinstance(exclude, Exclude)),
-            notes={node: text for node, text in self.run.notes.items() if 0 <= node < tree.topology.n_nodes},
+            notes={row: text for row, text in self.run.notes.items() if 0 <= row < tree.n_prototypes},
             leaf_classes=leaf_classes(edits, tree),
         )
 
@@ -270,7 +270,7 @@ class EditSession:
         checkpoint.save(state.tree, folder / PROJECTED)
         if config.exists():
             io.write_file(folder / CONFIG, config.read_bytes())
-        io.write_json(folder / NOTES, {str(node + 1): text for node, text in sorted(state.notes.items())})
+        io.write_json(folder / NOTES, notes_by_patch(state.notes, state.tree))
         for name, values in ((ERRORS, errors), (EDITS, edits), (METRICS, content)):
             io.write_json(folder / name, values)
 

@@ -61,7 +61,7 @@ class TreeState:
     validation: NearestPatches
     leaf_start: Float[Tensor, "L K"]  # where refitting begins: as trained, or 0 in leaves that other images reach now
     excluded: tuple[Exclude, ...]
-    notes: Mapping[int, str]  # by node
+    notes: Mapping[int, str]  # by the row of the prototype
     intended_classes: Int[Tensor, " L"]  # the class a leaf stands for; -1: the majority of the images that reach it
 
     def check_node(self, node: int) -> None:
@@ -166,8 +166,8 @@ class Workbench:
             state.check_node(edit.node)
         match edit:
             case Note():
-                notes = {**state.notes, edit.node: edit.text}
-                return replace(state, notes={node: text for node, text in notes.items() if text})
+                notes = {**state.notes, state.prototype_row(edit.node, edit.side): edit.text}
+                return replace(state, notes={row: text for row, text in notes.items() if text})
             case Replace():
                 row = state.prototype_row(edit.node, edit.side)
                 cell = self.cell(edit.image, edit.view, edit.patch)
@@ -415,7 +415,7 @@ def _remove(state: TreeState, edit: Remove) -> TreeState:
         validation=NearestPatches(state.validation.distance[:, rows], state.validation.patch[:, rows]),
         leaf_start=state.leaf_start.masked_fill(is_below[:, None], 0.0)[leaves],
         intended_classes=state.intended_classes.masked_fill(is_below, -1)[leaves],
-        notes={new: state.notes[old] for new, old in enumerate(nodes.tolist()) if old in state.notes},
+        notes={new: state.notes[old] for new, old in enumerate(rows.tolist()) if old in state.notes},
     )
 
 

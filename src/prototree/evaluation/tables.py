@@ -13,6 +13,7 @@ from prototree.data.dataset import repeat_factors
 
 TREE_COST, MEAN = "cost of the tree", "mean ± standard deviation"
 _LAST_FIRST = ("projected", "pruned", "trained")
+_MAIN = 0.5  # of the photos: the part that a prototype lies on
 _WRONG_TURNS = {  # right, left; by the kind of node
     "presence": ("found what is not there", "missed what is there"),
     "pairwise": ("wrongly nearer to the right patch", "wrongly nearer to the left patch"),
@@ -311,6 +312,12 @@ def prototype_text(quality: Mapping[str, Any]) -> list[str]:
             f"hiding random patches of the same size {chance:g}."
         )
     return sentences
+
+
+def main_part(quality: Mapping[str, Any]) -> str:
+    """Name the part on which a prototype lies in at least half of its photos; empty where there is none."""
+    purity = quality.get("purity", {}).get("peak", {}).get("test")
+    return str(purity["part"]) if purity and purity["fraction"] >= _MAIN else ""
 
 
 def quality_table(quality: Mapping[str, Any]) -> Table:

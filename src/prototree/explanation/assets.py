@@ -5,8 +5,9 @@ and tests. The list names the tree, its sources and the digest of every file: wh
 """
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, get_args
@@ -37,6 +38,7 @@ from prototree.explanation.records import (
     PrototypeExplanation,
     TreeExplanation,
 )
+from prototree.explanation.spotlight import spotlight
 from prototree.io import DIGESTS, read_json, read_listed, write_listed
 from prototree.run import ASSETS, Run
 
@@ -50,7 +52,7 @@ CONTEXT_SIDE = 192  # of the surroundings of a patch
 _DETAIL = 1024  # an image's shorter side keeps at least this many pixels before a box is cut out of it
 _GREY = 160
 _SOURCE_QUALITY, _PAGE_QUALITY = 90, 75
-_HEAT_SIDE = 16
+_HEAT_SIDE = 32
 _MOST_NEIGHBOURS = 50
 _PICTURES_IN_MEMORY = 512
 _UNUSABLE = (DataError, CheckpointError, AttributeError, LookupError, TypeError, ValueError, OverflowError)
@@ -220,6 +222,11 @@ class AssetStore:
             **fields,
         )
 
+    def locations(self, row: int) -> tuple[Location, ...]:
+        """Read where the prototype is in its image, and the heat maps; nothing where no report has stored that."""
+        locations: tuple[Location, ...] = self._page(row).get("locations", ())
+        return locations
+
     def _page(self, row: int) -> dict[str, Any]:
         """Decode what a report stored about a prototype; empty where there is nothing usable."""
         try:
@@ -279,7 +286,9 @@ class PrototypePictures:
         source, shown = self._sources[prototype], self.of(prototype)
         if source is None or not shown.found:
             return None
-        return PatchContext.of(shown.photo, shown.size, _shown_box(source))
+        context, stored = PatchContext.of(shown.photo, shown.size, _shown_box(source)), self._store
+        locations = stored.locations(prototype) if stored is not None else ()
+        return replace(context, light=spotlight(locations, locations[0].box, shown.size)) if locations else context
 
     @property
     def complete(self) -> bool:
@@ -364,7 +373,8 @@ def _decode_location(stored: Mapping[str, Any]) -> Location:
     if stored["method"] not in get_args(Method):
         raise ValueError(f"expected a method of localisation, got {stored['method']!r}")
     occlusion = OcclusionEffect(*map(float, stored["occlusion"])) if stored["occlusion"] is not None else None
-    heat = np.frombuffer(bytes.fromhex(stored["heat"]), dtype=np.uint8).reshape(_HEAT_SIDE, _HEAT_SIDE)
+    cells = np.frombuffer(bytes.fromhex(stored["heat"]), dtype=np.uint8)
+    heat = cells.reshape(2 * [math.isqrt(len(cells))])
     return Location(stored["method"], Box(*map(float, stored["box"])), heat.astype(np.float32) / 255, occlusion)
 
 

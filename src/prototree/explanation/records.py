@@ -22,7 +22,7 @@ Side = Literal["right", "left"]
 
 CONTEXT_SCALE = 3.0  # how many times as wide as a patch the picture is that shows it in its context
 UNKNOWN = "I don't know"  # shown where a tree abstains
-TEST_PHOTOS = "test photos"  # what accuracies are measured on, unless something else is said
+TEST_IMAGES = "test images"  # what accuracies are measured on, unless something else is said
 HISTOGRAM_BINS = 64
 HISTOGRAM_LIMITS: dict[NodeKind, tuple[float, float]] = {"presence": (0.0, 3.2), "pairwise": (-1.0, 1.0)}
 DECISION_BOUNDARIES: dict[NodeKind, float] = {"presence": 1.0, "pairwise": 0.0}
@@ -104,6 +104,7 @@ class PrototypeExplanation:
     class_pass_rate: tuple[float, ...]  # K: fraction of a class's training photos that the node alone sends to its side
     perturbation_effects: tuple[PerturbationEffect, ...]
     note: str = ""  # the user's own words, such as "long beak"
+    part: str = ""  # on which it lies in most photos, where parts are annotated and that was measured
     test_results: tuple[str, ...] = ()  # whether it means what it shows, a sentence each; empty if never measured
     histogram: DecisionHistogram | None = None  # of the node; None if never counted
 
@@ -120,7 +121,7 @@ class ClassExplanation:
     @property
     def correct_text(self) -> str:
         """Say how many of its test photos are classified correctly; empty if never evaluated."""
-        return "" if self.accuracy is None else f"{round(self.accuracy * self.n_test)} of {self.n_test} right"
+        return "" if self.accuracy is None else f"{round(self.accuracy * self.n_test)} of {self.n_test} correct"
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,14 @@ class TreeExplanation:
     node_kind: NodeKind = "presence"
     sharpness: float = 1.0
     test_results: str = ""  # whether patches mean what they show, in one line; empty if never measured
+    made_from: str = ""  # the data set and the day, where they are known
     classes: tuple[ClassExplanation, ...] = ()  # K, or none where nothing is known of them
-    evaluated_on: str = TEST_PHOTOS  # what the accuracies were measured on
+    evaluated_on: str = TEST_IMAGES  # what the accuracies were measured on
+
+    @property
+    def n_evaluated(self) -> int:
+        """How many images the accuracies were measured on; 0 if that is not known."""
+        return sum(known.n_test for known in self.classes)
 
     def prototype_at(self, node: int, side: Side) -> PrototypeExplanation:
         """Look up a node's prototype; presence has only right ones."""
@@ -153,10 +160,11 @@ class TreeExplanation:
 
 @dataclass(frozen=True)
 class PatchContext:
-    """A patch with its surroundings, and its edges in that picture, as fractions of the picture."""
+    """A patch with its surroundings, its edges in that picture, as fractions of it, and what to light up there."""
 
     picture: Picture
     frame: tuple[float, float, float, float]
+    light: Heatmap | None = None  # of `spotlight`; None: only the patch is known
 
     @classmethod
     def of(cls, photo: Picture, size: Size, box: Box) -> "PatchContext":
@@ -270,8 +278,8 @@ class Abstention:
         if self.node is None:
             return "No class is far enough ahead of the others for an answer."
         return (
-            f"At question {self.node + 1} the photo's nearest patch is {self.distance_ratio:.1f} times as far away "
-            "as usual for photos that turn this way. The photo may show none of the classes that this tree knows."
+            f"At question {self.node + 1} the image's nearest patch is {self.distance_ratio:.1f} times as far away "
+            "as usual for images that turn this way. The image may show none of the classes that this tree knows."
         )
 
 
@@ -317,3 +325,62 @@ class EnsembleExplanation:
 
     decisions: tuple[DecisionExplanation, ...]
     class_probs: tuple[float, ...]  # the mean of the trees'
+
+
+@dataclass(frozen=True)
+class ClassChange:
+    """How many test images of a class each tree names correctly."""
+
+    name: str
+    n_images: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class ChangedImage:
+    """A test image that the two trees name differently."""
+
+    image: str
+    label: str
+    before: str
+    after: str
+    picture: Picture
+
+
+@dataclass(frozen=True)
+class ShownPatch:
+    """A patch of a question, such as 7L, with its name and its picture."""
+
+    patch: str
+    note: str
+    crop: Picture
+
+
+@dataclass(frozen=True)
+class ChangedQuestion:
+    """A question that only one tree asks, or that both ask with one patch in common; its patches, left to right."""
+
+    before: tuple[ShownPatch, ...]
+    after: tuple[ShownPatch, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two trees side by side: `before` is the other run, `after` the run in question."""
+
+    before: str  # their names
+    after: str
+    n_images: int
+    classes: tuple[ClassChange, ...]
+    changed: tuple[ChangedImage, ...]  # as many as are shown
+    n_fixed: int  # wrong before, right now
+    n_broken: int
+    n_otherwise: int  # wrong before and now, but differently
+    n_same_questions: int
+    questions: tuple[ChangedQuestion, ...]
+
+    @property
+    def correct(self) -> tuple[int, int]:
+        """Count the images that each tree names correctly: before and after."""
+        return sum(change.before for change in self.classes), sum(change.after for change in self.classes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any, overload
 
@@ -11,7 +12,7 @@ from prototree.core.model import ProtoTree
 from prototree.data import ImageData
 from prototree.errors import ConfigError, DataError
 from prototree.evaluation.schema import METRICS, damaged
-from prototree.evaluation.tables import confusion_pairs, prototype_text, quality_text
+from prototree.evaluation.tables import confusion_pairs, main_part, prototype_text, quality_text
 from prototree.explanation.assets import AssetStore, pictures_of
 from prototree.explanation.decision import ImageFile, Model, explain_decision, explain_image, open_explainers
 from prototree.explanation.neighbours import class_pictures, explain_classes
@@ -78,12 +79,16 @@ def _tree_explanation(
         class_names=tree.class_names,
         left=tuple(tree.topology.left.tolist()),
         right=tuple(tree.topology.right.tolist()),
-        prototypes=tuple(replace(p, test_results=metrics.prototypes.get(p.prototype, ())) for p in prototypes),
+        prototypes=tuple(
+            replace(p, test_results=metrics.prototypes.get(p.prototype, ()), part=metrics.parts.get(p.prototype, ""))
+            for p in prototypes
+        ),
         leaf_probs=class_log_probs(tree.leaf_logits.detach()).exp().cpu().numpy(),
         accuracy=metrics.accuracy,
         node_kind=tree.node_function.kind,
         sharpness=tree.node_function.sharpness,
         test_results=metrics.test_results,
+        made_from=made_from(run),
         classes=explain_classes(pictures, metrics.confusion),
     )
 
@@ -95,6 +100,7 @@ class RunMetrics:
     accuracy: dict[str, float]
     test_results: str
     prototypes: dict[int, tuple[str, ...]]  # what was measured of each, in sentences
+    parts: dict[int, str]  # the part on which each lies in most photos
     confusion: list[tuple[int, int, int]]  # of the last stage that was evaluated
 
 
@@ -103,15 +109,25 @@ def run_metrics(run: Run, tree: ProtoTree) -> RunMetrics:
     try:
         quality = run.prototype_quality(tree)
         prototypes = {int(p["prototype_row"]): tuple(prototype_text(p)) for p in quality.get("prototypes", ())}
+        parts = {int(p["prototype_row"]): main_part(p) for p in quality.get("prototypes", ())}
         accuracy = {str(name): float(value) for name, value in run.last_metrics.get("accuracy", {}).items()}
         stages = run.metrics.get("stages", {})
         stage = next((stage for stage in checkpoint.STAGES if "confusion" in stages.get(stage, {})), None)
         confusion = confusion_pairs(run.metrics, stage) if stage is not None else []
         if not all(0 <= label < tree.n_classes for pair in confusion for label in pair[:2]):
             raise ValueError("it confuses classes that the tree does not have")
-        return RunMetrics(accuracy, quality_text(quality), prototypes, confusion)
+        return RunMetrics(accuracy, quality_text(quality), prototypes, parts, confusion)
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise damaged(run.folder / METRICS, error) from error
+
+
+def made_from(run: Run) -> str:
+    """Name the data set of a run and the day it was trained: `birds, 18 November 2026`; of a packed tree nothing."""
+    if run.is_packed or "source" not in run.metrics:
+        return ""
+    trained = run.folder / (checkpoint.last_stage(run.folder) or "") / checkpoint.TREE
+    day = date.fromtimestamp(trained.stat().st_mtime)
+    return f"{Path(run.source).name or run.source}, {day.day} {day:%B %Y}"
 
 
 def save_assets(run: Run, data: ImageData, explanation: TreeExplanation) -> None:

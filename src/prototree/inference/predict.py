@@ -222,17 +222,17 @@ def make_step(
     """Describe a decision of a tree at the node of this index, with the user's words for its prototypes."""
     number, n_nodes = node + 1, tree.topology.n_nodes
 
-    def name(prototype: int, plain: str) -> str:
-        note = " ".join((notes or {}).get(prototype, "").split())
-        return f"“{note}”" if note else plain
+    def name(row: int) -> str:
+        note = " ".join((notes or {}).get(row, "").split())
+        return f"“{note}”" if note else tree.patch_name(row)
 
     if tree.node_function.kind == "presence":
-        text = f"{'has' if goes_right else 'lacks'} {name(node, str(number))}"
+        text = f"{'has' if goes_right else 'lacks'} {name(node)}"
         return Step(number, None, None, goes_right, p_right, text)
-    right, left = (f"{number}R", node), (f"{number}L", node + n_nodes)
+    right, left = node, node + n_nodes
     nearer, farther = (right, left) if goes_right else (left, right)
-    text = f"more like {name(nearer[1], nearer[0])} than {name(farther[1], farther[0])}"
-    return Step(number, nearer[0], farther[0], goes_right, p_right, text)
+    text = f"more like {name(nearer)} than {name(farther)}"
+    return Step(number, tree.patch_name(nearer), tree.patch_name(farther), goes_right, p_right, text)
 
 
 @dataclass(frozen=True)

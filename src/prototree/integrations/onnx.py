@@ -110,10 +110,11 @@ def metadata(tree: ProtoTree, notes: dict[int, str] | None = None) -> dict[str, 
         "prototree": __version__,
         "classes": list(tree.class_names),
         "node_kind": tree.node_function.kind,
-        "rules": _rules(tree),
+        "rules": _rules(tree, notes or {}),
         "prototypes": [
             {
                 "prototype_row": row,
+                "patch": tree.patch_name(row),
                 "note": (notes or {}).get(row),
                 "image": source and source.image,
                 "class": source and tree.class_names[source.label],
@@ -129,14 +130,14 @@ def metadata(tree: ProtoTree, notes: dict[int, str] | None = None) -> dict[str, 
     return {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
 
 
-def _rules(tree: ProtoTree) -> list[dict[str, Any]]:
+def _rules(tree: ProtoTree, notes: dict[int, str]) -> list[dict[str, Any]]:
     """List the leaves in order: the class of each, and the steps on its path; nodes count from 1."""
     probability, label = leaves.class_log_probs(tree.leaf_logits.detach()).exp().max(dim=1)
     rules = []
     for leaf in range(tree.topology.n_leaves):
         path = zip(tree.topology.paths[leaf].tolist(), tree.topology.goes_right[leaf].tolist(), strict=True)
         conditions = [
-            {"node": node + 1, "goes_right": right, "text": make_step(tree, node, right, float(right)).text}
+            {"node": node + 1, "goes_right": right, "text": make_step(tree, node, right, float(right), notes).text}
             for node, right in path
             if node >= 0
         ]

@@ -18,7 +18,7 @@ from prototree.features.cache import FOLDER as FEATURES
 from prototree.features.cache import files_used, shared_folder
 from prototree.io import prepared_beside, read_json, write_file, write_json
 from prototree.pipeline.model_card import model_card
-from prototree.run import ASSETS, CONFIG, METRICS, NOTES, Run
+from prototree.run import ASSETS, CONFIG, METRICS, NOTES, Run, notes_by_patch
 from prototree.training.loop import CHECKPOINTS
 
 # What a finished run no longer needs: states that an interrupted training goes on from, and maps computed again.
@@ -73,7 +73,7 @@ def write_shared(
     write_file(folder / CONFIG, _without_paths(run).encode(errors="surrogatepass"))
     write_json(folder / METRICS, {key: value for key, value in run.metrics.items() if key in _METRICS_KEPT})
     if run.notes:
-        write_json(folder / NOTES, {str(node + 1): text for node, text in run.notes.items()})
+        write_json(folder / NOTES, notes_by_patch(run.notes, tree))
     _write_assets(run, tree, folder / ASSETS, find_pages, tick)
     tree = _without_folders(tree, [folder / ASSETS / ASSET_LIST])
     checkpoint.save(tree, folder / stage)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-Asset = Literal["base.css", "tree.css", "mosaic.js", "tree.js", "decision.css"]
+Asset = Literal["base.css", "tree.css", "mosaic.js", "tree.js", "decision.css", "comparison.css"]
 
 
 def asset(name: Asset) -> Markup:

@@ -25,20 +25,25 @@ _PHOTO_SIDE, _THUMB_SIDE = 480, 96
 _MAX_NUMBERS = 4  # of absences in a row
 
 
-def decision_page(explanation: Decision) -> str:
-    """Write one self-contained HTML file, without a script."""
+def decision_page(explanation: Decision, report_url: str = "") -> str:
+    """Write one self-contained HTML file, without a script; `report_url` is where the page of the tree is."""
     decisions, _, _ = _summary(explanation)
     title = decisions[0].image if explanation is decisions[0] else f"{decisions[0].image}: {len(decisions)} trees"
-    return render("decision.html", title=title, body=decision_body(explanation), styles=_styles())
+    return render(
+        "decision.html", title=title, body=decision_body(explanation, report_url=report_url), styles=_styles()
+    )
 
 
 def decision_body(
-    explanation: Decision, picture_url: PictureUrl = images.data_url, node_url: Callable[[int], str] | None = None
+    explanation: Decision,
+    picture_url: PictureUrl = images.data_url,
+    node_url: Callable[[int], str] | None = None,
+    report_url: str = "",
 ) -> Markup:
     """Fill the page's body; its style sheets are `base.css` and `decision.css`.
 
     Whoever keeps pictures elsewhere says where (`photo`, `prototype-3` or `around-3`, `piece-3`; in a vote of trees
-    `2-piece-3`); `node_url` is where a node, given by its index, can be edited.
+    `2-piece-3`); `node_url` is where a node, given by its index, can be edited, `report_url` where the tree is shown.
     """
     decisions, probs, predicted = _summary(explanation)
     first, several = decisions[0], isinstance(explanation, records.EnsembleExplanation)
@@ -70,6 +75,8 @@ def decision_body(
             for number, decision in enumerate(decisions, 1)
         ],
         node_url=node_url,
+        report_url="" if several else report_url,
+        has_histograms=any(step.histogram for step in steps),
     )
     return Markup(body)
 
@@ -106,6 +113,7 @@ class _TreePart:
         return {
             "winner": names[decision.answer],
             "share": text.confidence_percent(decision.confidence) or records.UNKNOWN,
+            "abstains": decision.abstention is not None,
             "is_pairwise": decision.node_kind == "pairwise",
             "paths": list(map(self._path, paths)),
             "bars": _bars(decision.class_probs, names),
@@ -147,6 +155,7 @@ class _TreePart:
             "step": step,
             "number": text.node_number(step.node),
             "text": text.step_line(step),
+            "strength": f"{100 * text.strength(step):.1f}",
             "nearer": int(step.p_right > 0.5),  # which of the two sides
             "taken": sides[taken],
             "other": sides[1 - taken] if step.left is not None else None,
@@ -159,9 +168,9 @@ class _TreePart:
         match, row, patch = side.match, side.prototype, text.step_patch(step, side)
         if side.context is None:  # a patch alone, which is hard to recognise
             url = self.picture_url(f"{self.prefix}prototype-{row}", reduced(side.picture, images.CROP_SIDE))
-            picture: dict[str, Any] = {"url": url, "frame": None}
+            picture: dict[str, Any] = {"url": url, "frame": None, "light": ""}
         else:
-            picture = self._framed(f"context-{row}", side.context.picture, side.context.frame)
+            picture = self._framed(f"context-{row}", side.context.picture, side.context.frame, side.context.light)
         locations = [
             {
                 "method": where.method,
@@ -178,17 +187,31 @@ class _TreePart:
             "distance": distance,
             "in_radius": side.in_radius,
             "picture": picture,
-            "piece": self._framed(f"piece-{row}", images.crop_around(match), images.patch_frame(match)),
+            "piece": self._framed(
+                f"piece-{row}", images.crop_around(match), images.patch_frame(match), images.spotlight_of(match)
+            ),
             "size": match.size,
             "locations": locations,
         }
 
-    def _framed(self, name: str, picture: records.Picture, edges: tuple[float, float, float, float]) -> dict[str, Any]:
-        """Return a picture, and where in it a frame stands, from its edges as fractions."""
+    def _framed(
+        self,
+        name: str,
+        picture: records.Picture,
+        edges: tuple[float, float, float, float],
+        light: records.Heatmap | None,
+    ) -> dict[str, Any]:
+        """Return a picture, where its frame stands, from its edges as fractions, and the shade around its light."""
         picture = reduced(picture, images.CONTEXT_SIDE)
         (height, width, _), (left, top, right, bottom) = picture.shape, edges
+        shade = "" if light is None else images.spotlight_url(light)
         frame = Box(left * width, top * height, right * width, bottom * height)
-        return {"url": self.picture_url(f"{self.prefix}{name}", picture), "frame": frame, "size": (width, height)}
+        return {
+            "url": self.picture_url(f"{self.prefix}{name}", picture),
+            "frame": frame,
+            "size": (width, height),
+            "light": shade,
+        }
 
 
 # ---- many decisions ---------------------------------------------------------------------------------------------
@@ -297,6 +320,7 @@ def _path_json(path: records.PathExplanation, names: Sequence[str]) -> dict[str,
 def _side_json(step: records.Step, side: records.PatchComparison) -> dict[str, Any]:
     return {
         "patch": text.step_patch(step, side),
+        "note": side.note,
         "prototype_row": side.prototype,
         "distance": side.distance,
         "similarity": step.p_right if step.left is None else side.match.similarity,

@@ -2,19 +2,24 @@
 
 import html
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from prototree.core.topology import Strategy
 from prototree.explanation.records import DecisionExplanation, TreeExplanation
 from prototree.io import make_folder, write_file
 from prototree.progress import Observer
+from prototree.reporting.comparison_page import comparison_page
 from prototree.reporting.decision_page import Decision, IndexEntry, decision_json, decision_page, index_page
 from prototree.reporting.figures import decision_figure, tree_figure
 from prototree.reporting.text import rules_json, rules_text
 from prototree.reporting.tree_page import tree_page
+
+PAGE = "index.html"
 
 
 def report(
@@ -50,7 +55,7 @@ def report(
     figure, folder = tree_figure(explanation), Path(folder)
     make_folder(folder)
     return [
-        _write(folder / "index.html", tree_page(explanation)),
+        _write(folder / PAGE, tree_page(explanation)),
         _write(folder / "tree.svg", figure.svg),
         _write(folder / "rules.txt", rules_text(explanation)),
         _write(folder / "rules.json", rules_json(explanation)),
@@ -58,8 +63,12 @@ def report(
     ]
 
 
-def write_decision(explanation: Decision, folder: str | Path, strategy: Strategy = "greedy") -> list[Path]:
+def write_decision(
+    explanation: Decision, folder: str | Path, strategy: Strategy = "greedy", *, report: str | Path | None = None
+) -> list[Path]:
     """Write one decision as decision.html, decision.json and, for each tree, decision.png; return what was written.
+
+    The page links to the tree's own page in the folder `report`, if that was written.
 
     Examples:
         >>> decision = prototree.explain("runs/photos", "bird.jpg")
@@ -73,16 +82,45 @@ def write_decision(explanation: Decision, folder: str | Path, strategy: Strategy
     else:
         pictures = {f"decision-{number}.png": each for number, each in enumerate(explanation.decisions, 1)}
     return [
-        _write(folder / "decision.html", decision_page(explanation)),
+        _write(folder / "decision.html", decision_page(explanation, _link(report, folder))),
         _write(folder / "decision.json", decision_json(explanation)),
         *(_write(folder / name, decision_figure(each, strategy).png()) for name, each in pictures.items()),
     ]
 
 
+def write_comparison(
+    model: Any,
+    against: Any,
+    folder: str | Path,
+    *,
+    data: str | Path | None = None,
+    observer: Observer | None = None,
+) -> Path:
+    """Write what differs between a run and another one, such as the run before edits, as comparison.html.
+
+    Both are run on the test images of the run's data, or of `data`.
+    """
+    from prototree.explanation.comparison import compare_runs
+    from prototree.run import Run
+
+    run, other, observer = Run.open(model), Run.open(against), observer or Observer()
+    observer.stage("predicting the test images with both trees")
+    comparison = compare_runs(run, other, data=run.data(data), tick=observer.caching)
+    make_folder(Path(folder))
+    return _write(Path(folder) / "comparison.html", comparison_page(comparison))
+
+
+def _link(report: str | Path | None, folder: Path) -> str:
+    """Link from a folder to the page of the tree; empty where there is none."""
+    if report is None or not (page := Path(report) / PAGE).exists():
+        return ""
+    return quote(os.fsencode(os.path.relpath(page.resolve(), folder.resolve())))
+
+
 def write_index(entries: Sequence[IndexEntry], folder: str | Path) -> Path:
     """Write the list of many decisions as index.html, beside their folders."""
     make_folder(Path(folder))
-    return _write(Path(folder) / "index.html", index_page(entries))
+    return _write(Path(folder) / PAGE, index_page(entries))
 
 
 @dataclass(frozen=True)

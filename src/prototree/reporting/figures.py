@@ -39,6 +39,8 @@ _ICON = 27.0  # of the picture at a line
 _MARGIN, _GAP = 28.0, 34.0
 _STEP_CARD: Size = (236.0, 214.0)
 _STEPS_PER_ROW = 5
+_TOP = 3  # classes beside the answer
+_SHEET: Size = (1600.0, 1130.0)  # a landscape page, on which a small tree is as large as on a screen
 _MAX_POINTS = 14_000.0  # longest side of a PDF page that all viewers open
 _MAX_PIXELS = 8_000  # longest side of a PNG
 _LMS_FROM_LAB = np.array(
@@ -126,7 +128,7 @@ def tree_figure(explanation: records.TreeExplanation, node: int = 0, depth: int 
     def size_of(id_: int) -> Size:
         return NODE_SIZE if id_ >= 0 else (LEAF_SIZE[0], _leaf_height(tree, ~id_))
 
-    layout = arrange(explanation.left, explanation.right, size_of, root=node, closed=closed, aspect=1.41)
+    layout = arrange(explanation.left, explanation.right, size_of, root=node, closed=closed, sheet=_SHEET)
     title = f"{explanation.title}: below question {text.node_number(node)}" if node else explanation.title
     width = max(layout.width, text_width(title, _BOLD * 22)) + 48
     body = f'<g transform="translate(24 72)">\n{_tree(tree, layout.cards, closed)}</g>\n'
@@ -143,29 +145,27 @@ def _tree(tree: TreeText, layout: dict[int, Card], closed: Collection[int]) -> s
         cards += _node_card(tree, id_, rect)
         if id_ not in closed:
             for child, goes_right in ((shape.left[id_], False), (shape.right[id_], True)):
-                points, mark_at = _edge(tree, card, layout[child], goes_right)
+                points, mark_at = _edge(card, layout[child], goes_right)
                 colour = hue_colour(tree.hues[child])
                 lines += _line(points, colour, 1.8, dashed=not (goes_right or tree.is_pairwise))
-                marks += _edge_mark(tree, id_, goes_right, mark_at, card.shape == "stacked", colour)
+                marks += _edge_mark(tree, id_, goes_right, mark_at, colour)
     return lines + marks + cards
 
 
-def _edge(tree: TreeText, parent: Card, child: Card, goes_right: bool) -> tuple[list[Point], Point]:
-    """Return the points of the line to a child, and where its mark stands."""
-    edge, bottom, level = parent.x + 15, parent.y + parent.height, child.y + 44
-    if parent.shape == "stacked":
-        return [(edge, bottom), (edge, level), (child.x, level)], (child.x - 15, level)
+def _edge(parent: Card, child: Card, goes_right: bool) -> tuple[list[Point], Point]:
+    """Return the points of the line to a child, from under its side of the card, and where its mark stands."""
+    middle, level = child.x + child.width / 2, parent.y + 44
     if parent.shape == ("right aside" if goes_right else "left aside"):
-        return [(parent.x + parent.width, level), (child.x, level)], (child.x - 28, level)
-    beside = parent.shape != "below"
-    fraction = (0.75 if goes_right else 0.25) if tree.is_pairwise else 0.5
-    start = edge if beside else parent.x + parent.width * fraction
-    end = edge if beside and child.x < edge else child.x + child.width / 2
+        start, end, out = (
+            (parent.x + parent.width, child.x, 28) if goes_right else (parent.x, child.x + child.width, -28)
+        )
+        return [(start, level), (end, level)], (end - out, level)
+    start, bottom = parent.x + parent.width * (0.75 if goes_right else 0.25), parent.y + parent.height
     turn = bottom + 0.3 * SPACING.below
-    return [(start, bottom), (start, turn), (end, turn), (end, child.y)], (end, child.y - 17)
+    return [(start, bottom), (start, turn), (middle, turn), (middle, child.y)], (middle, child.y - 17)
 
 
-def _edge_mark(tree: TreeText, node: int, goes_right: bool, at: Point, stacked: bool, colour: str) -> str:
+def _edge_mark(tree: TreeText, node: int, goes_right: bool, at: Point, colour: str) -> str:
     """Mark a line: with a word, or from a pairwise node with the picture that it leads on from."""
     x, y = at
     if tree.is_pairwise:
@@ -173,8 +173,6 @@ def _edge_mark(tree: TreeText, node: int, goes_right: bool, at: Point, stacked: 
         return _filling(crop, rect, 48) + _rect(rect, stroke=colour, thickness=2.0)
     word, ink = (text.PRESENT, PRESENT_INK) if goes_right else (text.ABSENT, ABSENT_INK)
     width = text_width(word, _LETTERS) + 6
-    if stacked:
-        x, y = x + 12 + width / 2, y - 53
     return _rect(Rect(x - width / 2, y - 8, width, 15.0), PAPER) + _text(x, y + 4, word, _LETTERS, ink, bold=goes_right)
 
 
@@ -254,7 +252,7 @@ def decision_figure(explanation: records.DecisionExplanation, strategy: Strategy
 def _presence_card(step: records.Step, rect: Rect) -> str:
     colour, word = (PRESENT_INK, text.PRESENT) if step.goes_right else (ABSENT_INK, text.ABSENT)
     x, y, foot, match = rect.x + 10, rect.y + 30, rect.y + rect.height - 9, step.right.match
-    title = f"{text.node_number(step.node)} · {step.note or 'is this there?'}"
+    title = f"Question {text.node_number(step.node)}: {step.note or 'is the patch there?'}"
     return (
         _rect(rect, PAPER, colour if step.goes_right else RULE, 1.6, 10.0)
         + _text(x, rect.y + 20, title, 12.0, anchor="start", bold=True, width=rect.width - 20)
@@ -268,15 +266,17 @@ def _presence_card(step: records.Step, rect: Rect) -> str:
 
 
 def _pairwise_card(step: records.Step, rect: Rect) -> str:
-    """Draw the photo's best patch beside each of the two prototypes; the nearer one is framed."""
-    close = any(side.in_radius for side in step.sides)
-    title = f"{text.node_number(step.node)} · more like which?" + ("" if close else f" ({text.NEITHER_CLOSE})")
+    """Draw the image's best patch beside each of the two prototypes; the nearer one is framed."""
+    nearer = step.sides[int(step.p_right > 0.5)]
+    title = f"Question {text.node_number(step.node)}: more like {nearer.note or text.step_patch(step, nearer)}"
+    if not any(side.in_radius for side in step.sides):
+        title += f" ({text.NEITHER_CLOSE})"
     card, width = _rect(rect, PAPER, RULE, 1.6, 10.0), (rect.width - 24) / 2
     card += _text(rect.x + 10, rect.y + 20, title, 12.0, anchor="start", bold=True, width=rect.width - 20)
     for i, (side, distance) in enumerate(zip(step.sides, text.distances_text(step), strict=True)):
         column = Rect(rect.x + 8 + i * (width + 8), rect.y + 28, width, rect.height - 36)
         name = " · ".join(filter(None, (text.step_patch(step, side), side.note)))
-        card += _side(side, name, distance, column, nearer=(step.p_right > 0.5) == bool(i))
+        card += _side(side, name, distance, column, nearer=side is nearer)
     return card
 
 
@@ -295,29 +295,44 @@ def _side(side: records.PatchComparison, name: str, distance: str, rect: Rect, *
 
 
 def _end_card(explanation: records.DecisionExplanation, strategy: Strategy, rect: Rect) -> str:
-    path, foot = explanation.paths[strategy], rect.y + rect.height
-    predicted = path.answer
-    if strategy != "greedy":
-        trust = f"{percent(max(path.class_probs))} of the photos that end here"
-    elif explanation.confidence is None:
-        trust = f"a guess: {records.UNKNOWN}"
+    """Draw the answer: the class with its confidence and the likeliest classes, or that the tree does not know."""
+    path, width, foot = explanation.paths[strategy], rect.width - 24, rect.y + rect.height
+    abstains, predicted = explanation.confidence is None, explanation.class_names[path.answer]
+    name, colour = (records.UNKNOWN, INK) if abstains else (predicted, PRESENT_INK)
+    card = _rect(rect, PAPER, RULE if abstains else PRESENT_INK, 2.4, 10.0)
+    card += _text(rect.middle, rect.y + 30, name, 16.0, colour, bold=True, width=width, most_lines=2)
+    if abstains:
+        card += _text(rect.middle, rect.y + 82, "best guess:", 12.0, SOFT_INK)
+        card += _text(rect.middle, rect.y + 100, predicted, 13.0, SOFT_INK, width=width, most_lines=3)
     else:
-        trust = f"{text.confidence_percent(explanation.confidence)} sure"
-    name, width = explanation.class_names[predicted], rect.width - 20
-    card = _rect(rect, PAPER, PRESENT_INK, 2.4, 10.0)
-    chart = Rect(rect.x + 20, rect.y + 24, rect.width - 40, 60.0)
-    base, step = chart.y + chart.height, chart.width / len(path.class_probs)
-    card += _line([(chart.x, base), (chart.x + chart.width, base)], RULE, 1.0)
-    for k, prob in enumerate(path.class_probs):
-        if prob >= 0.005:  # a thin bar for each class
-            thick, height = max(step * 0.8, 2.0), max(1.0, chart.height * min(prob, 1.0))
-            card += _rect(Rect(chart.x + (k + 0.5) * step - thick / 2, base - height, thick, height), PRESENT_INK)
-    card += _text(rect.middle, rect.y + 116, name, 17.0, bold=True, width=width, most_lines=3)
-    card += _text(rect.middle, foot - 34, trust, 13.0, SOFT_INK)
+        if strategy == "greedy":
+            trust = f"{text.confidence_percent(explanation.confidence)} confident"
+        else:
+            trust = f"{percent(max(path.class_probs))} of the images that end here"
+        card += _text(rect.middle, rect.y + 72, trust, 13.0, SOFT_INK)
+        card += _likeliest(explanation, Rect(rect.x + 12, rect.y + 90, width, 90.0))
     if explanation.label is not None:
-        verdict, colour = ("right", PRESENT_INK) if explanation.label == predicted else ("wrong", INK)
-        card += _text(rect.middle, foot - 14, verdict, 13.0, colour, bold=True)
+        verdict, colour = ("right", PRESENT_INK) if explanation.label == path.answer else ("wrong", INK)
+        card += _text(rect.middle, foot - 10, verdict, 13.0, colour, bold=True)
     return card
+
+
+def _likeliest(explanation: records.DecisionExplanation, rect: Rect) -> str:
+    """List the likeliest classes over all paths, each with a bar."""
+    probs, drawn, y = (
+        explanation.class_probs,
+        _text(rect.x, rect.y + 8, "all paths averaged", 9.5, SOFT_INK, "start"),
+        0.0,
+    )
+    for rank, label in enumerate(sorted(range(len(probs)), key=lambda k: -probs[k])[:_TOP]):
+        if probs[label] < 0.005:
+            break
+        y = rect.y + 24 + 23 * rank
+        name = wrapped(explanation.class_names[label], 10.5, rect.width - 36, 1)[0]
+        drawn += _text(rect.x, y, name, 10.5, anchor="start")
+        drawn += _text(rect.x + rect.width, y, percent(probs[label]), 10.5, SOFT_INK, "end")
+        drawn += _rect(Rect(rect.x, y + 4, rect.width * min(probs[label], 1.0), 4.0), PRESENT_INK, radius=2.0)
+    return drawn
 
 
 def _arrow(before: Rect, after: Rect, solid: bool) -> str:
@@ -334,8 +349,8 @@ def _arrow(before: Rect, after: Rect, solid: bool) -> str:
 
 # ---- pictures ---------------------------------------------------------------------------------------------------
 def _patch(match: records.Match, rect: Rect) -> str:
-    """Draw a patch with its surroundings, and a frame around the patch itself."""
-    return _picture(images.crop_around(match), rect, images.CONTEXT_SIDE, images.patch_frame(match))
+    """Draw a patch with its surroundings, in a spotlight."""
+    return _picture(images.spotlit(images.crop_around(match), images.spotlight_of(match)), rect, images.CONTEXT_SIDE)
 
 
 def _photo_with_box(match: records.Match, rect: Rect, *, heat: bool = False) -> str:

@@ -12,6 +12,7 @@ from PIL import Image
 from prototree.backbones.geometry import Box
 from prototree.data.images import webp
 from prototree.explanation.records import CONTEXT_SCALE, Heatmap, Match, PatchContext, Picture
+from prototree.explanation.spotlight import spotlight
 
 PictureUrl = Callable[[str, Picture], str]
 """From a picture's name, unique on its page, and the picture to where the page finds it."""
@@ -22,6 +23,7 @@ CONTEXT_SIDE = CLASS_SIDE = 176  # of a patch with its surroundings, and of an e
 SMALL_PHOTO_SIDE = 128  # of photos that stand beside others
 HEAT_SIDE = 28  # of a heat map that a page stretches itself
 QUALITY = 80
+SHADE = 0.42  # how dark it is where a spotlight does not fall
 
 # From cold to hot: red, green, blue, and how much of the photo it covers. Each step is lighter than the one before,
 # so the order is seen without telling colours apart.
@@ -61,6 +63,29 @@ def patch_frame(match: Match) -> tuple[float, float, float, float]:
     if not match.locations or (match.context is None and not match.photo.size):
         return 0.0, 0.0, 1.0, 1.0
     return match.locations[0].box.clip(match.size).relative_to(context_box(match))
+
+
+def spotlight_of(match: Match) -> Heatmap | None:
+    """Compute what to light up in `crop_around`; None where nothing says where the patch is."""
+    if not match.locations or (match.context is None and not match.photo.size):
+        return None
+    return spotlight(match.locations, match.locations[0].box, match.size)
+
+
+def spotlight_url(light: Heatmap) -> str:
+    """Embed the shade around what is lit, to be stretched over its picture."""
+    shade = np.zeros((*light.shape, 4))
+    shade[..., 3] = 255 * SHADE * (1 - light)
+    return data_url("light", shade.round().astype(np.uint8))
+
+
+def spotlit(picture: Picture, light: Heatmap | None) -> Picture:
+    """Darken a picture but for what is lit."""
+    if light is None:
+        return picture
+    weight = _stretched(light, (picture.shape[1], picture.shape[0]))[..., None]
+    shaded: ndarray = (picture * (1 - SHADE * (1 - weight))).round().astype(np.uint8)
+    return shaded
 
 
 def data_url(name: str, picture: UInt8[ndarray, "rows columns channels"]) -> str:

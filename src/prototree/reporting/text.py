@@ -28,8 +28,10 @@ METHODS: dict[records.Method, tuple[str, str]] = {
 }
 STRATEGY_NAMES: dict[Strategy, str] = {"max_path": "Most likely path", "greedy": "Single path"}
 _GREEDY_TEXT: dict[records.NodeKind, str] = {
-    "presence": "At each prototype the photo goes to “present” if the similarity is above 0.5, otherwise to “absent”.",
-    "pairwise": "At each node the photo goes to the side of the prototype that it is nearer to.",
+    "presence": "At each question the image goes to “present” if its similarity to the patch is above 0.5, "
+    "otherwise to “absent”.",
+    "pairwise": "At each question the image goes to the side of the patch that it is more like, at the smaller "
+    "distance.",
 }
 _NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 
@@ -61,6 +63,12 @@ def node_number(node: int) -> int:
     return node + 1
 
 
+def tree_size(tree: records.TreeExplanation) -> str:
+    """Say how large a tree is: `12 classes · 11 questions · 22 prototypes`."""
+    sizes = ((len(tree.class_names), "class", "classes"), (len(tree.left), "question", ""))
+    return " · ".join(count(*size) for size in (*sizes, (len(tree.prototypes), "prototype", "")))
+
+
 def patch_name(node: int, row: int, kind: records.NodeKind) -> str:
     """Name a node's patch: `7`, or `7L` and `7R` of a pairwise node, whose right prototype has the node's row."""
     side = "" if kind == "presence" else "R" if row == node else "L"
@@ -80,7 +88,7 @@ def quoted_note(note: str) -> str:
 # ---- decisions --------------------------------------------------------------------------------------------------
 def strategy_text(strategy: Strategy, kind: records.NodeKind) -> str:
     """Say how a path through the tree is chosen."""
-    return _GREEDY_TEXT[kind] if strategy == "greedy" else "The leaf that the photo is most likely to reach decides."
+    return _GREEDY_TEXT[kind] if strategy == "greedy" else "The leaf that the image is most likely to reach decides."
 
 
 def confidence_percent(confidence: float | None) -> str:
@@ -93,10 +101,10 @@ def confidence_text(confidence: float | None, n_calibration: int) -> str:
     if confidence is None:
         return ""
     if not n_calibration:
-        return "sure by the tree’s own estimate, which was not checked on held-out photos"
+        return "confident by the tree’s own estimate, which was not checked on held-out images"
     if confidence > 0.99:
-        return "sure: right in more than 99 of 100 such cases"
-    return f"sure: right in about {max(round(100 * confidence), 1)} of 100 such cases"
+        return "confident: right in more than 99 of 100 such cases"
+    return f"confident: right in about {max(round(100 * confidence), 1)} of 100 such cases"
 
 
 def decision_text(explanation: records.DecisionExplanation | records.EnsembleExplanation) -> str:
@@ -112,11 +120,11 @@ def decision_text(explanation: records.DecisionExplanation | records.EnsembleExp
     if explanation.confidence is None:
         reason = explanation.abstention.reason if explanation.abstention is not None else ""
         return f"{explanation.image}: {records.UNKNOWN} (best guess {predicted_class}): {reason} {steps}"
-    return f"{explanation.image}: {predicted_class} ({percent(explanation.confidence)} sure): {steps}"
+    return f"{explanation.image}: {predicted_class} ({percent(explanation.confidence)} confidence): {steps}"
 
 
 def step_text(step: records.Step) -> str:
-    """Say how one node decided: `present`, or `nearer to 7L (0.40) than to 7R (1.10)`."""
+    """Say how one node decided: `present`, or `more like 7L (0.40) than 7R (1.10)`, with the distances."""
     if step.left is None:
         return PRESENT if step.goes_right else ABSENT
     left, right = (
@@ -125,14 +133,19 @@ def step_text(step: records.Step) -> str:
     )
     near, far = (right, left) if step.p_right > 0.5 else (left, right)
     neither = "" if any(side.in_radius for side in step.sides) else f"; {NEITHER_CLOSE}"
-    return f"nearer to {near} than to {far}{neither}"
+    return f"more like {near} than {far}{neither}"
 
 
 def step_line(step: records.Step) -> str:
-    """Say how one node decided, above the pictures of its patches."""
+    """Say after its number how one node decided, above the pictures of its patches."""
     if step.left is not None:
         return step_text(step)
-    return f"{quoted_note(step.note) or 'this patch'} is {step_text(step)}, similarity {step.p_right:.2f}"
+    return f"{quoted_note(step.note) or 'the patch'} is {step_text(step)}, similarity {step.p_right:.2f}"
+
+
+def strength(step: records.Step) -> float:
+    """Compute how clear a decision was, from 0 (undecided) to 1, out of the probability of its side."""
+    return abs(2 * step.p_right - 1)
 
 
 def distances_text(step: records.Step) -> tuple[str, ...]:
@@ -187,8 +200,13 @@ def untested_text(tests: Sequence[records.OcclusionEffect | None]) -> str:
 
 # ---- the tree ---------------------------------------------------------------------------------------------------
 def headline(tree: records.TreeExplanation) -> str:
-    """Say how often the single path is right: `82.1 % of test photos right`; empty if never evaluated."""
-    return f"{percent(tree.accuracy['greedy'], 1)} of {tree.evaluated_on} right" if "greedy" in tree.accuracy else ""
+    """Say the accuracy: `test accuracy 82.1 % (single path; 240 images)`; empty if never evaluated."""
+    if "greedy" not in tree.accuracy:
+        return ""
+    on_test = tree.evaluated_on == records.TEST_IMAGES
+    what = "test accuracy" if on_test else f"accuracy on {tree.evaluated_on}"
+    images = f"; {count(tree.n_evaluated, 'image')}" if tree.n_evaluated else ""
+    return f"{what} {percent(tree.accuracy['greedy'], 1)} (single path{images})"
 
 
 @dataclass(frozen=True)
@@ -296,8 +314,8 @@ def rules_text(explanation: records.TreeExplanation) -> str:
     ranked = sorted(tree.rules, key=lambda rule: (names[rule.predicted], -rule.share))
     clear = [rule for rule in ranked if not tree.is_unsure(rule.leaf)]
     unsure = [rule for rule in ranked if tree.is_unsure(rule.leaf)]
-    size = f"{count(len(explanation.prototypes), 'prototype')}, {count(len(names), 'class', 'classes')}"
-    lines = [plain(explanation.title), size, "", "RULES (numbers are questions, whose patches are listed below)", ""]
+    facts = [plain(explanation.title), *filter(None, (tree_size(explanation), headline(explanation)))]
+    lines = [*facts, "", "RULES (numbers are questions, whose patches are listed below)", ""]
     lines += [f"{tree.rule_text(rule)} → {names[rule.predicted]} ({percent(rule.share)})" for rule in clear]
     if unsure:
         lines += ["", "LEAVES WITHOUT A CLEAR CLASS", "", *(f"{tree.rule_text(rule)} → {NO_CLASS}" for rule in unsure)]

@@ -14,7 +14,8 @@ from prototree.explanation.records import Match, PrototypeExplanation, TreeExpla
 from prototree.reporting import asset, images, json_number, render, script_json, text
 from prototree.reporting.histogram import histogram_svg, histogram_text
 from prototree.reporting.images import PictureUrl, data_url, reduced
-from prototree.reporting.layout import LEAF_SIZE, NODE_SIZE, SPACING, max_options
+from prototree.reporting.layout import FAMILY_SIZE, LEAF_SIZE, NODE_SIZE, READABLE, SPACING, max_options
+from prototree.reporting.suggestions import suggest
 from prototree.reporting.text import TreeText
 
 MAX_LARGE = 300  # prototypes whose pictures are as large as they may be
@@ -42,11 +43,11 @@ def tree_page(explanation: TreeExplanation) -> str:
 
 def tree_body(explanation: TreeExplanation) -> Markup:
     """Fill the page's body, without data, style and script; `tree.js` completes it from `#tree-data`."""
-    prototypes = text.count(len(explanation.prototypes), "prototype")
     body = render(
         "tree_body.html",
         title=explanation.title,
-        size=f"{prototypes} · {text.count(len(explanation.class_names), 'class', 'classes')}",
+        made_from=explanation.made_from,
+        size=text.tree_size(explanation),
         accuracy=text.headline(explanation),
         accuracy_means=text.strategy_text("greedy", explanation.node_kind),
         node_kind=explanation.node_kind,
@@ -73,7 +74,14 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
         "node_kind": explanation.node_kind,
         "classes": list(explanation.class_names),
         "evaluated_on": explanation.evaluated_on,
-        "sizes": {"node": list(NODE_SIZE), "leaf": list(LEAF_SIZE), **asdict(SPACING), "ways": ways},
+        "sizes": {
+            "node": list(NODE_SIZE),
+            "leaf": list(LEAF_SIZE),
+            "family": list(FAMILY_SIZE),
+            **asdict(SPACING),
+            "readable": READABLE,
+            "ways": ways,
+        },
         "heat_colours": [list(colour) for colour in images.HEAT_COLOURS],
         "nodes": [_node_data(tree, node, url) for node in range(len(explanation.left))],
         "class_facts": [
@@ -81,7 +89,7 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
                 "photos": [
                     url(f"class-{k}-{i}", reduced(photo, images.CLASS_SIDE)) for i, photo in enumerate(facts.photos)
                 ],
-                "right": facts.correct_text,
+                "correct": facts.correct_text,
                 "confused_with": [list(pair) for pair in facts.confused_with],
             }
             for k, facts in enumerate(explanation.classes)
@@ -111,20 +119,26 @@ def _node_data(tree: TreeText, node: int, url: PictureUrl) -> dict[str, Any]:
         "left": explanation.left[node],
         "right": explanation.right[node],
         "below": list(tree.classes_below(node)),
-        **_prototype_data(right, tree.patch(right), url),
-        "other": _prototype_data(left[0], tree.patch(left[0]), url) if left else None,
+        **_prototype_data(tree, right, url),
+        "other": _prototype_data(tree, left[0], url) if left else None,
         "histogram": "" if histogram is None else str(histogram_svg(histogram, kind)),
         "histogram_caption": "" if histogram is None else histogram_text(histogram, kind),
     }
 
 
-def _prototype_data(prototype: PrototypeExplanation, patch: str, url: PictureUrl) -> dict[str, Any]:
+def _prototype_data(tree: TreeText, prototype: PrototypeExplanation, url: PictureUrl) -> dict[str, Any]:
     row, source, moved = prototype.prototype, prototype.source, prototype.projection_distance
+    children = tree.explanation.right if prototype.side == "right" else tree.explanation.left
+    towards = [tree.explanation.class_names[label] for label in tree.classes_below(children[prototype.node])]
+    suggestion, light = suggest(prototype, towards), images.spotlight_of(source)
     context = None if source.context is None else url(f"context-{row}", reduced(source.context, images.CONTEXT_SIDE))
     return {
-        "patch": patch,
+        "patch": tree.patch(prototype),
         "radius": json_number(prototype.radius, 4),
         "note": prototype.note,
+        "suggestion": suggestion.name,
+        "suggested_from": suggestion.reason,
+        "light": "" if light is None else images.spotlight_url(light),
         "projected": moved is not None,
         "moved": None if moved is None else json_number(moved, 4),
         "test_results": list(prototype.test_results),

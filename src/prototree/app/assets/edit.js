@@ -11,24 +11,26 @@
 
   const percent = (fraction) => `${(100 * fraction).toFixed(1)} %`;
   const ROWS = [
-    ["right, single path", (m) => m.accuracy.greedy, percent, 1],
-    ["right, all paths averaged", (m) => m.accuracy.soft, percent, 1],
-    ["right, most likely path", (m) => m.accuracy.max_path, percent, 1],
+    ["accuracy (single path)", (m) => m.accuracy.greedy, percent, 1],
+    ["all paths averaged", (m) => m.accuracy.soft, percent, 1],
+    ["most likely path", (m) => m.accuracy.max_path, percent, 1],
     ["fidelity, most likely path", (m) => m.fidelity.max_path, percent, 1],
     ["fidelity, single path", (m) => m.fidelity.greedy, percent, 1],
-    ["questions asked", (m) => m.path_length.max_path, (x) => x.toFixed(2), 0],
-    ["prototypes in all", (m) => m.n_prototypes, String, 0],
+    ["questions on a path", (m) => m.path_length.max_path, (x) => x.toFixed(2), 0],
+    ["prototypes", (m) => m.n_prototypes, String, 0],
   ];
 
   function render() {
     const columns = [["initial", state.initial], ["previous", state.previous], ["current", state.current]];
-    $("metrics").replaceChildren(
+    const table = (id, rows) => $(id).replaceChildren(
       make("thead", {}, make("tr", {}, make("td"), ...columns.map(([name]) => make("th", { scope: "col", text: name })))),
-      make("tbody", {}, ...ROWS.map(([name, value, text, sign]) => make("tr", {}, make("th", { scope: "row", text: name }),
+      make("tbody", {}, ...rows.map(([name, value, text, sign]) => make("tr", {}, make("th", { scope: "row", text: name }),
         ...columns.map(([, metrics], i) => {
           const change = i === 2 ? sign * Math.sign(value(metrics) - value(state.previous)) : 0;
           return make("td", { class: change > 0 ? "better" : change < 0 ? "worse" : null, text: text(value(metrics)) });
         })))));
+    table("metrics", ROWS.slice(0, 1));
+    table("more-metrics", ROWS.slice(1));
     $("changed-count").textContent = state.changed.length ? `· ${state.changed.length}` : "· none";
     $("changed").replaceChildren(...state.changed.map((changed) => make("li", { title: changed.image.name },
       make("img", { src: changed.image.thumb, alt: "", loading: "lazy" }),
@@ -57,7 +59,7 @@
       state = await post(path, { revision: state.revision, ...content });
       render();
       const count = state.changed.length;
-      say(`${text} Right: ${percent(state.previous.accuracy.greedy)} → ${percent(state.current.accuracy.greedy)}; ${count === 1 ? "1 image is" : `${count || "no"} images are`} predicted differently.`);
+      say(`${text} Accuracy (single path): ${percent(state.previous.accuracy.greedy)} → ${percent(state.current.accuracy.greedy)}; ${count === 1 ? "1 image is" : `${count || "no"} images are`} predicted differently.`);
       if (state.n_nodes !== before) location.assign("/edit"); // the numbers of nodes have moved
       return true;
     } catch (error) {
@@ -80,7 +82,7 @@
     say("Saving, and testing the tree on held-out images …");
     try {
       const saved = await post("/api/edits/save", { revision: state.revision });
-      say(`Saved as “${saved.run}”. On ${saved.images}: ${percent(saved.before.greedy)} right before editing, ${percent(saved.after.greedy)} now.`);
+      say(`Saved as “${saved.run}”. On ${saved.images}: accuracy ${percent(saved.before.greedy)} before editing, ${percent(saved.after.greedy)} now.`);
     } catch (error) {
       say(error.message, true);
     } finally {
@@ -96,7 +98,7 @@
       running: () => `Training for ${minutes} min … ${job.last_log_line}`,
       failed: () => `It did not work: ${job.last_log_line}`,
       done: () => `Done in ${minutes} min. Opening “${job.run}” …`,
-      opened: () => `This is “${job.run}”, trained in ${minutes} min. On ${job.images}, by the single path: ${percent(job.initial)} right before editing, ${percent(job.edited)} edited, ${percent(job.finetuned)} retrained.`,
+      opened: () => `This is “${job.run}”, trained in ${minutes} min. On ${job.images}, by the single path: accuracy ${percent(job.initial)} before editing, ${percent(job.edited)} edited, ${percent(job.finetuned)} retrained.`,
     }[job.state];
     if (text) $("finetune-state").textContent = text();
     $("finetune-state").dataset.state = job.state;
@@ -139,7 +141,6 @@
       const now = page.querySelector(`#edit-node [data-renew="${old.dataset.renew}"]`);
       if (now) old.replaceWith(document.importNode(now, true));
     }
-    $("note").value = page.getElementById("note").value;
     await loadCandidates();
   }
 
@@ -265,7 +266,12 @@
 
   function setUpNode() {
     for (const button of document.querySelectorAll(".choose-side")) button.addEventListener("click", () => chooseSide(button));
-    $("note-form").addEventListener("submit", async (event) => { event.preventDefault(); if (await edit({ edit: "note", node, text: $("note").value }, "Noted.")) await renew(); });
+    section.addEventListener("submit", async (event) => {
+      const form = event.target.closest(".name-form");
+      if (!form) return;
+      event.preventDefault();
+      if (await edit({ edit: "note", node, side: form.dataset.side, text: form.querySelector("input").value }, "Named.")) await renew();
+    });
     $("label").addEventListener("change", () => { start = 0; loadImages().catch((error) => say(error.message, true)); });
     $("earlier").addEventListener("click", () => { start = Math.max(0, start - COUNT); loadImages(); });
     $("later").addEventListener("click", () => { start += COUNT; loadImages(); });

@@ -7,7 +7,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("tree-data").textContent);
-  const { node: nodeSize, leaf: leafSize, across, below, under, indent, aside, ways: mostWays } = data.sizes;
+  const { node: nodeSize, leaf: leafSize, family: familySize, across, below, under, aside, lean, readable, ways: mostWays } = data.sizes;
   const root = data.nodes.length ? 0 : ~0;
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   const narrow = matchMedia("(max-width: 760px)");
@@ -45,18 +45,15 @@
   const choosing = data.node_kind === "pairwise";
   const sidesOf = (id) => (choosing ? [nodeOf(id).other, nodeOf(id)] : [nodeOf(id)]); // left to right
   const numberOf = (id) => id + 1; // of a node, wherever people see one; its two patches are 7L and 7R
-  // People call a prototype by their own words; without those its picture stands for it, and here, in words, its number.
+  // People call a patch by their own words; without those by its name, such as 7L.
   const short = (side) => (side.note ? `“${side.note}”` : side.patch);
   const hasNote = (id) => sidesOf(id).some((side) => side.note);
-  function called(id) {
-    if (!choosing) return nodeOf(id).note || "Is this there?";
-    return hasNote(id) ? `${sidesOf(id).map((side, i) => side.note || `the ${i ? "right" : "left"} one`).join(" or ")}?` : "Which is it more like?";
-  }
+  const asked = (id) => (choosing ? `More like ${sidesOf(id).map(short).join(" or ")}?` : `Is ${short(nodeOf(id))} in the image?`);
   const rather = (id, right) => { const [left, own] = sidesOf(id); return right ? [own, left] : [left, own]; };
 
   // What is said of a turn to the right or left at a node: at a line, and in a sentence.
   function turnWord(id, right) {
-    if (choosing) return rather(id, right)[0].note || `more like the ${right ? "right" : "left"}`;
+    if (choosing) return rather(id, right)[0].note || rather(id, right)[0].patch;
     return right ? "present" : "absent";
   }
   function turnWords(id, right) {
@@ -97,22 +94,39 @@
 
   // ---- where everything stands ----------------------------------------------------------------------------------
 
-  const closed = new Set();
+  const closed = new Set(); // nodes whose subtree is folded away: families of classes
   let places = new Map();
 
-  // The same arithmetic as reporting/layout.py, for what is not folded away and for the shape of this window.
-  function joined(left, right, [width, height]) {
-    const second = left.width + across;
-    const card = Math.min(Math.max((left.card + second + right.card) / 2, 0), Math.max(second + right.width - width, 0));
-    const besides = (beside, hangs, shape) => ({
-      width: Math.max(width + aside, hangs.width + across) + beside.width, height: Math.max(height + below + hangs.height, beside.height), card: 0, shape, left, right,
-    });
-    return [
-      { width: Math.max(second + right.width, card + width), height: height + below + Math.max(left.height, right.height), card, shape: "below", left, right },
-      { width: Math.max(width, indent + Math.max(left.width, right.width)), height: height + left.height + right.height + 2 * under, card: 0, shape: "stacked", left, right },
-      besides(right, left, "right aside"),
-      besides(left, right, "left aside"),
-    ];
+  // The same arithmetic as reporting/layout.py, for what is not folded away and for this window.
+  function joined(shape, [width, height], middle, ...children) { // children: [layout, x, y]
+    const start = Math.min(middle - width / 2, ...children.map(([, x]) => x));
+    return {
+      width: Math.max(middle + width / 2, ...children.map(([way, x]) => x + way.width)) - start,
+      height: Math.max(height, ...children.map(([way, , y]) => y + way.height)),
+      middle: middle - start, shape, children: children.map(([way, x, y]) => [way, x - start, y]),
+    };
+  }
+
+  function tidyShape(left, right, size) {
+    const top = size[1] + below, second = left.width + across;
+    return [joined("below", size, (left.middle + second + right.middle) / 2, [left, 0, top], [right, second, top])];
+  }
+
+  function compactShapes(left, right, size) {
+    const [width, height] = size, top = height + below, shapes = tidyShape(left, right, size);
+    let middle = Math.max(left.width + across - width / 4, left.middle + lean);
+    shapes.push(joined("right lower", size, middle, [left, 0, top], [right, middle + width / 4 - right.middle, top + left.height + under]));
+    middle = Math.min(width / 4 - across, right.middle - lean);
+    shapes.push(joined("left lower", size, middle, [left, middle - width / 4 - left.middle, top + right.height + under], [right, 0, top]));
+    if (right.shape !== "left aside") {
+      middle = left.middle + lean;
+      shapes.push(joined("right aside", size, middle, [left, 0, top], [right, Math.max(middle + width / 2 + aside, left.width + across), 0]));
+    }
+    if (left.shape !== "right aside") {
+      middle = right.middle - lean;
+      shapes.push(joined("left aside", size, middle, [left, Math.min(middle - width / 2 - aside, -across) - left.width, 0], [right, 0, top]));
+    }
+    return shapes;
   }
 
   function best(ways, aspect) {
@@ -127,58 +141,76 @@
     return [...smallest.values()];
   }
 
-  let aspect = 1.7; // of the window when the page was opened; a tree that jumped about with the window would be lost
-  function arrange() {
-    const order = [], waiting = [[root, 0]], ways = new Map();
+  function shownIds() { // with their levels, a parent before its children
+    const order = [], waiting = [[root, 0]];
     while (waiting.length) {
       const [id, level] = waiting.pop();
       order.push([id, level]);
       if (!isLeaf(id) && !closed.has(id)) waiting.push([nodeOf(id).right, level + 1], [nodeOf(id).left, level + 1]);
     }
+    return order;
+  }
+
+  // Of the window when the page was opened; a tree that jumped about with the window would be lost.
+  const sheet = [Math.max(200, map.clientWidth - 48), Math.max(200, map.clientHeight - 48)], aspect = sheet[0] / sheet[1];
+  const room = (way) => Math.min(sheet[0] / way.width, sheet[1] / way.height);
+
+  function waysOf(order, shapes) {
+    const ways = new Map();
     for (const [id] of [...order].reverse()) {
       const size = sizeOf(id);
-      if (isLeaf(id) || closed.has(id)) { ways.set(id, [{ width: size[0], height: size[1], card: 0 }]); continue; }
+      if (isLeaf(id) || closed.has(id)) { ways.set(id, [{ width: size[0], height: size[1], middle: size[0] / 2 }]); continue; }
       const lefts = ways.get(nodeOf(id).left), rights = ways.get(nodeOf(id).right);
-      ways.set(id, best(lefts.flatMap((left) => rights.flatMap((right) => joined(left, right, size))), aspect));
+      ways.set(id, best(lefts.flatMap((left) => rights.flatMap((right) => shapes(left, right, size))), aspect));
     }
-    const cost = (way) => Math.max(way.width, aspect * way.height);
-    const chosen = ways.get(root).reduce((a, b) => (cost(b) < cost(a) || (cost(b) === cost(a) && b.height < a.height) ? b : a));
+    return ways.get(root);
+  }
+  const tidy = () => waysOf(shownIds(), tidyShape)[0];
+
+  let byFamilies = false; // what does not fit is folded into families: the rest is tidy
+  function arrange() {
+    const order = shownIds(), cost = (way) => Math.max(way.width, aspect * way.height);
+    let chosen = waysOf(order, tidyShape)[0];
+    if (!byFamilies && room(chosen) < readable) chosen = waysOf(order, compactShapes).reduce((a, b) => (cost(b) < cost(a) || (cost(b) === cost(a) && b.height < a.height) ? b : a));
     const corners = new Map([[root, [chosen, 0, 0]]]);
     places = new Map();
     for (const [id, level] of order) {
       const [way, x, y] = corners.get(id), [width, height] = sizeOf(id);
-      places.set(id, { x: x + way.card, y, width, height, middle: x + way.card + width / 2, level, shape: way.shape });
-      if (!way.left) continue;
-      const { left, right } = nodeOf(id), start = y + height + (way.shape === "stacked" ? under : below);
-      if (way.shape === "stacked") {
-        corners.set(left, [way.left, x + indent, start]);
-        corners.set(right, [way.right, x + indent, start + way.left.height + under]);
-      } else if (way.shape === "below") {
-        corners.set(left, [way.left, x, start]);
-        corners.set(right, [way.right, x + way.left.width + across, start]);
-      } else {
-        const first = way.shape === "left aside", [beside, hangs] = first ? [way.left, way.right] : [way.right, way.left];
-        corners.set(first ? left : right, [beside, x + Math.max(width + aside, hangs.width + across), y]);
-        corners.set(first ? right : left, [hangs, x, start]);
-      }
+      places.set(id, { x: x + way.middle - width / 2, y, width, height, middle: x + way.middle, level, shape: way.shape });
+      if (way.children) [nodeOf(id).left, nodeOf(id).right].forEach((child, i) => { const [inner, dx, dy] = way.children[i]; corners.set(child, [inner, x + dx, y + dy]); });
     }
     drawn = null; // edges are drawn with the next view
     for (const [id, card] of mounted) if (!places.has(id)) unmount(id, card);
     for (const [id, card] of built) if (places.has(id)) dress(id, card);
     extent = measure();
     mosaic.forget();
+    $("fold-all").textContent = closed.size ? "Expand all" : "Collapse all";
   }
 
-  const sizeOf = (id) => (isLeaf(id) ? leafSize : closed.has(id) ? [leafSize[0], nodeSize[1]] : nodeSize);
+  const sizeOf = (id) => (isLeaf(id) ? leafSize : closed.has(id) ? familySize : nodeSize);
   const spotOf = (id) => places.get(id);
-  // Where the child of a node stands to it: on the right, on the left, below it, or below its left edge.
+  // How the child of a node stands to it: beside it, on the left or right, or below it.
   function sideOf(id) {
     const parent = parents.get(id);
     if (parent === null) return null;
-    const shape = places.get(parent).shape, right = nodeOf(parent).right === id;
-    if (shape === "below" || shape === "stacked") return shape;
-    if ((shape === "right aside") === right) return "aside";
-    return places.get(id).x < places.get(parent).x + 15 ? "hanging" : "bent";
+    const way = nodeOf(parent).right === id ? "right aside" : "left aside";
+    return places.get(parent).shape === way ? way : "below";
+  }
+
+  // Opens what can be read at once: the ways to the ids, then the largest families below them, then other large ones.
+  const OPENED = 0.7;
+  function openFamilies(ids, others = true) {
+    byFamilies = true;
+    for (const node of data.nodes) closed.add(node.id);
+    for (const id of ids) for (const above of wayTo(id)) closed.delete(above);
+    const least = Math.min(OPENED, 0.75 * room(tidy())), refused = new Set(), inside = (id) => wayTo(id).some((above) => ids.includes(above));
+    for (;;) {
+      const families = shownIds().map(([id]) => id).filter((id) => closed.has(id) && !refused.has(id) && (others || inside(id)));
+      if (!families.length) break;
+      const next = families.reduce((a, b) => (inside(b) - inside(a) || nodeOf(b).below.length - nodeOf(a).below.length) > 0 ? b : a);
+      closed.delete(next);
+      if (room(tidy()) < least) { closed.add(next); refused.add(next); }
+    }
   }
 
   // Neighbours in the tree have neighbouring colours: a leaf by its place in reading order, a node that of its middle.
@@ -218,14 +250,11 @@
 
   let drawn = null; // the part of the world whose edges are drawn: the view and as much again on each side
 
-  function edge(id) {
+  function edge(id) { // from under the side that it leads on from
     const parent = parents.get(id), from = spotOf(parent), to = spotOf(id), side = sideOf(id), right = nodeOf(parent).right === id;
-    if (side === "aside") return `M${from.x + from.width} ${from.y + 44}H${to.x}`;
-    const edge = from.x + 15;
-    if (side === "hanging") return `M${edge} ${from.y + from.height}V${to.y}`;
-    if (side === "stacked") return `M${edge} ${from.y + from.height}V${to.y + 34}Q${edge} ${to.y + 44} ${edge + 10} ${to.y + 44}H${to.x}`;
-    // A pairwise node's lines begin under the pictures they belong to.
-    const start = side === "bent" ? edge : choosing ? from.x + from.width * (right ? 0.75 : 0.25) : from.middle;
+    if (side === "right aside") return `M${from.x + from.width} ${from.y + 44}H${to.x}`;
+    if (side === "left aside") return `M${from.x} ${from.y + 44}H${to.x + to.width}`;
+    const start = from.x + from.width * (right ? 0.75 : 0.25);
     const bottom = from.y + from.height, middle = bottom + 0.3 * below, turn = Math.sign(to.middle - start) * Math.min(8, Math.abs(to.middle - start) / 2);
     return `M${start} ${bottom}V${middle - 8}Q${start} ${middle} ${start + turn} ${middle}H${to.middle - turn}Q${to.middle} ${middle} ${to.middle} ${middle + 8}V${to.y}`;
   }
@@ -238,7 +267,7 @@
       const parent = parents.get(id);
       if (parent === null) continue;
       const from = spotOf(parent), to = spotOf(id);
-      if (Math.min(from.x, to.x) > drawn.right || Math.max(from.x + from.width, to.middle) < drawn.left || from.y > drawn.bottom || to.y + to.height < drawn.top) continue;
+      if (Math.min(from.x, to.x) > drawn.right || Math.max(from.x, to.x) + 208 < drawn.left || from.y > drawn.bottom || to.y + to.height < drawn.top) continue;
       const kind = `${turnClass(isPresent(id))}${trail.has(id) ? " on" : ""} ${band(id)}`;
       paths.set(kind, (paths.get(kind) || "") + edge(id));
     }
@@ -281,25 +310,28 @@
     return svg;
   }
 
-  const classOf = (label) => (label === null ? null : data.class_facts[label]) || { photos: [], right: "", confused_with: [] };
-  const rightTitle = (facts) => (facts.right && `${facts.right}, ${data.evaluated_on}`);
+  const classOf = (label) => (label === null ? null : data.class_facts[label]) || { photos: [], correct: "", confused_with: [] };
+  const rightTitle = (facts) => (facts.correct && `${facts.correct}, ${data.evaluated_on}`);
 
-  // A patch with its surroundings, and a frame around the patch itself.
-  function around(side, alt = "", lazy = false) {
-    const [left, top, right, bottom] = side.frame;
-    const svg = draw("svg", { class: "box", viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
-    for (const part of ["under", "over"]) svg.append(draw("rect", { class: part, x: 100 * left, y: 100 * top, width: 100 * (right - left), height: 100 * (bottom - top) }));
-    if (side.context) return make("span", { class: "context" }, make("img", { src: side.context, alt, draggable: "false", decoding: "async", loading: lazy ? "lazy" : null }), svg);
+  // A patch with its surroundings, in a spotlight; or with the exact frame around it.
+  function around(side, alt = "", { lazy = false, framed = !side.light } = {}) {
+    const over = framed ? frameOver(side) : make("img", { class: "light", src: side.light, alt: "", draggable: "false" });
+    if (side.context) return make("span", { class: "context" }, make("img", { src: side.context, alt, draggable: "false", decoding: "async", loading: lazy ? "lazy" : null }), over);
     const [x, y, end, foot] = side.context_box, [width, height] = side.size;
     const piece = draw("svg", { class: "piece-of", viewBox: `${x} ${y} ${Math.max(1, end - x)} ${Math.max(1, foot - y)}`, preserveAspectRatio: "none", ...(alt ? { role: "img", "aria-label": alt } : { "aria-hidden": "true" }) });
     piece.append(draw("image", { href: side.photo, width, height, preserveAspectRatio: "none" }));
-    return make("span", { class: "context" }, piece, svg);
+    return make("span", { class: "context" }, piece, over);
   }
 
-  const cropOf = (side) => make("img", { class: "crop", src: side.crop, alt: "", draggable: "false", decoding: "async" });
+  function frameOver(side) {
+    const [left, top, right, bottom] = side.frame;
+    const svg = draw("svg", { class: "box", viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
+    for (const part of ["under", "over"]) svg.append(draw("rect", { class: part, x: 100 * left, y: 100 * top, width: 100 * (right - left), height: 100 * (bottom - top) }));
+    return svg;
+  }
 
   function duel(id) { // the two prototypes of a pairwise node, each on the side it leads to
-    return make("span", { class: "duel" }, ...sidesOf(id).map((side) => make("span", { class: "rival" }, around(side), side.note ? make("bdi", { class: "caption note", text: side.note }) : null)));
+    return make("span", { class: "duel" }, ...sidesOf(id).map((side) => make("span", { class: "rival" }, around(side), side.note ? make("bdi", { class: "caption note", text: side.note, title: side.note }) : null)));
   }
 
   function turnMark(id) { // what stands at the line to a card
@@ -315,8 +347,10 @@
     if (isLeaf(id)) {
       const leaf = leafOf(id), facts = classOf(leaf.predicted_class), title = leaf.unsure ? "no clear class" : name(leaf.predicted_class);
       card.classList.toggle("unsure", leaf.unsure);
+      const words = title.split(/[\s-]+/).map((word) => (/[\u2e80-\uffff]/.test(word) ? 1 : [...word].length)); // East Asian words break anywhere
+      card.style.setProperty("--fits", `${Math.floor(168 / Math.max(...words, 1))}px`); // letters with which the longest word fits on a line
       card.append(leaf.unsure || !facts.photos.length ? make("span", { class: "nophoto" }) : make("img", { class: "face", src: facts.photos[0], alt: "", draggable: "false", decoding: "async" }),
-        make("bdi", { class: `name${lengthOf(title)}`, text: title }), make("span", { class: "share", text: leaf.unsure ? "" : facts.right }));
+        make("bdi", { class: `name${lengthOf(title)}`, text: title }), make("span", { class: "share", text: leaf.unsure ? "" : facts.correct }));
       card.title = title;
       card.setAttribute("aria-label", [title, leaf.unsure ? "" : rightTitle(facts)].filter(Boolean).join(", "));
     } else {
@@ -331,6 +365,27 @@
     return card;
   }
 
+  // A folded subtree: photos of its classes, and what they are called, by the last word of their names where it recurs.
+  const FACES = 6;
+  function family(id) {
+    const labels = nodeOf(id).below, step = Math.max(1, labels.length / FACES);
+    const faces = Array.from({ length: Math.min(FACES, labels.length) }, (_, i) => classOf(labels[Math.floor(i * step)]).photos[0]).filter(Boolean);
+    return make("span", { class: "family" },
+      make("span", { class: "faces-of" }, ...faces.map((face) => make("img", { src: face, alt: "", draggable: "false", decoding: "async" }))),
+      make("b", { text: `${labels.length} ${labels.length === 1 ? "class" : "classes"}` }), make("bdi", { class: "members", text: members(labels) }));
+  }
+  function members(labels) {
+    const kinds = new Map();
+    for (const label of labels) {
+      const kind = name(label).trim().split(/\s+/).pop();
+      kinds.set(kind, [...(kinds.get(kind) || []), label]);
+    }
+    const groups = [...kinds].sort((a, b) => b[1].length - a[1].length), shown = groups.slice(0, 2);
+    const words = shown.map(([kind, own]) => apart(own.length > 1 ? `${kind} ×\u00a0${own.length}` : name(own[0])));
+    const more = labels.length - shown.reduce((sum, [, own]) => sum + own.length, 0);
+    return `${words.join(", ")}${more ? ` and ${more} more` : ""}`;
+  }
+
   function dress(id, card) { // what changes: place, fold, selection
     const spot = spotOf(id);
     card.style.transform = `translate(${spot.x}px, ${spot.y}px)`;
@@ -343,11 +398,13 @@
     if (isLeaf(id)) return;
     const folded = closed.has(id), number = nodeOf(id).below.length, button = card.querySelector(".fold");
     card.classList.toggle("folded", folded);
+    card.title = folded ? belowWords(id, 12) : "";
+    if (folded && !card.querySelector(".family")) card.prepend(family(id));
     card.setAttribute("aria-expanded", !folded);
     const told = sidesOf(id).map((side) => side.note || `a patch of a photo of ${name(side.label)}`).join(" or more like ");
-    card.setAttribute("aria-label", `Question ${numberOf(id)}: ${choosing ? "more like " : ""}${told}; below: ${belowWords(id)}`);
-    button.textContent = folded ? `+ ${number}` : "–";
-    const action = `${folded ? "Unfold" : "Fold"} ${number} ${number === 1 ? "class" : "classes"} below`;
+    card.setAttribute("aria-label", folded ? `Question ${numberOf(id)} and below: ${belowWords(id)}` : `Question ${numberOf(id)}: ${choosing ? "more like " : ""}${told}; below: ${belowWords(id)}`);
+    button.textContent = folded ? "+" : "–";
+    const action = `${folded ? "Expand" : "Collapse"} ${number} ${number === 1 ? "class" : "classes"} below`;
     button.setAttribute("aria-label", action);
     button.title = action;
   }
@@ -440,7 +497,8 @@
   map.addEventListener("click", (event) => {
     if (!mosaicShown || dragged || event.target.closest(".card")) return;
     const id = cardAt(event);
-    if (id !== null) select(id);
+    if (id !== null && closed.has(id)) fold(id);
+    else if (id !== null) select(id);
   });
   map.addEventListener("mousemove", (event) => {
     const id = mosaicShown && !event.buttons && !event.target.closest(".card") ? cardAt(event) : null;
@@ -497,13 +555,18 @@
     else show();
   }
 
-  const fitAll = (quick) => fly(fitFor(extent), quick);
+  const fitAll = (quick) => {
+    const fit = fitFor(extent), open = opening(), middle = spotOf(root).middle; // the root in the middle where there is room
+    const spare = (open.right - open.left - fit.k * (extent.right - extent.left)) / 2 - 12, off = fit.k * ((extent.left + extent.right) / 2 - middle);
+    fly({ ...fit, x: fit.x + Math.max(-spare, Math.min(spare, off)) }, quick);
+  };
 
-  function start() { // the whole tree where photos can be told apart, else its top
-    const fit = fitFor(extent);
-    if (fit.k >= 0.16) return fitAll(true);
-    const open = opening(), k = narrow.matches ? 0.3 : 0.35, spot = spotOf(root);
-    return fly({ k, x: Math.min((open.left + open.right) / 2 - k * spot.middle, 24), y: 36 - k * spot.y }, true);
+  function start() { // the whole tree where it can be read, else its families
+    if (room(tidy()) < readable) {
+      openFamilies([root]);
+      arrange();
+    }
+    fitAll(true);
   }
 
   const pointers = new Map();
@@ -599,27 +662,34 @@
     if (folded) closed.add(id);
     else closed.delete(id);
     if (folded && wayTo(current).includes(id)) current = id;
+    if (!folded && byFamilies && room(tidy()) < readable) {
+      openFamilies([id]);
+      arrange();
+      fitAll();
+      return;
+    }
     arrange();
     const after = spotOf(id); // the card stays under the pointer
     view.x += view.k * (before.middle - after.middle);
     view.y += view.k * (before.y - after.y);
-    $("fold-all").textContent = closed.size ? "Unfold" : "Fold";
     showNow();
   }
 
-  function reveal(id) { // unfold whatever hides it
-    const hidden = wayTo(id).slice(0, -1).filter((above) => closed.has(above));
+  function reveal(ids) { // unfold whatever hides them; of a tree by families, show the ways to them
+    const hidden = ids.flatMap((id) => wayTo(id).slice(0, -1)).filter((above) => closed.has(above));
     if (!hidden.length) return;
-    for (const above of hidden) closed.delete(above);
-    $("fold-all").textContent = closed.size ? "Unfold" : "Fold";
+    if (byFamilies) openFamilies(ids, !ids.every(isLeaf));
+    else for (const above of hidden) closed.delete(above);
     arrange();
+    if (byFamilies && !map.hidden) fitAll();
   }
 
   $("fold-all").addEventListener("click", () => {
+    byFamilies = !closed.size;
     if (closed.size) closed.clear();
-    else for (const [id, place] of places) if (!isLeaf(id) && place.level === 3) closed.add(id);
+    else if (room(tidy()) < readable) openFamilies([root]);
+    else for (const [id, place] of places) if (!isLeaf(id) && place.level === 2) closed.add(id);
     for (const above of wayTo(current)) if (closed.has(above)) { current = above; break; }
-    $("fold-all").textContent = closed.size ? "Unfold" : "Fold";
     arrange();
     fitAll();
   });
@@ -627,7 +697,7 @@
   // ---- choosing -------------------------------------------------------------------------------------------------
 
   function goTo(id, focus = true) {
-    reveal(id);
+    reveal([id]);
     const last = current;
     current = id;
     for (const one of [last, id]) if (built.has(one) && places.has(one)) dress(one, built.get(one));
@@ -643,7 +713,7 @@
   function select(id, focus = true) {
     const before = selected;
     selected = id;
-    reveal(id);
+    reveal([id]);
     openPanel(isLeaf(id) ? leafPanel(id) : nodePanel(id));
     highlight([id]);
     for (const one of [before, id]) if (one !== null && built.has(one) && places.has(one)) dress(one, built.get(one));
@@ -677,7 +747,7 @@
     const card = event.target.closest(".card");
     if (!card || dragged) return;
     const id = Number(card.dataset.id);
-    if (event.target.closest(".fold")) fold(id);
+    if (event.target.closest(".fold") || closed.has(id)) fold(id);
     else select(id);
   });
   cards.addEventListener("focusin", (event) => { // keys go on from the card that has the focus, however it got it
@@ -738,7 +808,7 @@
     heat.addEventListener("change", () => { choice.heat = heat.checked; update(); });
     update();
     const switches = make("div", { class: "switches" }, node.locations.length > 1 ? buttons : null, make("label", {}, heat, " heat map"));
-    return make("section", { class: "where" }, make("div", { class: "pair" }, make("figure", { class: "piece" }, around(node, "The prototype, framed, with its surroundings"), make("figcaption", { text: "the prototype, framed" })), frame), switches, meaning, words);
+    return make("div", { class: "where" }, make("div", { class: "pair" }, make("figure", { class: "piece" }, around(node, "The patch in its exact frame, with its surroundings", { framed: true }), make("figcaption", { text: "exact frame" })), frame), switches, words, meaning);
   }
 
   function rows(entries, { max = 1, tone = "" } = {}) { // [label element, value, text]
@@ -756,11 +826,14 @@
   }
 
   function leadsTo(id) {
-    const go = (child, right) => make("button", { type: "button", class: `lead ${turnClass(right)}`, click: () => select(child) },
-      choosing ? around(rather(id, right)[0]) : null,
-      make("span", { class: `word ${turnClass(right)}`, text: turnWord(id, right) }), make("bdi", { text: belowWords(child) }));
-    const ways = [go(nodeOf(id).right, true), go(nodeOf(id).left, false)];
-    return choosing ? make("section", { class: "where" }, make("div", { class: "leads two" }, ...ways.reverse())) : section("Where it leads", "", make("div", { class: "leads" }, ...ways));
+    const go = (child, right) => {
+      const side = choosing ? rather(id, right)[0] : null;
+      return make("button", { type: "button", class: `lead ${turnClass(right)}`, click: () => select(child) }, side ? around(side) : null,
+        make("span", { class: `word ${turnClass(right)}` }, side ? make("b", { text: side.patch }) : "", side ? " " : "", make("bdi", { text: side ? side.note : turnWord(id, right) })),
+        make("bdi", { text: `→ ${belowWords(child)}` }));
+    };
+    const [left, right] = [go(nodeOf(id).left, false), go(nodeOf(id).right, true)];
+    return choosing ? make("section", { class: "where" }, make("div", { class: "leads two" }, left, right)) : section("Where it leads", "", make("div", { class: "leads" }, right, left));
   }
 
   function whoHasIt(node, side) {
@@ -776,16 +849,16 @@
       details.addEventListener("toggle", () => { if (details.open && details.children.length === 1) details.append(rows(list.map(entry))); });
       return details;
     };
-    return section(choosing ? "Who goes this way" : "Who has it",
+    return section(`${choosing ? "Who goes this way" : "Who has it"}: ${side.patch}`,
       choosing ? "How many of each class’s training photos are nearer to this prototype than to the other one." : "How many of each class’s training photos this prototype alone would send to “present”.",
-      rows(first.map(entry)), more(`${rest.length} more classes below ${choosing ? "these two" : "this prototype"}`, rest), more(`${others.length} classes that do not come this far`, others));
+      rows(first.map(entry)), more(`${rest.length} more classes of this question`, rest), more(`${others.length} classes that do not reach this question`, others));
   }
 
   function whyItMatches(node) {
     if (!node.perturbation_effects.length) return null;
     const sorted = [...node.perturbation_effects].sort((a, b) => a[1] - b[1]), max = Math.max(0.3, ...sorted.map(([, change]) => Math.abs(change ?? 0)));
     const entries = sorted.map(([word, change]) => [word, Math.max(0, -(change ?? 0)), change === null ? "?" : `${change > 0 ? "+" : "−"}${Math.abs(change).toFixed(2)}`]);
-    return section("What makes it match", "How the similarity changes when one property of the photo is altered. A large fall: the property matters.", rows(entries, { max, tone: "warm" }));
+    return section(`What makes ${node.patch} match`, "How the similarity changes when one property of the photo is altered. A large fall: the property matters.", rows(entries, { max, tone: "warm" }));
   }
 
   function histogramView(id) {
@@ -796,48 +869,108 @@
     const hint = choosing
       ? "Each training photo by how much nearer one patch is than the other: 0 is equally near to both, 1 is the right patch itself. Above the axis the classes on the right, below it those on the left."
       : "Each training photo by its distance, where 1 is the radius: above the axis the classes behind “present”, below it those behind “absent”.";
-    return section("How far the two sides are apart", hint, drawing, make("p", { class: "words", text: words }));
+    return section("How well it separates the training images", hint, drawing, make("p", { class: "words", text: words }));
   }
 
-  function meansIt(side) {
-    if (!side.test_results.length) return null;
-    return section("Does it mean what it shows?", "", ...side.test_results.map((text) => make("p", { class: "words", text })));
+  function nearestTo(side) { // patches alone: what do they have in common?
+    if (!side.nearest.length) return make("p", { class: "quiet", text: "No other training patches are known here." });
+    return make("ul", { class: "nearest" }, ...side.nearest.map((match) => make("li", { title: match.image }, make("img", { src: match.crop, alt: "", loading: "lazy" }), named(match.label), make("span", { class: "value", text: fixed(match.similarity) }))));
   }
 
-  function nearestTo(node) {
-    if (!node.nearest.length) return null;
-    const grid = make("ul", { class: "grid" });
-    for (const match of node.nearest) grid.append(make("li", { title: match.image }, make("span", { class: "pictures" }, make("img", { class: "crop", src: match.crop, alt: "", loading: "lazy" }), photoWithBox(match)),
-      named(match.label), make("span", { class: "value", text: `similarity ${fixed(match.similarity)}` })));
-    return section("Most similar in other training photos", "The nearest patches in the training photos, with their similarity to the prototype.", grid);
+  function nearestPhotos(side) {
+    if (!side.nearest.length) return null;
+    return section(`Where they are in their photos: ${side.patch}`, "", make("ul", { class: "grid" }, ...side.nearest.map((match) => make("li", { title: match.image }, make("span", { class: "pictures" }, make("img", { class: "crop", src: match.crop, alt: "", loading: "lazy" }), photoWithBox(match)), named(match.label)))));
+  }
+
+  function ofSide(side, ...content) { // a part of the panel about one of the two patches
+    return make("div", { class: "of-two" }, choosing ? make("h4", {}, make("b", { text: side.patch }), " ", side.note ? make("bdi", { class: "note", text: side.note }) : "") : "", ...content.filter((part) => part !== null));
   }
 
   function nodePanel(id) {
-    const node = nodeOf(id), way = section("The path to this question", "", wayView(id)), number = `Question ${numberOf(id)}.`;
-    if (!choosing) return [called(id), fromPhoto(node, number), lookAt(node), leadsTo(id), histogramView(id), meansIt(node), nearestTo(node), whyItMatches(node), whoHasIt(node, node), way, origin(node)];
-    const [left, right] = sidesOf(id).map((side, i) => make("section", { class: "of-two" },
-      make("h2", {}, i ? "" : "← ", make("bdi", { text: side.note || `The ${i ? "right" : "left"} one` }), i ? " →" : ""),
-      ...[fromPhoto(side, `Patch ${side.patch}.`), lookAt(side), meansIt(side), nearestTo(side), whyItMatches(side), whoHasIt(node, side), origin(side)].filter((part) => part !== null)));
+    const node = nodeOf(id), sides = sidesOf(id), more = make("details", { class: "more-of-it" }, make("summary", { text: "More" }));
+    more.addEventListener("toggle", () => {
+      if (!more.open || more.children.length > 1) return;
+      more.append(...[histogramView(id), ...sides.flatMap((side) => [nearestPhotos(side), whyItMatches(side), whoHasIt(node, side)]), section("The path to this question", "", wayView(id)), section("Sources", "", ...sides.map(origin))].filter((part) => part !== null));
+    });
     return [
-      called(id),
-      make("p", { class: "quiet", text: `${number} It compares a photo with two patches and sends it to the side of the nearer one.` }),
-      leadsTo(id), histogramView(id), left, right, way,
+      `Question ${numberOf(id)}`,
+      make("p", { class: "asked" }, make("bdi", { text: asked(id) })),
+      ...(choosing ? [] : [make("section", { class: "where" }, around(node))]),
+      leadsTo(id),
+      section("Most similar training patches", "One per photo, with the similarity to the patch: 1 is the patch itself.", ...sides.map((side) => ofSide(side, nearestTo(side), nameForm(id, side)))),
+      section("Is the box right?", "", ...sides.map((side) => ofSide(side, ...side.test_results.map((text) => make("p", { class: "words", text })), lookAt(side)))),
+      more,
     ];
-  }
-
-  function fromPhoto(side, number) {
-    return make("p", { class: "quiet" }, `${number} `, side.projected ? "The patch was cut from a training photo of " : "Nearest to it: a patch of a training photo of ", named(side.label), ".");
   }
 
   function origin(side) {
     const radius = choosing && side.radius !== null ? ` Of the training photos of this side’s classes, 95 % come within a distance of ${fixed(side.radius)}, where the similarity is 0.5.` : "";
-    return make("p", { class: "quiet small origin" }, "Photo: ", make("bdi", { text: side.image }), `. ${becoming(side)}${radius}`);
+    const moved = !side.projected ? " The prototype is not exactly this patch, which is only the nearest to it in the photos that are here."
+      : side.moved >= 0.005 ? ` At the end of training the prototype was moved by ${side.moved.toPrecision(2)} to become this patch.` : "";
+    return make("p", { class: "quiet small origin" }, make("b", { text: side.patch }), ": a patch of ", make("bdi", { text: side.image }), " (", named(side.label), `).${moved}${radius}`);
   }
 
-  function becoming(side) {
-    if (!side.projected) return "The prototype is not exactly this patch, which is only the nearest to it in the photos that are here.";
-    if (side.moved === null || side.moved < 0.005) return "At the end of training the prototype became exactly this patch.";
-    return `At the end of training the prototype was moved by ${side.moved.toPrecision(2)} to become exactly this patch.`;
+  // ---- names that people give to patches ------------------------------------------------------------------------
+
+  const allSides = data.nodes.flatMap((node) => sidesOf(node.id));
+  const NAMES = `prototree names of ${location.pathname}`; // what was typed on this page, until it is saved with the run
+  for (const side of allSides) side.given = side.note;
+  try {
+    for (const [patch, text] of Object.entries(JSON.parse(localStorage.getItem(NAMES)) || {})) for (const side of allSides) if (side.patch === patch) side.note = String(text).slice(0, 200);
+  } catch { /* a page without storage keeps them while it is open */ }
+  const renamed = () => allSides.filter((side) => side.note !== side.given);
+
+  function keepName(side, text) {
+    side.note = text;
+    try {
+      localStorage.setItem(NAMES, JSON.stringify(Object.fromEntries(renamed().map((each) => [each.patch, each.note]))));
+    } catch { /* as above */ }
+    for (const [id, card] of mounted) unmount(id, card);
+    built.clear();
+    key.replaceChildren();
+    if (!key.hidden) buildKey();
+    offerNames();
+    showNow();
+  }
+
+  function offerNames() {
+    const count = renamed().length, button = $("save-names");
+    button.hidden = !count || Boolean(window.prototreeName);
+    button.textContent = `Save ${count} ${count === 1 ? "name" : "names"}`;
+  }
+  $("save-names").addEventListener("click", () => {
+    const notes = Object.fromEntries(allSides.filter((side) => side.note).map((side) => [side.patch, side.note]));
+    const file = URL.createObjectURL(new Blob([`${JSON.stringify(notes, null, 1)}\n`], { type: "application/json" }));
+    make("a", { href: file, download: "notes.json" }).click();
+    setTimeout(() => URL.revokeObjectURL(file), 10000);
+    $("saved-names").showModal();
+  });
+  offerNames();
+
+  function nameForm(id, side) {
+    const field = make("input", { id: `name-${side.patch}`, maxlength: 200, autocomplete: "off", placeholder: "such as: long beak" });
+    const status = make("span", { class: "small quiet", role: "status" });
+    field.value = side.note;
+    const form = make("form", { class: "invitation" },
+      make("label", { for: field.id, text: side.note ? `Name of ${side.patch}` : `${side.patch} has no name yet: what do these have in common?` }),
+      make("span", { class: "inline" }, field, make("button", { class: "button", text: "Keep" })), status,
+      side.note || !side.suggestion ? null : make("p", { class: "small suggestion" }, "Suggested, not checked: ",
+        make("button", { type: "button", class: "link", click: () => { field.value = side.suggestion; field.focus(); } }, side.suggestion), ` (${side.suggested_from}).`));
+    form.addEventListener("submit", async (submitted) => {
+      submitted.preventDefault();
+      const text = field.value.trim();
+      if (!window.prototreeName) {
+        keepName(side, text);
+        select(id, false);
+        return;
+      }
+      try {
+        await window.prototreeName(id, side === nodeOf(id) ? "right" : "left", text);
+      } catch (error) {
+        status.textContent = error.message;
+      }
+    });
+    return form;
   }
 
   // ---- the panel of a leaf and of a class -----------------------------------------------------------------------
@@ -851,8 +984,8 @@
       const [own, other] = choosing ? rather(node, right) : [nodeOf(node), null];
       list.append(make("li", { class: turnClass(right) },
         make("button", { type: "button", title: words, "aria-label": words, click: () => select(node) },
-          around(own, "", true), other ? make("img", { class: "than", src: other.crop, alt: "", loading: "lazy" }) : null,
-          own.note ? make("bdi", { class: "word", text: own.note }) : choosing ? null : make("span", { class: "word", text: right ? "has" : "lacks" }))));
+          around(own, "", { lazy: true }), other ? make("img", { class: "than", src: other.crop, alt: "", loading: "lazy" }) : null,
+          make("bdi", { class: "word", text: own.note || (choosing ? own.patch : `${right ? "has" : "lacks"} ${own.patch}`) }))));
     }
     return list;
   }
@@ -878,12 +1011,12 @@
   function classFacts(label) {
     const facts = classOf(label), wrongly = data.class_facts.flatMap((other, k) => (other?.confused_with || []).filter(([said]) => said === label).map(([, count]) => [k, count])).sort((a, b) => b[1] - a[1]);
     const pair = ([other, count]) => make("li", {}, classOf(other).photos.length ? make("img", { src: classOf(other).photos[0], alt: "", loading: "lazy" }) : null,
-      make("button", { type: "button", class: "link", click: () => showClass(other) }, named(other)), make("span", { class: "value", text: `${count} photo${count === 1 ? "" : "s"}` }));
+      make("button", { type: "button", class: "link", click: () => showClass(other) }, named(other)), make("span", { class: "value", text: `${count} image${count === 1 ? "" : "s"}` }));
     return [
       facts.photos.length ? make("ul", { class: "faces", "aria-label": "Training photos of this class" }, ...facts.photos.map((photo) => make("li", {}, make("img", { src: photo, alt: `Training photo of ${name(label)}`, loading: "lazy" })))) : null,
-      facts.right ? make("p", { class: "score" }, make("strong", { text: facts.right }), ` (${data.evaluated_on} of this class).`) : null,
-      facts.confused_with.length ? section("Taken for", "Test photos of this class that were called something else.", make("ul", { class: "confused" }, ...facts.confused_with.slice(0, 6).map(pair))) : null,
-      wrongly.length ? section("Wrongly called so", "Test photos of other classes that were called this.", make("ul", { class: "confused" }, ...wrongly.slice(0, 6).map(pair))) : null,
+      facts.correct ? make("p", { class: "score" }, make("strong", { text: facts.correct }), ` (${data.evaluated_on} of this class).`) : null,
+      facts.confused_with.length ? section("Taken for", "Test images of this class that were called something else.", make("ul", { class: "confused" }, ...facts.confused_with.slice(0, 6).map(pair))) : null,
+      wrongly.length ? section("Wrongly called so", "Test images of other classes that were called this.", make("ul", { class: "confused" }, ...wrongly.slice(0, 6).map(pair))) : null,
     ];
   }
 
@@ -898,7 +1031,7 @@
     if (before !== null && built.has(before) && places.has(before)) dress(before, built.get(before));
     const hint = own.length ? (own.length === 1 ? "One way leads to this class." : `${own.length} ways lead to this class.`) : "No end of the tree is for this class. It is most likely here:";
     openPanel([name(label), ...classFacts(label), section(own.length === 1 ? "The rule in pictures" : "The rules in pictures", hint, ...some.map(([id]) => ruleView(id, label)))]);
-    some.forEach(([id]) => reveal(id));
+    reveal(some.map(([id]) => id));
     highlight(some.map(([id]) => id));
     if (!map.hidden && some.length) {
       if (some.length === 1) {
@@ -991,26 +1124,26 @@
   function buildKey() {
     if (key.childElementCount) return;
     key.append(make("p", { class: "quiet", text: choosing
-      ? "Begin at the first card. Compare the photo with both patches and continue at the one that the photo is more like, until you reach a class."
-      : "Begin at the first card. If you find its patch in the photo, take “present”, else “absent”, until you reach a class." }));
+      ? "Begin at question 1. Compare your image with both patches, and go on at the number beside the one that it is more like, until you reach a class."
+      : "Begin at question 1. If you find its patch in your image, take “present”, else “absent”, until you reach a class." }));
     const list = make("ol", { class: "couplets" });
     for (const node of data.nodes) {
       const id = node.id;
       const target = (child) => (isLeaf(child)
         ? make("button", { type: "button", class: "link", click: () => select(child) }, make("bdi", { class: leafOf(child).unsure ? "quiet" : "end", text: belowWords(child) }))
         : make("a", { href: `#key-${child}`, class: "link" }, make("b", { text: `→ ${numberOf(child)}` }), " ", make("bdi", { class: "quiet", text: belowWords(child, 2) })));
-      const title = node.note ? make("bdi", { class: "note", text: node.note }) : make("span", { class: "quiet", text: "Is this there?" });
+      const title = make("bdi", { class: node.note ? "note" : "quiet", text: asked(id) });
       const line = (child, right) => make("p", { class: "turn-line" }, make("span", { class: `word ${turnClass(right)}`, text: turnWord(id, right) }), target(child));
       if (choosing) {
         const half = (side, right) => make("div", { class: "half" },
-          make("button", { type: "button", class: "pictures", "aria-label": `Details of ${short(side)}`, click: () => select(id) }, around(side, "", true), photoWithBox(side)),
-          make("p", { class: "turn-line" }, side.note ? make("bdi", { class: "note", text: side.note }) : make("span", { class: "word present", text: turnWord(id, right) })),
+          make("button", { type: "button", class: "pictures", "aria-label": `Details of ${short(side)}`, click: () => select(id) }, around(side, "", { lazy: true }), photoWithBox(side)),
+          make("p", { class: "turn-line" }, make("b", { class: "word present", text: side.patch }), side.note ? make("bdi", { class: "note", text: side.note }) : null),
           make("p", { class: "turn-line" }, target(right ? node.right : node.left)));
         list.append(make("li", { id: `key-${id}`, class: "couplet pair-of" }, make("h2", {}, make("b", { text: numberOf(id) })), ...sidesOf(id).map((side, i) => half(side, i === 1))));
         continue;
       }
       list.append(make("li", { id: `key-${id}`, class: "couplet" },
-        make("button", { type: "button", class: "pictures", "aria-label": `Details of ${short(node)}`, click: () => select(id) }, around(node, "", true), photoWithBox(node)),
+        make("button", { type: "button", class: "pictures", "aria-label": `Details of ${short(node)}`, click: () => select(id) }, around(node, "", { lazy: true }), photoWithBox(node)),
         make("div", {}, make("h2", {}, make("b", { text: numberOf(id) }), " ", title), line(node.right, true), line(node.left, false))));
     }
     key.append(list);
@@ -1086,7 +1219,8 @@
       else goTo(next);
     } else if (onCard && event.key === "Enter") {
       event.preventDefault();
-      select(current);
+      if (closed.has(current)) fold(current);
+      else select(current);
     } else if (onCard && event.key === " ") {
       event.preventDefault();
       fold(current);
@@ -1125,9 +1259,14 @@
     if (waiting.length) (window.requestIdleCallback || setTimeout)(() => buildAhead(waiting));
   }
   addEventListener("resize", () => { if (!map.hidden) show(); });
-  aspect = Math.min(3, Math.max(0.5, (map.clientWidth - 48) / Math.max(1, map.clientHeight - 48))) || aspect;
-  map.dataset.aspect = aspect;
+  map.dataset.sheet = JSON.stringify(sheet);
   arrange();
   if (location.hash.startsWith("#key") || narrow.matches) present(true);
   else begin();
+  const asksFor = () => { // a link to a question
+    const id = Number(location.hash.match(/^#question-(\d+)$/)?.[1]) - 1;
+    if (data.nodes[id]) select(id);
+  };
+  addEventListener("hashchange", asksFor);
+  asksFor();
 })();
