@@ -93,7 +93,7 @@ def test_pages_show_both_patches(service: Service) -> None:
         assert ">present<" not in page
     errors = service.errors()["images"]
     assert errors, "a random network is not always right"
-    review = Pages(service).review()
+    review = Pages(service).errors()
     for error in errors:
         assert error["p_right"] is None or 0 <= error["p_right"] <= 1
         blamed = service.node(error["node"]) if error["node"] is not None else None
