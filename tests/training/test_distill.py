@@ -167,8 +167,8 @@ def test_images_of_rare_classes_are_seen_more_often() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_views", "n_classes", "epochs"), [(3, 3, 200), (4494, 50, 12), (100_000, 50, 6), (18_000, 200, 12)]
+    ("n_views", "n_classes", "epochs"), [(3, 3, 200), (3600, 50, 15), (100_000, 50, 12), (13_500, 200, 16)]
 )
 def test_small_data_and_many_classes_are_seen_more_often(n_views: int, n_classes: int, epochs: int) -> None:
     maps = feature_maps(torch.zeros(n_views, 1, 1, 1), [0] * n_views)
-    assert distill._epochs_for(distill._TREE_VIEWS, maps, n_classes) == epochs
+    assert distill._epochs_for(distill._TREE_VIEWS, maps, n_classes, distill._MIN_TREE_EPOCHS) == epochs

@@ -55,7 +55,7 @@ _HEAD_VIEWS, _TREE_VIEWS = 38_000, 54_000  # that head and tree see, where the s
 _MANY_CLASSES = 50  # beyond, they see as many views of each class as they would of so many classes
 _PROBE_VIEWS, _FINETUNE_VIEWS = 20_000, 50_000  # that the head and the last blocks see where these are fine-tuned
 _FINETUNE_HELD_OUT = 0.1
-_MIN_EPOCHS, _MAX_EPOCHS = 6, 200
+_MIN_EPOCHS, _MIN_TREE_EPOCHS, _MAX_EPOCHS = 6, 12, 200
 _FINETUNE_FRACTION = 0.25  # of the usual length, when an edited tree is trained further
 _PATCH_FRACTION, _MIN_PATCHES = 0.5, 40  # of a map that a step of the tree sees
 _SHARPNESS_START, _ANNEAL_UNTIL = 3.0, 0.7  # of the decisions, and the fraction of training after which they stay sharp
@@ -125,7 +125,7 @@ def train_tree(
     initial = grow_tree(extractor, sample, labels, context.config.seed)
     node = NodeFunction("pairwise", cfg.sharpness)
     tree = ProtoTree(initial.topology, extractor, context.data.class_names, node_function=node)
-    epochs = cfg.epochs or _epochs_for(_TREE_VIEWS, features.train, tree.n_classes)
+    epochs = cfg.epochs or _epochs_for(_TREE_VIEWS, features.train, tree.n_classes, _MIN_TREE_EPOCHS)
     return distill(context, cfg, tree.set_crops(features.crops), initial, features, targets, epochs, name)
 
 
@@ -143,7 +143,7 @@ def finetune(context: Context, cfg: DistillSettings, start: ProtoTree) -> ProtoT
     features = replace(features, train=oversample(features.train, context.data.n_classes))
     targets, _, _ = train_teacher(context, cfg, context.features(backbone), features, "")
     initial = from_existing_tree(start, features.prototypes, context.data.folder)
-    usual = _epochs_for(_TREE_VIEWS, features.train, start.n_classes)
+    usual = _epochs_for(_TREE_VIEWS, features.train, start.n_classes, _MIN_TREE_EPOCHS)
     epochs = cfg.epochs or max(1, round(_FINETUNE_FRACTION * usual))
     tree = distill(context, cfg, start, initial, features, targets, epochs, "")
     if is_calibrated:
