@@ -144,6 +144,8 @@ def test_operations_are_counted_and_hours_follow(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     config = load_preset("paper-cub").replace({"backbone": "resnet50", "weights": "none"})
     assert step_operations(config) == pytest.approx(3 * 2 * 4.09e9, rel=0.02)  # forward, and twice that backward
+    lite0 = config.replace({"backbone": "tf_efficientnet_lite0"})
+    assert step_operations(lite0) == pytest.approx(3 * 2 * 0.39e9, rel=0.1), "depthwise convolutions are cheap"
     assert torch.equal(before, torch.get_rng_state())
     cost = cost_of(config, 10, 2, [])
     assert cost.operations == pytest.approx(2 * 10 * (70 + 10) * step_operations(config))
