@@ -129,5 +129,7 @@ def test_the_card_tells_what_was_measured_and_names_are_text(run: Run, tmp_path:
     assert "It always predicts" in card
     assert not [text for text in ("<script>", "[x](") if text in card]
     tree.calibration = Calibration(1.0, 0.0, 9, min_confidence=0.4)
-    card = model_card("squares", tree, run.metrics)
+    card = model_card("squares", tree, run.metrics, notes={0: "a <b>red</b> chest"})
+    name = tree.patch_name(0)
+    assert f"## Named patches\n\n- {name}: a &lt;b&gt;red&lt;/b&gt; chest\n" in card
     assert not [text for text in ("It always predicts", "license") if text in card]

@@ -69,5 +69,5 @@ def stage(run: Run, folder: Path, name: str, license: str = LICENSE) -> None:  #
     figure = tree_figure(explanation)
     write_file(folder / "tree.svg", figure.svg.encode("utf-8", errors="replace"))
     write_file(folder / "tree.png", figure.png())
-    card = model_card(name, tree, run.metrics, license=license, picture="tree.png")
+    card = model_card(name, tree, run.metrics, license=license, picture="tree.png", notes=run.notes)
     write_file(folder / "README.md", card.encode("utf-8", errors="replace"))

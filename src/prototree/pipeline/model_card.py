@@ -10,6 +10,7 @@ from prototree.core.confidence import Calibration
 from prototree.core.model import ProtoTree
 from prototree.errors import ConfigError
 from prototree.evaluation.tables import markdown, percent
+from prototree.run import notes_by_patch
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
 _MAX_CLASSES = 200
@@ -22,10 +23,11 @@ def model_card(
     *,
     license: str = "",  # noqa: A002
     picture: str | None = None,
+    notes: Mapping[int, str] | None = None,
 ) -> str:
     """Write the model card in Markdown; with a `license` (the hub's short name) for the hub, else for a packed file.
 
-    `picture` is the file beside it that shows the tree.
+    `picture` is the file beside it that shows the tree, and `notes` are the user's names of patches, by prototype.
     """
     if license and not _LICENSE.fullmatch(license):
         raise ConfigError(f"expected a license by the hub's short name, such as mit or cc-by-4.0, got {license!r}")
@@ -34,6 +36,7 @@ def model_card(
         f"# {_plain(name)}",
         _description(tree),
         f"![The whole tree]({picture})\n\n`rules.txt` has every path in words." if picture else "",
+        f"## Named patches\n\n{_names(tree, notes)}" if notes else "",
         f"## Metrics\n\n{_metrics(tree, metrics)}",
         f"## How to use it\n\n{_usage(name, on_hub=bool(license))}",
         f"## Limits\n\n{_limits(tree, metrics)}",
@@ -59,6 +62,11 @@ def _description(tree: ProtoTree) -> str:
         f"{tree.n_classes} classes. Each node {question}, and every prediction is one path from the root to a leaf. "
         f"The network below it is `{tree.features.backbone.name}` at {tree.preprocessing.size} pixels{_origin(tree)}."
     )
+
+
+def _names(tree: ProtoTree, notes: Mapping[int, str]) -> str:
+    """List the names that a person gave to patches; L and R are the sides of a question."""
+    return "\n".join(f"- {patch}: {markdown(name)}" for patch, name in notes_by_patch(notes, tree).items())
 
 
 def _metrics(tree: ProtoTree, metrics: Mapping[str, Any]) -> str:

@@ -55,7 +55,9 @@ def pack(
         raise CheckpointError(f"expected a run with a trained tree in {run.folder}, found none; train one first")
     with prepared_beside(out) as folder:
         tree = write_shared(run, stage, folder, find_pages=pages, tick=tick)
-        write_file(folder / "README.md", model_card(out.stem, tree, run.metrics).encode(errors="replace"))
+        write_file(
+            folder / "README.md", model_card(out.stem, tree, run.metrics, notes=run.notes).encode(errors="replace")
+        )
         files = (path for path in folder.rglob("*") if path.is_file())
         write_archive(out, {path.relative_to(folder).as_posix(): path for path in files})
     return out
