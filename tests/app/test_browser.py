@@ -240,7 +240,7 @@ def test_the_network_is_finetuned_at_a_click(browser: Any, tmp_path: Path) -> No
         finetune, told = page.get_by_role("button", name="Retrain with these edits"), page.locator("#finetune-state")
         assert finetune.is_disabled(), "there is nothing to train with before the first edit"
         page.fill("#name-right", "square")
-        page.get_by_role("button", name="Keep", exact=True).click()
+        page.get_by_role("article", name="The prototype on the right").get_by_role("button", name="Keep").click()
         after(page, 1)
         finetune.click()
         page.locator("#finetune-state[data-state=running]").wait_for()
