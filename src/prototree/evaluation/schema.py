@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from prototree.core.topology import Strategy
 from prototree.errors import CheckpointError
@@ -193,6 +193,8 @@ class NodeErrors:
 
 @dataclass(frozen=True)
 class _DataCounts:
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     kind: str = ""
     train: Count = 0
     test: Count = 0
