@@ -26,7 +26,7 @@ from tiny_training import COLOURS
 
 QUICK = {
     "backbone": "test_resnet", "weights": "none", "image_size": 32, "feature_level": -2, "prototype_dim": 8,
-    "head_hidden_dim": 16, "batch_size": 16, "views": 2, "calibration_fraction": 0, "head_epochs": 10, "epochs": 5,
+    "head_hidden_dim": 16, "batch_size": 16, "views": 2, "calibration_fraction": 0, "head_epochs": 80, "epochs": 5,
     "lr": 0.02, "workers": 0, "augment": "none",
 }  # fmt: skip
 
