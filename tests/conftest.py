@@ -1,5 +1,6 @@
 """What several test files need: random trees, a tiny backbone, and the optional real data."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,8 @@ from tiny_explain import birds, squares
 
 __all__ = ["birds", "browser", "open_page", "squares"]  # fixtures
 
+# Some virtual machines announce AMX and do not have it: there, bfloat16 ends the process with an illegal instruction.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 torch.set_num_threads(1)  # tests run side by side, one process a core
 
 # However busy the machine is, the same examples are tried and none of them is too slow. Timeouts anywhere in the tests

@@ -5,12 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from prototree.data import open_data
+from prototree.data.folder import read_manifest
 from prototree.data.images import read_image
 from prototree.data.in_memory import write_in_memory
 from prototree.errors import DataError
@@ -138,3 +140,13 @@ def test_classes_and_paths_that_are_not_utf8(tmp_path: Path) -> None:
     for source in ((pixels(2), ["caf\udce9", "b"]), (["caf\udce9.png", "b.png"], ["a", "b"])):
         with pytest.raises(DataError, match="UTF-8"):
             write_in_memory(source, tmp_path)
+
+
+def test_a_group_may_be_missing_in_every_way_that_tables_have(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.png" for number in range(6)]
+    for path in paths:
+        Image.new("RGB", (8, 8)).save(path)
+    groups = pandas.Series(["herd", "herd", None, float("nan"), "", pandas.NA], dtype=object)
+    frame = pandas.DataFrame({"path": paths, "label": list("aabbab"), "group": groups})
+    data = read_manifest(write_in_memory(frame, tmp_path / "out"))
+    assert sorted(sample.group for sample in data.train + data.test) == ["", "", "", "", "herd", "herd"]

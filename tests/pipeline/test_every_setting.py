@@ -29,7 +29,7 @@ DISTILL = TINY_DISTILL | QUICK | {"head_epochs": 2, "weights": "none"}
 COMMON_CHANGES: dict[str, Any] = {
     "backbone": "test_resnet", "feature_level": -2, "image_size": 48, "resize": 40, "prototype_dim": 12,
     "head_hidden_dim": 8, "augment": "none", "bootstrap": True, "fold": "1/3", "batch_size": 5, "seed": 1,
-    "backbone_options": "pad_type=same", "pretrain_epochs": 2,
+    "precision": "bfloat16", "backbone_options": "pad_type=same", "pretrain_epochs": 2,
 }  # fmt: skip
 PAPER_CHANGES: dict[str, Any] = {
     "height": 3, "prototype_size": 2, "epochs": 3, "freeze_epochs": 0, "train_last_block": False, "lr_prototypes": 0.1,
@@ -41,12 +41,11 @@ DISTILL_CHANGES: dict[str, Any] = {
     "sharpness": 9.0, "occlusion_weight": 0.0, "distill_weight": 0.1, "distill_temperature": 9.0,
 }  # fmt: skip
 # What is tested in another way below, in test_run (pruning, projection), or in training (test_paper, test_calibrate,
-# test_last_blocks and test_loop; convolutions in bfloat16 end the process where a virtual machine announces AMX in
-# vain).
+# test_last_blocks).
 ELSEWHERE: dict[type, set[str]] = {
     Common: {
         "weights", "test_fraction", "fail_on_bad_images", "prune_threshold", "project_within_class", "workers",
-        "inference_backend", "precision",
+        "inference_backend",
     },
     PaperSettings: {"teacher", "distill_weight", "distill_temperature", "baseline"},
     DistillSettings: {"calibration_fraction", "finetune_blocks"},

@@ -100,8 +100,13 @@ def _frame_rows(frame: Any) -> Iterator[Row]:
             raise DataError(
                 f"row {number} of the table has an empty split; expected train, test or val, or no such column at all"
             )
-        group = "" if row["group"] != row["group"] else str(row["group"])
-        yield _image(str(row["path"]), number), _label(row["label"]), str(row["split"]), group
+        yield _image(str(row["path"]), number), _label(row["label"]), str(row["split"]), _group(row["group"])
+
+
+def _group(value: Any) -> str:
+    """Write a group as text; a missing value, which comes in several kinds, is no group."""
+    is_missing = not isinstance(value, str) and str(value) in ("None", "nan", "<NA>", "NaT")
+    return "" if is_missing else str(value)
 
 
 def _hugging_face_rows(table: Any) -> Iterator[Row]:

@@ -3,24 +3,24 @@
 Both trees predict the same test images, each along its single path.
 """
 
-from collections.abc import Callable, Sequence
+import torch
 
 from prototree.core.model import ProtoTree
 from prototree.data import ImageData
+from prototree.data.crops import evaluation_views
 from prototree.data.dataset import Sample
 from prototree.data.images import load_image
+from prototree.data.loader import ViewDataset
 from prototree.errors import DataError
 from prototree.explanation.assets import THUMB_SIDE, pictures_of, reduced
 from prototree.explanation.records import ChangedImage, ChangedQuestion, ClassChange, Comparison, Picture, ShownPatch
-from prototree.inference.predict import iter_predictions
+from prototree.features.cache import eval_batches
 from prototree.run import Run
 
 MAX_IMAGES = 200  # changed images that are shown
 
 
-def compare_runs(
-    run: Run, other: Run, *, data: ImageData | None = None, tick: Callable[[int, int], None] | None = None
-) -> Comparison:
+def compare_runs(run: Run, other: Run, *, data: ImageData | None = None) -> Comparison:
     """Compare a run with another one that has the same classes, such as the run before edits, on the test images.
 
     Examples:
@@ -38,7 +38,7 @@ def compare_runs(
     if not data.test:
         raise DataError("expected test images to compare two runs on, got none; name data that has some with --data")
     names, labels = data.class_names, [sample.label for sample in data.test]
-    before, after = (_predict(tree, data.test, i, tick) for i, tree in enumerate(trees))
+    before, after = (_predict(each, tree.eval(), data) for each, tree in zip((other, run), trees, strict=True))
     differing = [i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
     n_fixed = sum(after[i] == names[labels[i]] for i in differing)
     n_broken = sum(before[i] == names[labels[i]] for i in differing)
@@ -53,7 +53,10 @@ def compare_runs(
             ClassChange(
                 name,
                 labels.count(label),
-                *(sum(k == label and p == name for k, p in zip(labels, said, strict=True)) for said in (before, after)),
+                *(
+                    sum(k == label and p == name for k, p in zip(labels, predicted, strict=True))
+                    for predicted in (before, after)
+                ),
             )
             for label, name in enumerate(names)
         ),
@@ -69,15 +72,18 @@ def compare_runs(
     )
 
 
-def _predict(
-    tree: ProtoTree, samples: Sequence[Sample], part: int, tick: Callable[[int, int], None] | None
-) -> list[str]:
-    """Predict each image along the single path; one that cannot be read gets no class."""
-    predicted = []
-    for done, prediction in enumerate(iter_predictions(tree, [sample.path for sample in samples], top=0), 1):
-        predicted.append(prediction.predicted_class or "not read")
-        if tick is not None:
-            tick(part * len(samples) + done, 2 * len(samples))
+@torch.no_grad()
+def _predict(run: Run, tree: ProtoTree, data: ImageData) -> list[str]:
+    """Predict each test image along the single path, from cached features where the run has them.
+
+    An image that cannot be read gets no class.
+    """
+    predicted = ["not read"] * len(data.test)
+    batches = eval_batches(tree.features, ViewDataset(data.test, evaluation_views, tree.preprocessing), run=run.folder)
+    for maps, _, indices in batches.encoded(tree.features):
+        classes = tree.decode(tree.forward_features(maps)).labels("greedy")
+        for index, label in zip(indices.tolist(), classes.tolist(), strict=True):
+            predicted[batches.entries[index].sample_index] = tree.class_names[label]
     return predicted
 
 

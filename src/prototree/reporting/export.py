@@ -105,7 +105,7 @@ def write_comparison(
 
     run, other, observer = Run.open(model), Run.open(against), observer or Observer()
     observer.stage("predicting the test images with both trees")
-    comparison = compare_runs(run, other, data=run.data(data), tick=observer.caching)
+    comparison = compare_runs(run, other, data=run.data(data))
     make_folder(Path(folder))
     return _write(Path(folder) / "comparison.html", comparison_page(comparison))
 
