@@ -11,7 +11,6 @@ and `<!-- end of results -->` in README and docs. `make results` does all three.
 """
 
 import argparse
-import dataclasses
 import datetime
 import os
 import platform
