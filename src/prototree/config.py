@@ -365,7 +365,13 @@ def default_temperature(n_classes: int) -> float:
 
 @dataclass(frozen=True)
 class Config(Common):
-    """All settings of a run.
+    """Configuration of a run: the settings of every run, and those of its recipe. Checked when it is made.
+
+    Attributes:
+        recipe: Settings of the recipe, such as `DistillSettings`; all others are listed on the page Settings.
+
+    Raises:
+        ConfigError: A setting is out of range.
 
     Examples:
         >>> from prototree.config import load_preset
@@ -380,7 +386,17 @@ class Config(Common):
         self.recipe.check(self)
 
     def replace(self, values: Mapping[str, Any]) -> "Config":
-        """Return a copy with other values, by name; `recipe` is the name of one, and starts from its defaults."""
+        """Return a copy with other values.
+
+        Args:
+            values: Settings by name; `recipe` is the name of one, and starts from its defaults.
+
+        Returns:
+            The changed configuration.
+
+        Raises:
+            ConfigError: A name is unknown or of another recipe, or a value is out of range.
+        """
         recipe = self.recipe
         if "recipe" in values and values["recipe"] != recipe.name:
             recipe = _recipe_named(values["recipe"])()

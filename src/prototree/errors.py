@@ -2,7 +2,10 @@
 
 
 class ProtoTreeError(Exception):
-    """Base class of all errors that this package raises on purpose.
+    """Base class of all errors that this package raises on purpose; others are bugs.
+
+    Its subclasses are in `prototree.errors`, such as `ConfigError`, `DataError` and `CheckpointError`. Every message
+    says what was expected, what was found and what to do.
 
     Examples:
         >>> try:

@@ -36,7 +36,10 @@ def run_or_tree_at(given: "str | Path | Run | ProtoTree") -> "Run | ProtoTree":
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of one training with all its results, or a packed tree.
+    """Run: the folder of one training with all its results, or a packed tree.
+
+    Attributes:
+        folder: The folder.
 
     Examples:
         >>> run = Run.open("runs/photos")
@@ -50,7 +53,17 @@ class Run:
 
     @classmethod
     def open(cls, folder: "str | Path | Run") -> "Run":
-        """The run in a folder, in a file that `pack` made or, as `user/name`, on the model hub; or an error."""
+        """Open a run.
+
+        Args:
+            folder: The folder of a run, a `.prototree` file, `user/name` on the model hub, or a run.
+
+        Returns:
+            The run.
+
+        Raises:
+            CheckpointError: There is no run.
+        """
         run = folder if isinstance(folder, Run) else cls(archive.located(folder))
         if not (run.folder / CONFIG).exists():
             raise CheckpointError(f"expected a run in {run.folder}, but there is no {CONFIG}; train one first")
@@ -67,7 +80,7 @@ class Run:
         return f"the packed tree {self.folder.name}" if self.is_packed else str(self.folder)
 
     def check_writable(self) -> "Run":
-        """Raises an error if the run is packed and so cannot be changed."""
+        """Raise a `ConfigError` if the run is packed and so cannot be changed; return the run."""
         if self.is_packed:
             raise ConfigError(
                 f"{self.folder.name} is a packed tree, which can be asked and looked at but not changed; use the "
@@ -76,7 +89,14 @@ class Run:
         return self
 
     def tree(self, stage: str | None = None) -> ProtoTree:
-        """The tree after a stage; by default after the last one."""
+        """Load a tree.
+
+        Args:
+            stage: trained, pruned or projected; by default the last one.
+
+        Returns:
+            The tree, in evaluation mode.
+        """
         if stage is None and checkpoint.last_stage(self.folder) is None:
             raise CheckpointError(f"expected a trained tree in {self.display_name}, got none; train one first")
         return checkpoint.load(self.folder / (stage or ""))
@@ -135,7 +155,7 @@ class Run:
         return len(read_json(tree)["topology"]["left"])
 
     def prototype_quality(self, tree: ProtoTree) -> Mapping[str, Any]:
-        """What `evaluate --prototypes` found, if it was for exactly this tree; else empty."""
+        """Return what `evaluate --prototypes` found, if it was for exactly this tree; else nothing."""
         quality = self.metrics.get("prototype_quality", {})
         return quality if quality.get("tree") == checkpoint.fingerprint(tree) else {}
 
@@ -144,7 +164,17 @@ class Run:
         write_json(self.folder / METRICS, {**self.metrics, **values})
 
     def data(self, source: str | Path | None = None) -> ImageData:
-        """The data that the run was made with, or other data with the same classes."""
+        """Open the data that the run was made with, or other data with the same classes.
+
+        Args:
+            source: Other data than the run's own.
+
+        Returns:
+            The data set.
+
+        Raises:
+            DataError: The data is not here, or has other classes than the tree.
+        """
         source, config = source or self.source, self.config
         fold = config.fold if str(source) == self.metrics.get("source") else ""  # other data is not divided
         data = open_data(source, test_fraction=config.test_fraction, strict=config.fail_on_bad_images, fold=fold)
@@ -153,7 +183,7 @@ class Run:
         return data
 
     def data_or_none(self) -> ImageData | None:
-        """The data that the run was made with, or None if it is not on this machine."""
+        """Open the data that the run was made with; None if it is not on this machine."""
         if "source" not in self.metrics:
             return None
         try:

@@ -182,7 +182,14 @@ class TreeRecord(Record):
 
 
 def save(tree: ProtoTree, folder: Path | str) -> None:
-    """Write a tree so that `load` gives it back bit for bit.
+    """Save a tree as `tree.json` and `weights.safetensors`, so that `load` gives it back bit for bit.
+
+    Args:
+        tree: The tree.
+        folder: Folder to write to; a tree in it is replaced atomically.
+
+    Raises:
+        CheckpointError: The tree cannot be loaded again, or the folder cannot be written; what was there is unchanged.
 
     Examples:
         >>> save(tree, "my-tree")
@@ -223,9 +230,17 @@ def save(tree: ProtoTree, folder: Path | str) -> None:
 
 
 def load(folder: Path | str) -> ProtoTree:
-    """Read a tree written by `save` or `pack`, in evaluation mode; for a run's folder, the tree after its last stage.
+    """Load a tree written by `save`, `fit` or `pack`, in evaluation mode.
 
-    `user/name` is a tree on the model hub, if there is no folder `user` here.
+    Args:
+        folder: Folder of a tree or of a run (its last stage), a `.prototree` file, or `user/name` on the model hub if
+            there is no folder `user` here.
+
+    Returns:
+        The tree, on the CPU.
+
+    Raises:
+        CheckpointError: There is no tree, or it is damaged or of another format version.
 
     Examples:
         >>> tree = load("runs/photos")  # or "bird-tree.prototree", or "user/name"

@@ -49,7 +49,13 @@ def tree_vote(tree: ProtoTree, output: TreeOutput) -> TreeVote:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Trees with the same classes and the same preprocessing, whose predictions are averaged.
+    """Average the class probabilities of several trees with the same classes and preprocessing (§6.2).
+
+    Attributes:
+        trees: The trees, at least one.
+
+    Raises:
+        ConfigError: The trees do not fit together.
 
     Examples:
         >>> both = Ensemble([tree, tree])
@@ -102,11 +108,26 @@ class Ensemble:
         return [tree_vote(tree, output) for tree, output in zip(self.trees, encoded, strict=True)]
 
     def predict(self, images: Float[Tensor, "B 3 h w"]) -> list[TreePrediction]:
-        """What each tree predicts by itself."""
+        """Predict with each tree by itself.
+
+        Args:
+            images: A batch of preprocessed images.
+
+        Returns:
+            One prediction for each tree.
+        """
         return [vote.decisions for vote in self.votes(images)]
 
     def class_probs(self, images: Float[Tensor, "B 3 h w"], strategy: Strategy = "soft") -> Float[Tensor, "B K"]:
-        """The weighted mean of the trees' class probabilities; a single tree predicts as by itself."""
+        """Average the trees' class probabilities; a single tree predicts as by itself.
+
+        Args:
+            images: A batch of preprocessed images.
+            strategy: soft, max_path or greedy; greedy paths are weighted by their confidence.
+
+        Returns:
+            Images × classes.
+        """
         return average(self.votes(images), strategy)
 
 

@@ -245,7 +245,23 @@ class TreePrediction:
 
 
 class ProtoTree(nn.Module):
-    """A soft decision tree. Each node compares the nearest patches of an image with its prototypes.
+    """Soft decision tree whose nodes compare the nearest patches of an image with their prototypes (§3).
+
+    Args:
+        topology: Children of every node.
+        features: Backbone and head that turn images into feature maps.
+        class_names: Names of the classes, or how many there are.
+        prototype_size: Rows and columns of a prototype, in cells of the feature map.
+        generator: Random generator for the initial prototypes.
+        node_function: Kind and sharpness of the nodes; by default those of the paper.
+
+    Attributes:
+        prototypes: Prototype vectors, P × D × rows × columns.
+        leaf_logits: Unnormalised class scores of the leaves, L × K.
+        radius: Distance at which the similarity of each prototype is one half.
+        distance_p95: 95th percentile of the distance of each side's training images; 0 where it is unknown.
+        sources: The training patch that each prototype comes from; None before projection.
+        calibration: Turns the margin of a path into a confidence; holds the limits for abstaining.
 
     Examples:
         >>> from prototree.backbones.backbone import Backbone, FeatureExtractor
@@ -336,7 +352,14 @@ class ProtoTree(nn.Module):
         return self
 
     def forward(self, images: Float[Tensor, "B 3 h w"]) -> TreeOutput:
-        """Images through the network and the tree."""
+        """Send images through the network and the tree.
+
+        Args:
+            images: A batch of preprocessed images.
+
+        Returns:
+            Distances, nearest patches, path probabilities, and the probability of going right at each node.
+        """
         if images.dim() != 4 or images.shape[1] != 3 or not images.shape[0]:
             raise ShapeError(f"expected a non-empty batch of images B×3×h×w, got {tuple(images.shape)}")
         return self.forward_features(self.features(images))
@@ -402,7 +425,14 @@ class ProtoTree(nn.Module):
 
     @torch.no_grad()
     def predict(self, images: Float[Tensor, "B 3 h w"]) -> TreePrediction:
-        """Predictions for a batch of preprocessed images. Put the tree in `eval()` mode first."""
+        """Predict a batch of preprocessed images by all three strategies. Put the tree in `eval()` mode first.
+
+        Args:
+            images: A batch of preprocessed images.
+
+        Returns:
+            Class probabilities, paths, confidence and abstention.
+        """
         return self.decode(self(images))
 
     def with_topology(self, topology: Topology, nodes: Int[ndarray, " n"], leaf_ids: Int[ndarray, " m"]) -> "ProtoTree":

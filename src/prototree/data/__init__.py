@@ -37,12 +37,21 @@ def open_data(
     deep: bool = False,
     fold: str = "",
 ) -> ImageData:
-    """Open a data set in any form and check that a tree can be trained on it. `birds` is the generated one.
+    """Open a data set in any form and check that a tree can be trained on it.
 
-    `test_fraction` and `seed` matter if the data has no split of its own. Files that cannot be read are left out and
-    listed in `unreadable`; with `strict` they are an error. With `deep` all images are decoded, not only their headers
-    read, which takes longer. A `fold` such as 2/5 takes the second fifth of all images as the test set, whatever split
-    the data has.
+    Args:
+        source: An image folder, a CSV list, CUB-200-2011, Stanford Cars, or `birds`, the generated data set.
+        test_fraction: Fraction of the images kept for testing if the data has no split of its own.
+        seed: Seed of that split.
+        strict: Fail on files that cannot be used, instead of leaving them out.
+        deep: Decode every image, instead of reading its header only; slower.
+        fold: Such as 2/5: take the second fifth of all images as the test set, whatever split the data has.
+
+    Returns:
+        Class names, training and test images, and the files left out.
+
+    Raises:
+        DataError: The data cannot be read, or a tree cannot be trained on it.
 
     Examples:
         >>> data = open_data("photos/")

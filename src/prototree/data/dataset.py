@@ -54,7 +54,17 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set: class names (a sample's label is an index into them), its splits, and the files left out.
+    """Data set: class names, images of each split, and the files left out.
+
+    Attributes:
+        root: Folder or list that it was opened from.
+        kind: folder, manifest, cub or cars.
+        class_names: Names of the classes; a sample's label is an index into them.
+        train: Images to train on.
+        test: Images to test on.
+        unreadable: Files that cannot be used, with the reason.
+        validation_split: Images neither trained nor tested on, by which edits are judged.
+        ignored: Other files in its class folders, perhaps images in formats that are not read.
 
     Examples:
         >>> data = prototree.open_data("photos/")
@@ -68,8 +78,8 @@ class ImageData:
     train: tuple[Sample, ...]
     test: tuple[Sample, ...]
     unreadable: tuple[Unreadable, ...] = ()
-    validation_split: tuple[Sample, ...] = ()  # neither trained nor tested on; edits are judged on them
-    ignored: tuple[Path, ...] = ()  # other files in its class folders, perhaps images in formats that are not read
+    validation_split: tuple[Sample, ...] = ()
+    ignored: tuple[Path, ...] = ()
 
     @property
     def n_classes(self) -> int:

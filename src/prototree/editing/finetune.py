@@ -35,7 +35,20 @@ def finetune(
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> Run:
-    """Train the network further with the tree of an edited run, as a new run; resume one that was interrupted.
+    """Fine-tune an edited tree as a new run: train its head further while the prototypes stay at their patches.
+
+    Args:
+        model: The edited run, or its path.
+        out: Folder of the new run; one that was interrupted is resumed.
+        data: Data set to train on instead of the run's own.
+        settings: Settings by name, which replace those of the run.
+        observer: Progress callbacks.
+
+    Returns:
+        The new run.
+
+    Raises:
+        ConfigError: The run's recipe moves prototypes, or `out` holds another run.
 
     Examples:
         >>> run = finetune("runs/photos-edited-1", "runs/finetuned")  # doctest: +SKIP

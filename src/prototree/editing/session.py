@@ -45,11 +45,23 @@ def edit(
     work: str | Path | None = None,
     tick: Tick | None = None,
 ) -> "EditSession":
-    """Open a run for editing, with the history it has.
+    """Open a run for editing, with the history of edits it has. The run itself is never changed.
 
-    History and feature maps are kept in `work`, by default `RUN-edits` beside the run. `validation` is a data set whose
-    images are all used for validation; without it the data's own validation images are, or else every second test
-    image. The session locks `work` until it is closed (`EditSession.close`) or garbage-collected; a second is refused.
+    The session locks `work` until it is closed (`EditSession.close`) or garbage-collected.
+
+    Args:
+        run: A run, or its path.
+        data: Data set to use instead of the run's own.
+        validation: Data set whose images all judge the edits; by default the data's own validation images, or else
+            every second test image.
+        work: Folder for history and feature maps; by default `RUN-edits` beside the run.
+        tick: Progress callback: how many of how many feature maps are computed.
+
+    Returns:
+        The session.
+
+    Raises:
+        EditError: Another session or server holds `work`.
 
     Examples:
         >>> session = edit("runs/photos")
@@ -74,7 +86,15 @@ class Snapshot:
 
 
 class EditSession:
-    """A run being edited. Thread-safe; each change is either complete and saved, or not made.
+    """Editing session of a run, opened by `edit`. Thread-safe; each change is complete and saved, or not made.
+
+    Attributes:
+        run: The run that is edited.
+        data: Its data set.
+        work: Folder with the history of edits and the feature maps.
+        workbench: Finds patches to replace prototypes by, and applies edits.
+        snapshot: History and tree at this moment.
+        close: Function that unlocks `work`.
 
     Examples:
         >>> session = prototree.edit("runs/photos")
@@ -163,7 +183,19 @@ class EditSession:
         return self.workbench.metrics(self.state)
 
     def apply(self, edit: Edit, revision: int | None = None) -> Snapshot:
-        """Apply an edit; if others edit too, give the revision that the node's index belongs to."""
+        """Apply an edit.
+
+        Args:
+            edit: A `Replace`, `Exclude`, `Remove` or `Note` of `prototree.editing.edits`.
+            revision: The revision that the node's index belongs to, if others edit too.
+
+        Returns:
+            History and tree after the edit.
+
+        Raises:
+            EditError: The edit is impossible; nothing was changed.
+            ConflictError: The tree has another revision.
+        """
         return self._change(lambda history: history.add(edit), revision)
 
     def undo(self, revision: int | None = None) -> Snapshot:
@@ -194,9 +226,14 @@ class EditSession:
         return collector
 
     def save(self, out: str | Path | None = None, revision: int | None = None) -> Run:
-        """Write a new run with the edited tree; by default beside the old one, under the first free name.
+        """Save the edited tree as a new run. Its folder appears when it is complete.
 
-        The folder appears when it is complete: after a kill there is either nothing or all of it.
+        Args:
+            out: A folder that does not exist; by default `RUN-edited-1`, `RUN-edited-2`, … beside the run.
+            revision: Refuse to save if the tree has another revision.
+
+        Returns:
+            The new run, with metrics on test images that did not judge the edits, where there are any.
         """
         with self._lock:
             self.snapshot.history.check_revision(revision)

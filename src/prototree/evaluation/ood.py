@@ -33,9 +33,19 @@ def evaluate_ood(
     data: str | Path | None = None,
     observer: Observer | None = None,
 ) -> dict[str, OODMetrics]:
-    """Measure how well a run's tree tells the images of each source from its own test images; adds to metrics.json.
+    """Evaluate out-of-distribution detection: how well a tree tells other images from its own test images.
 
-    A source is a folder of images, or a data set whose test images are used.
+    Args:
+        folder: Folder of the run; the results are added to its metrics.json.
+        sources: Folders of images of unknown classes, or data sets whose test images are used.
+        data: Data set to use instead of the run's own.
+        observer: Progress callbacks.
+
+    Returns:
+        The metrics of each source, by its name.
+
+    Raises:
+        ConfigError: The tree's confidence was never calibrated, or two sources have the same name.
 
     Examples:
         >>> metrics = evaluate_ood("runs/photos", ["ood/"])  # doctest: +SKIP

@@ -39,7 +39,25 @@ class PathLengths:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The metrics of one tree on one data set.
+    """Metrics of one tree on one data set.
+
+    Attributes:
+        n_images: Number of images.
+        accuracy: By strategy.
+        fidelity: Fraction of the images with the same prediction as soft, by strategy.
+        path_length: Nodes on the path of one image, by strategy (Table 3).
+        top5: Fraction of the images whose class is among the five most probable ones.
+        ece: Expected calibration error of Eq. 4's probability of the soft prediction.
+        confidence_ece: Expected calibration error of the confidence, for the greedy prediction.
+        mean_confidence: Mean confidence of the greedy predictions.
+        coverage: Fraction of the images that the tree does not abstain from.
+        selective_accuracy: Accuracy of the greedy predictions for those; None if there are none.
+        class_accuracy: Greedy accuracy of each class; None without test images.
+        confusion: Label, greedy prediction and number of images, of the pairs that occur.
+        n_prototypes: Number of prototypes.
+        n_leaves: Number of leaves.
+        leaf_max_probs: Largest class probability of each leaf.
+        leaf_max_hist: Histogram of these, 20 bins from 0 to 1.
 
     Examples:
         >>> metrics = prototree.evaluate("runs/photos")
@@ -49,20 +67,20 @@ class Metrics:
 
     n_images: Count
     accuracy: Annotated[dict[Strategy, Fraction], Field(min_length=3)]
-    fidelity: Annotated[dict[Strategy, Fraction], Field(min_length=2)]  # fraction of images that agree with soft
+    fidelity: Annotated[dict[Strategy, Fraction], Field(min_length=2)]
     path_length: Annotated[dict[Strategy, PathLengths], Field(min_length=2)]
     top5: Fraction
-    ece: Fraction  # expected calibration error of Eq. 4's probability of the soft prediction
-    confidence_ece: Fraction  # the same of the confidence, for the greedy prediction: what people are shown
+    ece: Fraction
+    confidence_ece: Fraction
     mean_confidence: Fraction
-    coverage: Fraction  # fraction of images that the tree does not abstain from
-    selective_accuracy: Fraction | None  # of the greedy predictions for those; None if there are none
-    class_accuracy: list[Fraction | None]  # of the greedy path, which is what pages show; None without test images
-    confusion: list[tuple[Count, Count, Count]]  # label, greedy prediction, images; pairs that occur, in order
+    coverage: Fraction
+    selective_accuracy: Fraction | None
+    class_accuracy: list[Fraction | None]
+    confusion: list[tuple[Count, Count, Count]]
     n_prototypes: Count
     n_leaves: Count
-    leaf_max_probs: list[Fraction]  # max σ(c) of every leaf, for the supplement's histogram
-    leaf_max_hist: list[Count]  # of leaf_max_probs, 20 bins from 0 to 1
+    leaf_max_probs: list[Fraction]
+    leaf_max_hist: list[Count]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -126,7 +126,22 @@ class ClassExplanation:
 
 @dataclass(frozen=True)
 class TreeExplanation:
-    """Everything that pages show of a whole tree.
+    """Global explanation: everything that pages show of a whole tree (§5.2).
+
+    Attributes:
+        title: Name of the run.
+        class_names: Names of the K classes.
+        left: Left child of each node: a node, or ~leaf.
+        right: Right child of each node.
+        prototypes: Every prototype; pairwise nodes have all right ones first, then all left ones.
+        leaf_probs: Class probabilities of each leaf, L × K.
+        accuracy: By strategy on the test images; empty if never evaluated.
+        node_kind: presence or pairwise.
+        sharpness: Slope of the decisions.
+        test_results: Prototype quality in one line; empty if never measured.
+        made_from: Data set and day of the training, where they are known.
+        classes: Images and results of each class; empty where nothing is known.
+        evaluated_on: What the accuracies were measured on.
 
     Examples:
         >>> explanation = prototree.explain("runs/photos")
@@ -136,17 +151,17 @@ class TreeExplanation:
 
     title: str
     class_names: tuple[str, ...]
-    left: tuple[int, ...]  # N: a node, or ~leaf
+    left: tuple[int, ...]
     right: tuple[int, ...]
-    prototypes: tuple[PrototypeExplanation, ...]  # P
+    prototypes: tuple[PrototypeExplanation, ...]
     leaf_probs: Float[ndarray, "L K"]
-    accuracy: dict[str, float]  # by strategy on the test photos; empty if never evaluated
+    accuracy: dict[str, float]
     node_kind: NodeKind = "presence"
     sharpness: float = 1.0
-    test_results: str = ""  # whether patches mean what they show, in one line; empty if never measured
-    made_from: str = ""  # the data set and the day, where they are known
-    classes: tuple[ClassExplanation, ...] = ()  # K, or none where nothing is known of them
-    evaluated_on: str = TEST_IMAGES  # what the accuracies were measured on
+    test_results: str = ""
+    made_from: str = ""
+    classes: tuple[ClassExplanation, ...] = ()
+    evaluated_on: str = TEST_IMAGES
 
     @property
     def n_evaluated(self) -> int:
@@ -285,7 +300,22 @@ class Abstention:
 
 @dataclass(frozen=True)
 class DecisionExplanation:
-    """How one tree decides about one image.
+    """Local explanation: how one tree decides about one image (§5.3).
+
+    Attributes:
+        image: Name of the image.
+        photo: The image, reduced.
+        size: Width and height of the original, in which boxes are given.
+        class_names: Names of the K classes.
+        label: Index of the true class where it is known.
+        class_probs: Probability of each class over all paths.
+        paths: The path by strategy: greedy, which is the explanation, and max_path.
+        counterfactuals: Smallest change of similarities by which another class would win; None where there is none.
+        node_kind: presence or pairwise.
+        confidence: Calibrated probability that the greedy prediction is right; None when abstaining.
+        abstention: Why the tree abstains; None if it does not.
+        n_calibration: Number of images that the confidence was fitted on; 0: it is not calibrated.
+        ensemble_probs: Class probabilities of this tree within an ensemble.
 
     Examples:
         >>> decision = prototree.explain("runs/photos", "bird.jpg")
@@ -297,15 +327,15 @@ class DecisionExplanation:
     photo: Picture
     size: tuple[int, int]
     class_names: tuple[str, ...]
-    label: int | None  # the true class where it is known
-    class_probs: tuple[float, ...]  # K
-    paths: dict[Strategy, PathExplanation]  # "greedy", which is the explanation, and "max_path"
-    counterfactuals: dict[Strategy, Counterfactual | None]  # None where no change of similarities can do it
+    label: int | None
+    class_probs: tuple[float, ...]
+    paths: dict[Strategy, PathExplanation]
+    counterfactuals: dict[Strategy, Counterfactual | None]
     node_kind: NodeKind = "presence"
-    confidence: float | None = 1.0  # calibrated probability that the greedy answer is right; None: no answer
-    abstention: Abstention | None = None  # why the tree does not know; None: it knows
-    n_calibration: int = 0  # that the confidence was fitted on; 0: never measured
-    ensemble_probs: tuple[float, ...] = ()  # K, what the tree says where several vote
+    confidence: float | None = 1.0
+    abstention: Abstention | None = None
+    n_calibration: int = 0
+    ensemble_probs: tuple[float, ...] = ()
 
     @property
     def answer(self) -> int:

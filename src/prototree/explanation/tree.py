@@ -142,9 +142,20 @@ def explain(model: Model, image: None = None, **options: Any) -> TreeExplanation
 @overload
 def explain(model: Model | Sequence[Model], image: ImageFile, **options: Any) -> Any: ...
 def explain(model: Any, image: Any = None, **options: Any) -> Any:
-    """Explain a decision about an image by a tree or, given several models, by an ensemble; without image, the tree.
+    """Explain a decision about an image or, without an image, the whole tree.
 
-    `model` is a run, its path, or a tree. Options are those of `explain_image` and `explain_tree`.
+    Args:
+        model: A run, its path, or a tree; a list of these explains the decision of an ensemble. The whole tree is
+            explained of a run only.
+        image: Path of the image, or a PIL image.
+        **options: Of an image: `label` (the index of its true class), `name`, `attribution` and `occlusion` (slower
+            maps). Of a tree: `data`, `nearest` (patches per prototype), `occlusion`, `notes` and `tick`.
+
+    Returns:
+        A `DecisionExplanation` (of a list, an `EnsembleExplanation`), or a `TreeExplanation`.
+
+    Raises:
+        DataError: The image cannot be read, or the classes of the data are not those of the tree.
 
     Examples:
         >>> len(explain("runs/photos", "bird.jpg").paths["greedy"].steps) >= 1

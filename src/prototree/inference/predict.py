@@ -60,7 +60,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The class that a tree or an ensemble predicts for one image.
+    """Prediction of a tree or an ensemble for one image.
+
+    Attributes:
+        image: Path of the image, if it has one.
+        predicted_class: The best guess, also when abstaining; None only if there is an error.
+        label: The true class, if a list says it.
+        confidence: Calibrated probability that the prediction is right; None when abstaining.
+        probability: Probability of the predicted class over all paths (Eq. 4).
+        abstain_reason: Why the model abstains; empty if it does not.
+        path: The nodes passed, with the decision at each; of an ensemble, through the first tree that predicts this.
+        class_probs: Probabilities over all paths, the most probable classes first.
+        error: Why the image could not be read; empty if it was.
 
     Examples:
         >>> result = prototree.predict("runs/photos", "bird.jpg")
@@ -70,15 +81,15 @@ class Prediction:
         (1, 3)
     """
 
-    image: str | None = None  # its path, if it has one
-    predicted_class: str | None = None  # the best guess, also when abstaining; None only if there is an error
-    label: str | None = None  # the true class, if a list says it
-    confidence: float | None = None  # calibrated probability that the prediction is right; None when abstaining
-    probability: float | None = None  # of the predicted class over all paths (Eq. 4)
+    image: str | None = None
+    predicted_class: str | None = None
+    label: str | None = None
+    confidence: float | None = None
+    probability: float | None = None
     abstain_reason: str = ""
-    path: tuple[Step, ...] = ()  # of an ensemble: through the first tree that predicts this class
-    class_probs: Mapping[str, float] = field(default_factory=dict)  # over all paths, most probable classes first
-    error: str = ""  # why the image could not be read
+    path: tuple[Step, ...] = ()
+    class_probs: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
 
     @property
     def abstained(self) -> bool:
@@ -133,11 +144,22 @@ def predict(
 def predict(
     model: Models, images: Any, *, strategy: Strategy = "greedy", top: int = DEFAULT_TOP, min_confidence: float = 0.0
 ) -> Prediction | list[Prediction]:
-    """Predict one image, or a list for many: a folder, a pattern, a CSV list, a DataFrame, a batch or any iterable.
+    """Predict one image or many, by one tree or by an ensemble.
 
-    `model` is a run, its path, a tree, or several of them, which are averaged as an ensemble. The answer is that of
-    the greedy path, which is the one that explanations show. A prediction below `min_confidence` abstains. One image
-    that cannot be read is a `DataError`; among many, it is a prediction with an `error`.
+    Args:
+        model: A run, its path, a tree, or a list of these, which are averaged as an ensemble.
+        images: A path, a PIL image or 8-bit pixels; for many, a folder, a pattern, a CSV list, a DataFrame, a batch or
+            any iterable.
+        strategy: greedy, the path that explanations show, max_path or soft.
+        top: How many classes `class_probs` lists.
+        min_confidence: Abstain below this confidence, from 0 to 1.
+
+    Returns:
+        One prediction for one image, a list for many. Among many, an image that cannot be read has an `error`.
+
+    Raises:
+        DataError: The one image cannot be read.
+        ConfigError: The models do not fit together, or an option is out of range.
 
     Examples:
         >>> predict("runs/photos", "bird.jpg").predicted_class in ("bluebird", "cardinal", "greenfinch")

@@ -35,7 +35,23 @@ def push(
     private: bool = False,
     message: str = "A prototype tree",
 ) -> str:
-    """Send a run to the hub as `user/name`, new or replaced; returns the address. Log in first with `hf auth login`.
+    """Push a run to the Hugging Face hub, with its pictures, metrics and a model card.
+
+    Log in first with `hf auth login`.
+
+    Args:
+        run: A run with a projected tree, or its path.
+        name: Where to put it, such as me/bird-tree; what is there is replaced.
+        license: The hub's name of the licence, such as mit.
+        private: Make a new repository visible to you only.
+        message: Commit message.
+
+    Returns:
+        The address of the model.
+
+    Raises:
+        CheckpointError: The run has no projected tree.
+        ProtoTreeError: The hub refused it or could not be reached.
 
     Examples:
         >>> push("runs/photos", "me/bird-tree", license="mit")  # doctest: +SKIP

@@ -82,7 +82,17 @@ class ExportedTree(nn.Module):
 
 
 def export_onnx(run_or_tree: Run | ProtoTree | str | Path, out: str | Path) -> Path:
-    """Write a tree as an ONNX file; for a run, the tree after its last stage, with your notes about prototypes.
+    """Export a tree as one ONNX file that takes 8-bit images and gives predictions, paths and abstentions.
+
+    Args:
+        run_or_tree: A run (its last stage, with your notes on prototypes), a tree, or the path of either.
+        out: File to write; its name ends in `.onnx`.
+
+    Returns:
+        The file.
+
+    Raises:
+        MissingExtraError: The extra `export` is not installed.
 
     Examples:
         >>> export_onnx("runs/photos", "birds.onnx").name  # doctest: +SKIP

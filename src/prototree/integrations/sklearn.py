@@ -42,15 +42,22 @@ _OWN_PARAMETERS = ("preset", "strategy", "image_shape", "out")
 
 
 class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A prototype tree that learns from images in memory or on disk.
+    """Prototype tree as a scikit-learn estimator, for pipelines, cross-validation and searches.
 
-    `X` is a list of paths, a column of them, an array of 8-bit images (n, height, width, 3), or rows of numbers that
-    are flattened images of `image_shape` (without it: squares, else strips). Settings are those of `prototree train`;
-    `seed` decides all random numbers.
+    `X` is a list of paths, a column of them, an array of 8-bit images (n, height, width, 3), or rows of flattened
+    images. `decision_path` and `apply` follow the greedy path.
 
-    `strategy` says which prediction `predict` and `predict_proba` give: the one leaf at the end of the path ("greedy",
-    "max_path") or the average over all leaves ("soft"). `decision_path` and `apply` follow the greedy path. With `out`
-    the run stays in that folder, for `prototree report` and the rest.
+    Args:
+        preset: Name of a preset, or path of a TOML file.
+        strategy: What `predict` and `predict_proba` give: greedy or max_path, the leaf of one path; soft, all leaves.
+        image_shape: Height and width, perhaps with 3 channels, of flattened images; by default squares, else strips.
+        out: Folder that keeps the run, for `prototree report` and the rest; by default none is kept.
+        **settings: Settings of `prototree train` by name; `seed` decides all random numbers.
+
+    Attributes:
+        classes_: Class labels, in the order of the probabilities.
+        tree_: The trained `ProtoTree`.
+        out_: Folder of the run, if `out` is given.
 
     Examples:
         >>> model = ProtoTreeClassifier(seed=1).fit(paths, labels)  # 24 photos of 3 classes
@@ -91,7 +98,15 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def fit(self, X: Any, y: Any) -> "ProtoTreeClassifier":  # noqa: N803
-        """Train, prune and project a tree."""
+        """Train, prune and project a tree.
+
+        Args:
+            X: Training images.
+            y: Their class labels.
+
+        Returns:
+            The fitted estimator.
+        """
         settings = {key: value for key, value in self.get_params().items() if key not in _OWN_PARAMETERS}
         config = load_preset(self.preset).replace(settings)
         images, y = self._training_data(X, y)
@@ -113,13 +128,27 @@ class ProtoTreeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> ndarray:  # noqa: N803
-        """Predict the class of each image."""
+        """Predict the class of each image.
+
+        Args:
+            X: Images, in the form that `fit` was given.
+
+        Returns:
+            Class labels.
+        """
         class_probs = self.predict_proba(X)  # refuses an estimator that is not fitted
         predictions: ndarray = self.classes_[class_probs.argmax(axis=1)]
         return predictions
 
     def predict_proba(self, X: Any) -> Float[ndarray, "n K"]:  # noqa: N803
-        """Predict the probability of each class, in the order of `classes_`."""
+        """Predict the probability of each class.
+
+        Args:
+            X: Images, in the form that `fit` was given.
+
+        Returns:
+            Images × classes, in the order of `classes_`.
+        """
         return self._decide(X)[0]
 
     def apply(self, X: Any) -> Int[ndarray, " n"]:  # noqa: N803

@@ -46,10 +46,25 @@ def fit(
 ) -> Run:
     """Train, prune, project and evaluate a tree, as `prototree train` does. Also runs under `torchrun`.
 
-    `data` is a folder, a CSV list, or what `prototree.data.in_memory` takes: a DataFrame (path, label, perhaps split),
-    a pair of images and labels, a dataset of torch or Hugging Face, or a mapping from train and test to these. `preset`
-    is the name of one, a TOML file or a whole configuration; `settings` change it. `start` is a tree whose prototypes
-    stay where they are while the network learns with them.
+    Args:
+        data: A folder, a CSV list, a DataFrame (path, label, perhaps split and group), a pair of images and labels, a
+            dataset of torch or Hugging Face, or a mapping from train and test to these.
+        out: Folder to write the run to.
+        preset: Name of a preset, path of a TOML file, or a whole configuration.
+        settings: Settings by name, which replace those of the preset.
+        stages: Which of train, prune, project and evaluate to run.
+        resume: Continue an interrupted run.
+        overwrite: Replace a run that exists, once the new one is finished.
+        start: A tree whose prototypes stay at their patches while the head is trained.
+        observer: Progress callbacks.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ConfigError: A setting or stage is unknown or out of range, or `out` already holds a run.
+        DataError: A tree cannot be trained on the data.
+        CheckpointError: The run to resume was begun with other settings or data, or is damaged.
 
     Examples:
         >>> run = fit("photos/", "runs/new", settings={"seed": 1})
@@ -144,6 +159,19 @@ def rerun(
 ) -> Run:
     """Run one stage of a run again, with other settings or on other data with the same classes.
 
+    Args:
+        folder: Folder of the run, which is changed.
+        stage: One of train, prune, project and evaluate.
+        data: Data set to use instead of the run's own.
+        settings: Settings by name, which replace those of the run.
+        observer: Progress callbacks.
+
+    Returns:
+        The run, with the stage's new results.
+
+    Raises:
+        ConfigError: The run is packed, or another program is at work in it.
+
     Examples:
         >>> run = rerun("runs/photos", "evaluate")
         >>> sorted(run.last_metrics["accuracy"])
@@ -175,11 +203,22 @@ def evaluate(
     model: list[Any] | tuple[Any, ...], data: TestData | None = ..., *, observer: Observer | None = ...
 ) -> EnsembleMetrics: ...
 def evaluate(model: Any, data: Any = None, *, observer: Observer | None = None) -> Metrics | EnsembleMetrics:
-    """Measure the accuracy and all other metrics of a tree on test images; several trees are an ensemble.
+    """Evaluate a tree, or several as an ensemble, on test images: accuracy and all other metrics.
 
-    `model` is a run, its path, a tree, or a list of them. `data` is a data set with the same classes, whose test images
-    are used; without it a run is tested on its own. For a tree it may also be feature maps with labels and indices.
     Nothing is written: `rerun(run, "evaluate")` evaluates all stages of a run and stores the results.
+
+    Args:
+        model: A run, its path, a tree, or a list of these.
+        data: A data set with the same classes, whose test images are used; by default that of the run. For one tree
+            also batches of feature maps, labels and indices.
+        observer: Progress callbacks.
+
+    Returns:
+        The metrics; of a list, those of each tree alone and of the first 1, 2, … together.
+
+    Raises:
+        ConfigError: There is nothing to test on.
+        DataError: The classes of the data are not those of the tree.
 
     Examples:
         >>> evaluate("runs/photos").n_images

@@ -38,10 +38,19 @@ _METRICS_KEPT = (
 def pack(
     run: str | Path | Run, out: str | Path, *, pages: bool = True, tick: Callable[[int, int], None] | None = None
 ) -> Path:
-    """Write one file that `load`, `predict`, `explain`, `report` and `serve` open like a run's folder.
+    """Pack a run into one `.prototree` file that `load`, `predict`, `explain`, `report` and `serve` open like a folder.
 
-    Its pages show neighbours, shares and tests from the training photos. These are computed first if the photos are
-    here and no report has done so; without `pages` they are left out.
+    Args:
+        run: A run, or its path.
+        out: File to write; its name ends in `.prototree`.
+        pages: Also store each prototype's neighbours and tests, computed from the training images if need be.
+        tick: Progress callback: how many of how many steps are done.
+
+    Returns:
+        The file.
+
+    Raises:
+        CheckpointError: The run has no tree, or no pictures of its prototypes and no images to make them of.
 
     Examples:
         >>> pack("runs/photos", "bird-tree.prototree", pages=False).name

@@ -60,6 +60,19 @@ class SweepOptions(TypedDict, total=False):
 def fit_seeds(data: DataLike, out: str | Path, *, seeds: int, **options: Unpack[SweepOptions]) -> Sweep:
     """Train an ensemble: trees of the same data with different seeds, which share one feature cache.
 
+    Args:
+        data: What `fit` takes, except an opened data set: each run is a process of its own.
+        out: Folder for the runs `seed-…` and the table of the ensemble.
+        seeds: How many trees to train, at least 2.
+        **options: `preset`, `settings`, `resume`, `overwrite` and `observer` as in `fit`; `jobs`, runs at a time; and
+            `threads` of each run. 0 follows from the number of cores.
+
+    Returns:
+        The folder, the runs in order of their seeds, and the table.
+
+    Raises:
+        TrainError: One of the runs failed; the message quotes its last line.
+
     Examples:
         >>> [run.folder.name for run in fit_seeds("photos/", "runs/three", seeds=3).runs]  # doctest: +SKIP
         ['seed-0', 'seed-1', 'seed-2']
@@ -76,6 +89,18 @@ def fit_seeds(data: DataLike, out: str | Path, *, seeds: int, **options: Unpack[
 
 def cross_validate(data: DataLike, out: str | Path, *, folds: int, **options: Unpack[SweepOptions]) -> Sweep:
     """Cross-validate: each of `folds` parts is the test set of one tree; gives mean ± standard deviation.
+
+    Args:
+        data: What `fit` takes, except an opened data set: each run is a process of its own.
+        out: Folder for the runs `fold-…` and their table.
+        folds: How many parts, at least 2; images of one group stay in one part.
+        **options: As in `fit_seeds`.
+
+    Returns:
+        The folder, the runs in order of the folds, and the table.
+
+    Raises:
+        TrainError: One of the runs failed; the message quotes its last line.
 
     Examples:
         >>> cross_validate("photos/", "runs/folds", folds=5).table  # doctest: +SKIP

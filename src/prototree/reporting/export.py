@@ -31,10 +31,20 @@ def report(
     occlusion: bool = False,
     observer: Observer | None = None,
 ) -> list[Path]:
-    """Write a tree as index.html, tree.svg, tree.pdf, rules.txt and rules.json (§5.2); return what was written.
+    """Write a tree as index.html, tree.svg, tree.pdf, rules.txt and rules.json (§5.2).
 
-    `model` is a run, its folder or file, or a `TreeExplanation`. A run without its training data shows what it keeps;
-    with it, the run keeps what its pages show. `nearest` training patches are shown per prototype.
+    A run also stores what its pages show, for machines without the training images.
+
+    Args:
+        model: A run, its folder, a `.prototree` file, or a `TreeExplanation`.
+        folder: Folder to write to.
+        data: Data set to use instead of the run's own.
+        nearest: How many nearest training patches to show per prototype.
+        occlusion: Also compute occlusion maps of the images; slower.
+        observer: Progress callbacks.
+
+    Returns:
+        The files written.
 
     Examples:
         >>> explanation = prototree.explain("runs/photos")
@@ -66,9 +76,16 @@ def report(
 def write_decision(
     explanation: Decision, folder: str | Path, strategy: Strategy = "greedy", *, report: str | Path | None = None
 ) -> list[Path]:
-    """Write one decision as decision.html, decision.json and, for each tree, decision.png; return what was written.
+    """Write one decision as decision.html, decision.json and, for each tree, decision.png.
 
-    The page links to the tree's own page in the folder `report`, if that was written.
+    Args:
+        explanation: A decision of one tree, or of an ensemble.
+        folder: Folder to write to.
+        strategy: The path in the picture: greedy or max_path.
+        report: Folder of the tree's report, to which the page links if it exists.
+
+    Returns:
+        The files written.
 
     Examples:
         >>> decision = prototree.explain("runs/photos", "bird.jpg")
@@ -141,6 +158,12 @@ class NotebookPage:
 
 def show(explanation: TreeExplanation | Decision) -> NotebookPage:
     """Display a tree or a decision in a notebook: put this last in a cell.
+
+    Args:
+        explanation: What `explain` returned.
+
+    Returns:
+        A page that the notebook shows in place.
 
     Examples:
         >>> show(prototree.explain("runs/photos", "bird.jpg"))  # doctest: +SKIP
