@@ -103,7 +103,7 @@ def read_paper(folder: Path) -> dict[str, Any]:
 
 
 _TRAIN = "prototree train {data} --out {out}/run"
-_SEEDS = "--seeds 5 --jobs 2 --threads 1"
+_SEEDS = "--seeds {n_seeds} --jobs 1 --threads 1"  # one core, so that two experiments run side by side
 _BIRDS = "--backbone birds --weights {birds}"
 # The rate of the paper's network, which comes from iNaturalist, too; two epochs with everything learning.
 _PAPER = "--lr-backbone 1e-5 --epochs 22 --milestones 21"
@@ -113,18 +113,19 @@ _CUTS = "python {root}/benchmarks/cuts.py {cub50} --out {out}/run --cuts 50x5,50
 def experiments() -> tuple[Experiment, ...]:
     """List the experiments, the cheap ones first."""
 
-    def train(data: str, options: str) -> str:
-        return f"{_TRAIN} {options}".replace("{data}", data)
+    def train(data: str, options: str, n_seeds: int = 0) -> str:
+        seeds = f" {_SEEDS}".replace("{n_seeds}", str(n_seeds)) if n_seeds else ""
+        return f"{_TRAIN} {options}{seeds}".replace("{data}", data)
 
     quality = "prototree evaluate {out}/run/seed-0 --ood {others} --prototypes"
-    many = f"{_BIRDS} --views 3 --occlusion-weight 0 {_SEEDS}"
-    paper = f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_PAPER} --out {{out}}/run"
+    many = f"{_BIRDS} --views 3 --occlusion-weight 0"
+    paper = f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_PAPER} --heights 7 --seeds 1 --out {{out}}/run"
     return (
         Experiment("demo", (train("birds", "--preset demo"),), read_one, 2),
-        Experiment("cub50", (train("{cub50}", _SEEDS), quality), read_seeds, 45),
-        Experiment("cub50-birds", (train("{cub50}", f"{_BIRDS} {_SEEDS}"), quality), read_seeds, 40),
+        Experiment("cub50", (train("{cub50}", "", 3), quality), read_seeds, 45),
+        Experiment("cub50-birds", (train("{cub50}", _BIRDS, 3), quality), read_seeds, 40),
         Experiment("images-per-class", (f"{_CUTS} --set backbone=birds --set weights={{birds}}",), read_cuts, 30),
-        Experiment("cub200-birds", (train("{cub}", many),), read_seeds, 90),
+        Experiment("cub200-birds", (train("{cub}", many, 5),), read_seeds, 90),
         Experiment("cub200", (train("{cub}", ""),), read_one, 80),
         Experiment("paper-birds", ("prototree reproduce birds --out {out}/run",), read_paper, 60),
         Experiment("paper-cub50", (paper,), read_paper, 200),
@@ -135,7 +136,7 @@ def run_experiment(experiment: Experiment, out: Path, names: Mapping[str, str]) 
     """Run the commands of an experiment; training continues where it was interrupted."""
     folder = out / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
-    began, commands = time.monotonic(), []
+    began, commands, made_by = time.monotonic(), [], commit()
     for template in experiment.commands:
         words = [word.format(**names, out=folder) for word in shlex.split(template)]
         if words[1] == "train" and (folder / "run").exists():
@@ -146,7 +147,7 @@ def run_experiment(experiment: Experiment, out: Path, names: Mapping[str, str]) 
         commands.append(re.sub(r"\{(\w+)\}/?", lambda word: f"{word[1].upper()} ".rstrip(), template))
     content = {
         "commands": commands,
-        "commit": commit(),
+        "commit": made_by,
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "seconds": round(time.monotonic() - began),
