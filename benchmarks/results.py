@@ -424,7 +424,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "results")
     parser.add_argument("--cub", type=Path, help="CUB-200-2011 as published")
     parser.add_argument("--birds-weights", type=Path, help="weights of the birds' network")
-    chosen = parser.parse_args()
+    chosen = parser.parse_intermixed_args()
     if chosen.action == "run":
         run(chosen.out.resolve(), chosen.names, chosen.cub, chosen.birds_weights)
     elif chosen.action == "collect":
