@@ -34,6 +34,17 @@ def test_time_left_is_that_of_the_epoch_or_of_the_stage(clock: list[float]) -> N
     assert [line.split()[-2] for line in lines if "/3 " in line] == ["5:20", "2:40", "1:20"]
 
 
+def test_a_second_count_in_a_stage_has_its_own_rate_and_time_left(clock: list[float]) -> None:
+    said = io.StringIO()
+    with Display(Console(file=said)) as display:
+        display.stage("computing feature maps")
+        clock[0] += 1000
+        display.caching(1000, 1000)
+        clock[0] += 40
+        display.caching(80, 240)
+    assert said.getvalue().splitlines()[-1] == "  views: 80/240  2/s  1:20 left"
+
+
 def test_a_line_in_a_file_stays_one_line_and_nothing_in_it_is_markup() -> None:
     said, text = io.StringIO(), "looking at photos[red] " + "again and " * 12 + "again"
     with Display(Console(file=said, width=60)) as display:

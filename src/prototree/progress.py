@@ -69,7 +69,7 @@ class Display(Observer):
         self._tensorboard = tensorboard if first else None
         self._writer: Any | None = None
         self._started = self._last_line = self._last_step = self._begun = time.monotonic()
-        self._counting = ""
+        self._counting: tuple[str, int | None] = ("", None)
 
     def __enter__(self) -> "Display":
         self._progress.start()
@@ -91,14 +91,15 @@ class Display(Observer):
         whole = not self._console.is_terminal
         self._console.print(Text.assemble(("•", "bold"), f" {text}"), highlight=False, soft_wrap=whole)
         self._started = self._last_step = time.monotonic()
-        self._counting = ""
+        self._counting = ("", None)
 
     def caching(self, done: int, total: int) -> None:
         self.counting("views", done, total)
 
     def counting(self, what: str, done: int, total: int | None) -> None:
         """How many of how many things are done; None if it is unknown how many there are."""
-        self._show(what, done, total, f"{done / max(time.monotonic() - self._started, 1e-9):.0f}/s")
+        self._count(what, total)
+        self._show(what, done, total, f"{done / max(time.monotonic() - self._begun, 1e-9):.0f}/s")
 
     def batch(self, epoch: int, batch: int, n_batches: int, loss: float, accuracy: float, rate: float) -> None:
         news = f"loss {loss:.3f}  accuracy {accuracy:.1%}  {rate:.0f} images/s"
@@ -130,16 +131,22 @@ class Display(Observer):
             log.warning("TensorBoard logging has stopped: %s", error)
             self._tensorboard = self._writer = None
 
+    def _count(self, what: str, total: int | None) -> None:
+        """Begin to count something new where the last step ended: an epoch, or a second set of views."""
+        if (what, total) != self._counting:
+            if self._task is not None and total != self._counting[1]:
+                self._progress.reset(self._task)
+            self._counting, self._begun = (what, total), self._last_step
+
     def _show(self, what: str, done: int, total: int | None, news: str) -> None:
+        self._count(what, total)
+        self._last_step = time.monotonic()
         counted = str(done) if total is None else f"{done}/{total}"
         if self._console.is_terminal:
             if self._task is None:
                 self._task = self._progress.add_task(what, total=total, news=news, counted=counted)
             self._progress.update(self._task, description=what, completed=done, total=total, news=news, counted=counted)
             return
-        if what != self._counting:  # an epoch begins where the one before ended, not with its stage
-            self._counting, self._begun = what, self._last_step
-        self._last_step = time.monotonic()
         if self._last_step - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = self._last_step
             left = (self._last_line - self._begun) / max(done, 1) * (total - done) if total is not None else None
