@@ -1,9 +1,8 @@
 """A run is a folder: its configuration, its tree after each stage, metrics, notes, and the data it was made with."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -140,16 +139,11 @@ class Run:
         path = self.folder / NOTES
         try:
             content = read_json(path, by_hand=True) if path.exists() else {}
-            return {self._row(patch): str(text) for patch, text in content.items()}
+            n_nodes = self._n_nodes() if content else 0
+            return {_row(patch, n_nodes): str(text) for patch, text in content.items()}
         except ValueError as error:
             raise CheckpointError(f"{path} is damaged ({error}); expected texts by patches such as 7L") from error
 
-    def _row(self, patch: str) -> int:
-        """Look up the row of a patch; that of a left one begins after all right ones."""
-        node = int(patch.removesuffix("L").removesuffix("R")) - 1
-        return node + self._n_nodes if patch.endswith("L") else node
-
-    @cached_property
     def _n_nodes(self) -> int:
         tree = self.folder / (checkpoint.last_stage(self.folder) or "") / checkpoint.TREE
         return len(read_json(tree)["topology"]["left"])
@@ -196,6 +190,25 @@ class Run:
     def has_data(self) -> bool:
         """Whether the run's data can be opened on this machine; its photos are not checked."""
         return "source" in self.metrics and data_exists(self.source)
+
+
+def _row(patch: str, n_nodes: int) -> int:
+    """Look up the row of a patch; that of a left one begins after all right ones."""
+    node = int(patch.removesuffix("L").removesuffix("R")) - 1
+    return node + n_nodes if patch.endswith("L") else node
+
+
+def move_notes(
+    notes: Mapping[int, str], before: ProtoTree, after: ProtoTree, identify: Callable[[ProtoTree], Sequence[Hashable]]
+) -> dict[int, str]:
+    """Give the notes of a tree to another with other nodes, where side and prototypes of a node are the same."""
+
+    def keys(tree: ProtoTree) -> list[Hashable]:
+        own, n_nodes = identify(tree), tree.topology.n_nodes
+        return [(row // n_nodes, *own[row % n_nodes :: n_nodes]) for row in range(tree.n_prototypes)]
+
+    named = {key: notes[row] for row, key in enumerate(keys(before)) if row in notes}
+    return {row: named[key] for row, key in enumerate(keys(after)) if key in named}
 
 
 def notes_by_patch(notes: Mapping[int, str], tree: ProtoTree) -> dict[str, str]:

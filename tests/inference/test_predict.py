@@ -194,6 +194,7 @@ def test_the_command_predicts_judges_and_goes_on(run: Run, tmp_path: Path) -> No
     assert "'x'" in done.stdout
     assert "1 of 14" in done.stderr
     assert any("“a mark”" in row["steps"] for row in table)
+    assert "“a mark”" in command(str(images_of(run)[0]), "--ensemble", str(run.folder)).stdout  # of a tree of several
     read = command("-", given=f"{images_of(run)[0]}\ngone.jpg\n")
     assert read.exit_code == 0, read.stderr
     assert len(read.stdout.splitlines()) == 2

@@ -16,7 +16,7 @@ from prototree.data import open_data
 from prototree.errors import CheckpointError, ConfigError, DataError, ImageSizeError, ProtoTreeError
 from prototree.evaluation.tables import percent
 from prototree.features.cache import FOLDER, files_used
-from prototree.io import lock_folder
+from prototree.io import lock_folder, write_json
 from prototree.pipeline.fit import evaluate, fit, rerun
 from prototree.pipeline.folders import describe_progress
 from prototree.pipeline.stages import STAGES
@@ -87,6 +87,18 @@ def test_results_are_written_for_people(copy: Run) -> None:
     for plot in ("leaf_max_probs_trained.png", "leaf_max_probs_projected.png", "confusion.png"):
         with Image.open(copy.folder / "plots" / plot) as picture:
             assert len(picture.getcolors(2**24) or []) > 10, "the plot is blank"
+
+
+def test_names_stay_with_their_prototypes_when_pruning_renumbers_nodes(copy: Run) -> None:
+    rerun(copy.folder, "prune", settings={"prune_threshold": 0})  # all nodes stay
+    full = copy.tree()
+    write_json(copy.folder / "notes.json", {str(node + 1): f"name {node}" for node in range(full.n_prototypes)})
+    vectors = [vector.tolist() for vector in full.prototypes]
+    largest = full.leaf_logits.softmax(dim=1).amax(dim=1).sort().values
+    smaller = rerun(copy.folder, "prune", settings={"prune_threshold": float(largest[2])}).tree()
+    assert smaller.n_prototypes < full.n_prototypes
+    names = {row: f"name {vectors.index(vector.tolist())}" for row, vector in enumerate(smaller.prototypes)}
+    assert Run(copy.folder).notes == copy.notes == names
 
 
 def test_stages_are_done_again_and_results_of_an_older_tree_do_not_outlive_it(copy: Run) -> None:

@@ -64,9 +64,7 @@ def predict(
         display = stack.enter_context(Display(error_console))
         write = stack.enter_context(prediction_file(out, top=shown)) if out is not None else None
         options = {"top": shown, "min_confidence": min_confidence, "batch_size": batch_size, "threads": threads}
-        model = trees if len(trees) > 1 else trees[0]
-        words = notes[0] if len(trees) == 1 else None
-        for prediction in iter_predictions(model, everything or listed, notes=words, **options):  # type: ignore[arg-type]
+        for prediction in iter_predictions(trees, everything or listed, notes=notes, **options):  # type: ignore[arg-type]
             n_images, n_errors = n_images + 1, n_errors + bool(prediction.error)
             if write is not None:
                 write(prediction.to_json())

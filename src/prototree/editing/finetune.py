@@ -7,7 +7,7 @@ Replacing a prototype cannot bring back what the network has unlearned: where a 
 not separate what the new prototype shows. Here the tree and its prototypes' patches stay, and the head is trained.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from prototree.features.cache import link_files, shared_folder
 from prototree.io import make_folder, read_json, write_json
 from prototree.pipeline.fit import fit
 from prototree.progress import Observer
-from prototree.run import CONFIG, NOTES, Run, notes_by_patch
+from prototree.run import CONFIG, NOTES, Run, move_notes, notes_by_patch
 
 PARENT = "parent.json"  # in the new run: which tree it began with
 
@@ -96,17 +96,12 @@ def initial_tree(run: Run, edits: dict[str, Any]) -> ProtoTree:
 
 def copy_notes(run: Run, finetuned: Run) -> None:
     """Copy notes to the nodes with the same patches, since pruning may have removed nodes."""
-    tree, notes = finetuned.tree(), run.notes
-    named = {patch: notes[row] for row, patch in enumerate(_patches(run.tree())) if row in notes}
-    rows = {row: named[patch] for row, patch in enumerate(_patches(tree)) if patch in named}
-    write_json(finetuned.folder / NOTES, notes_by_patch(rows, tree))
+    tree = finetuned.tree()
+    write_json(finetuned.folder / NOTES, notes_by_patch(move_notes(run.notes, run.tree(), tree, _patches), tree))
 
 
-def _patches(tree: ProtoTree) -> list[tuple[object, ...]]:
-    """List for each prototype the patch that it comes from, its side, and the patch that it is compared with."""
-    patches = [(source.image, source.crop, source.patch) if source is not None else None for source in tree.sources]
-    nodes = map(tree.node_of, range(tree.n_prototypes))
-    return [(is_right, *patches[node :: tree.topology.n_nodes]) for node, is_right in nodes]
+def _patches(tree: ProtoTree) -> list[Hashable]:
+    return [(source.image, source.crop, source.patch) if source is not None else None for source in tree.sources]
 
 
 def _write_parent(out: Path, run: Run) -> None:

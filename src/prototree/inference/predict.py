@@ -185,20 +185,20 @@ def iter_predictions(
     strategy: Strategy = "greedy",
     top: int = DEFAULT_TOP,
     min_confidence: float = 0.0,
-    notes: Mapping[int, str] | None = None,
+    notes: Sequence[Mapping[int, str]] = (),
     batch_size: int = BATCH,
     threads: int = 0,
 ) -> Iterator[Prediction]:
     """Predict any number of images one by one; `threads` read them while the network runs (0: one per core).
 
-    `notes` are the user's words for the prototypes of a single tree; those of a run are known.
+    `notes` are the user's words for the prototypes of each tree; those of runs are known.
     """
     if batch_size < 1 or threads < 0 or top < 0:
         raise ConfigError(f"expected batch_size >= 1, threads >= 0 and top >= 0, got {batch_size}, {threads} and {top}")
     check_min_confidence(min_confidence)
     trees, own_notes = open_models(model)
     vote: Vote = Ensemble(trees).votes  # refuses trees that do not fit together
-    predictor = _Predictor(trees, [notes] if notes is not None else own_notes, strategy, top, min_confidence)
+    predictor = _Predictor(trees, list(notes) or own_notes, strategy, top, min_confidence)
     preprocessing = trees[0].preprocessing
     items = _read_ahead(_items(images, preprocessing), threads or os.cpu_count() or 1, 2 * batch_size)
     for number in itertools.count():

@@ -40,7 +40,7 @@ from prototree.explanation.neighbours import count_histograms, first_views
 from prototree.features.cache import EvalBatches
 from prototree.io import make_folder, read_json, write_file, write_json
 from prototree.progress import Observer
-from prototree.run import ASSETS, ERRORS, METRICS_VERSION, RESULTS, Run
+from prototree.run import ASSETS, ERRORS, METRICS_VERSION, NOTES, RESULTS, Run, move_notes, notes_by_patch
 from prototree.training import RECIPES, distributed
 from prototree.training.finetuned import load_finetuned
 from prototree.training.head import load_baseline
@@ -78,10 +78,15 @@ class RunStages:
 
     def prune(self) -> Pruned:
         """Remove leaves without a clear class, and the nodes above them (§5.1)."""
+        notes = self.run.notes
+        before = self.run.tree(PRUNED if (self.run.folder / PRUNED).exists() else None) if notes else None
         pruned = prune(self.run.tree(TRAINED), self.config.prune_threshold)
         self.observer.stage(str(pruned))
         checkpoint.save(pruned.tree, self.run.folder / PRUNED)
         self._drop(PROJECTED, UNCONSTRAINED)  # only now: a save that fails leaves all as it was
+        if before is not None:
+            moved = move_notes(notes, before, pruned.tree, _vectors)
+            write_json(self.run.folder / NOTES, notes_by_patch(moved, pruned.tree))
         self.run.update_metrics(
             pruning={
                 "threshold": pruned.threshold,
@@ -182,6 +187,10 @@ class RunStages:
         """Remove results that no longer fit the tree before them."""
         for name in names:
             shutil.rmtree(self.run.folder / name, ignore_errors=True)
+
+
+def _vectors(tree: ProtoTree) -> list[bytes]:
+    return [vector.cpu().numpy().tobytes() for vector in tree.prototypes.detach()]
 
 
 def write_results(run: Run) -> None:
