@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup browser test test-fast test-all check demo bench docs clean
+.PHONY: setup browser test test-fast test-all check demo bench results docs clean
 
 setup: $(VENV)/.ready
 
@@ -14,8 +14,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 check: setup
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples tools
+	$(BIN)/ruff format --check src tests benchmarks examples tools
 	$(BIN)/mypy
 
 # Pages are tested in a real browser. Where there is none and it cannot be installed, those tests skip with a reason.
@@ -48,6 +48,13 @@ bench: setup
 	$(BIN)/python benchmarks/bench_explain.py
 	$(BIN)/python benchmarks/bench_export.py
 	$(BIN)/python benchmarks/bench_predict.py
+
+# Every figure of README and documentation, in hours: make results CUB=CUB_200_2011 WEIGHTS=mobilenetv2_100_inat_birds.safetensors
+# Experiments that are finished are not made again; without CUB or WEIGHTS, those that need them are left out.
+results: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/results.py run $(if $(CUB),--cub $(CUB)) $(if $(WEIGHTS),--birds-weights $(WEIGHTS))
+	$(BIN)/python benchmarks/results.py collect
+	$(BIN)/python benchmarks/results.py write
 
 # Pictures of pages are those of the demo tree; where there is no browser they stay as they are.
 docs: setup browser runs/demo/results.md

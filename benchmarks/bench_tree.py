@@ -1,4 +1,4 @@
-"""Cost of the tree beside its floor, the bare backbone: `make workbench`. Ratios of one run; seconds do not travel.
+"""Cost of the tree beside the bare backbone. Ratios of one run; seconds do not travel.
 
 D = 256, 7×7 maps, K = 200, batch 64, float32, as in the paper.
 """

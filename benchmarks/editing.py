@@ -1,4 +1,4 @@
-"""The worked example of docs/tutorials/bias.md: how right a tree is as trained, as edited, and after learning with it.
+"""The worked example of docs/guides/edit.md: how right a tree is as trained, as edited, and after learning with it.
 
 python benchmarks/editing.py --out FOLDER [--seeds 3] [--photo 0]
 

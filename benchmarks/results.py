@@ -5,7 +5,7 @@
     python benchmarks/results.py write
 
 `run` makes the experiments that are missing, or those that are named; an interrupted one continues. Each leaves
-FOLDER/NAME.json with its commands, commit, date, machine and metrics. `collect` puts all of one commit into
+FOLDER/NAME.json with its commands, commit, date, machine and metrics. `collect` puts those with the same `src` into
 docs/research/results.json; what was not run is null there. `write` fills the tables between `<!-- results: NAME -->`
 and `<!-- end of results -->` in README and docs. `make results` does all three.
 """
@@ -179,17 +179,14 @@ def machine() -> dict[str, Any]:
 
 
 def collect(out: Path) -> dict[str, Any]:
-    """Put the experiments of one commit together; those of others count as not run."""
+    """Put the experiments of one state of `src` together; those of others count as not run."""
     found = {e.name: read_json(out / f"{e.name}.json") for e in experiments() if (out / f"{e.name}.json").exists()}
-    newest = max((entry["commit"] for entry in found.values()), key=_age, default=None)
-    if other := sorted(name for name, entry in found.items() if entry["commit"] != newest):
-        print(f"left out, because they are of other commits than {newest}: {', '.join(other)}")
-    same = {name: entry for name, entry in found.items() if entry["commit"] == newest}
-    return {"commit": newest, "experiments": {e.name: same.get(e.name) for e in experiments()}}
-
-
-def _age(name: str) -> int:
-    return int(_git("log", "-1", "--format=%ct", name))
+    code = {name: _git("log", "-1", "--format=%ct %h", entry["commit"], "--", "src") for name, entry in found.items()}
+    newest = max(code.values(), default="")  # by the time of the last commit that changed `src`
+    if other := sorted(name for name in found if code[name] != newest):
+        print(f"left out, because src has changed since: {', '.join(other)}")
+    same = {name: entry for name, entry in found.items() if code[name] == newest}
+    return {"commit": newest.partition(" ")[2], "experiments": {e.name: same.get(e.name) for e in experiments()}}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jaxtyping
 import numpy as np
@@ -21,13 +22,15 @@ from starlette.testclient import TestClient
 import prototree
 from doc_workspace import QUICK, ROOT, blocks, command_lines, quick_python, run_command, trained
 from prototree.backbones.backbone import Backbone, FeatureExtractor
+from prototree.config import RECIPE_SETTINGS
 from prototree.core.topology import Topology
+from prototree.training import RECIPES
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the photos are few
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-RUN = ("README.md", "index.md", "concepts/recipes.md", "explanations.md", "editing.md", "tutorials/*.md", "how-to/*.md")
+RUN = ("README.md", "index.md", "get-started/*.md", "guides/*.md", "concepts/*.md", "research/*.md", "develop/*.md")
 RUN_PAGES = [
     str(page.relative_to(ROOT))
     for page in PAGES
@@ -35,11 +38,12 @@ RUN_PAGES = [
     and {"sh", "python"} & {language for language, _ in blocks(page.read_text())}
 ]
 LONG_PAGES = {  # several trainings each, or a conversion to ONNX
-    "README", "bias", "paper", "ensemble", "cross-validate", "vote", "recipes", "inside-a-program", "onnx",
-    "scikit-learn", "finetune", "settings", "train-from-python", "photos-to-tree", "network",
+    "README", "index", "first-tree", "train", "edit", "ensembles", "deploy", "training", "reproduce", "predict",
+    "extend", "faithfulness",
 }  # fmt: skip
 LONG_EXAMPLES = {"EditSession", "cross_validate", "fit", "fit_seeds", "ProtoTreeClassifier", "rerun"}
-GENERATED = {DOCS / "settings.md", DOCS / "reference" / "commands.md"}  # by tools/docs_pages.py, when the site is built
+# Made by tools/docs_pages.py when the site is built.
+GENERATED = {DOCS / "reference" / "settings.md", DOCS / "reference" / "commands.md"}
 FOLDERS = (path.name for path in (ROOT / "src" / "prototree").iterdir() if (path / "__init__.py").exists())
 PACKAGES = "|".join(sorted(FOLDERS))
 
@@ -55,9 +59,9 @@ def as_users_run_it() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("documents")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.chdir(folder)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PROTOTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        environment.chdir(folder)
         trained(folder)
     return folder
 
@@ -85,12 +89,13 @@ def marked(names: Iterable[str], long: set[str]) -> list[Any]:
 @pytest.mark.parametrize("name", marked(RUN_PAGES, LONG_PAGES))
 def test_what_a_page_says_works(name: str, workspace: Path) -> None:
     names: dict[str, object] = {"QUICK": QUICK}
-    for language, code in blocks((ROOT / name).read_text()):
-        if language == "sh":
-            for line in command_lines(code):
-                run_command(line)
-        elif language == "python":
-            exec(compile(quick_python(code), name, "exec"), names)
+    with patch.dict(RECIPES), patch.dict(RECIPE_SETTINGS):  # an example adds a recipe
+        for language, code in blocks((ROOT / name).read_text()):
+            if language == "sh":
+                for line in command_lines(code):
+                    run_command(line)
+            elif language == "python":
+                exec(compile(quick_python(code), name, "exec"), names)
 
 
 def test_versions_extras_and_public_names() -> None:
@@ -162,5 +167,5 @@ def test_the_site_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path: P
     )
     for page in sorted((tmp_path / "site").rglob("*.html")):
         assert not loading.search(page.read_text()), page.name
-    assert (tmp_path / "site" / "settings.html").exists()
+    assert (tmp_path / "site" / "reference" / "settings.html").exists()
     assert (tmp_path / "site" / "reference" / "commands.html").exists()

@@ -14,7 +14,7 @@ SOURCE = Path(prototree.__file__).parent
 
 # From the ground up: a package may import only from its own floor and from those below.
 FLOORS = [
-    {"_version", "archive", "errors", "io", "locks", "progress"},
+    {"_version", "archive", "errors", "io", "progress"},
     {"backbones"},
     {"config"},
     {"core", "data"},

@@ -82,7 +82,7 @@ class Run:
         """Raise a `ConfigError` if the run is packed and so cannot be changed; return the run."""
         if self.is_packed:
             raise ConfigError(
-                f"{self.folder.name} is a packed tree, which can be asked and looked at but not changed; use the "
+                f"{self.folder.name} is a packed tree, which can be used but not changed; use the "
                 "folder of the run it was packed from"
             )
         return self

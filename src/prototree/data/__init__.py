@@ -112,7 +112,7 @@ def _generated_birds() -> Path:
 
 def check_trainable(data: ImageData) -> None:
     """Raise an error unless there are classes to tell apart, with images to train and to test them."""
-    left_out = f" ({len(data.unreadable)} files could not be used)" if data.unreadable else ""
+    left_out = f" (files that could not be used: {len(data.unreadable)})" if data.unreadable else ""
     if data.n_classes < 2:
         classes = f"{data.n_classes} ({', '.join(data.class_names) or 'none'})"
         raise DataError(f"expected at least two classes in {data.root}, got {classes}; add a class to tell apart")
@@ -134,7 +134,6 @@ def check_trainable(data: ImageData) -> None:
     if few := [name for label, name in enumerate(data.class_names) if count[label] < FEW_IMAGES]:
         shown = ", ".join(few[:_SHOWN]) + (", …" if len(few) > _SHOWN else "")
         logger.warning(
-            f"{len(few)} of {data.n_classes} classes have fewer than {FEW_IMAGES} training images ({shown}): a leaf's "
-            "confidence is bounded by how many images reach it, so predictions of these classes will stay unsure; add "
-            "images if you can"
+            f"{len(few)} of {data.n_classes} classes have fewer than {FEW_IMAGES} training images ({shown}); "
+            "expect low confidence, and add images if you can"
         )

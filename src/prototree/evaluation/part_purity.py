@@ -1,7 +1,8 @@
 """Prototype quality: part purity, consistency, stability and the occlusion test, for every prototype of a tree.
 
 *Part purity* is PIP-Net's (Nauta et al., 2023), *consistency* and *stability* are those of Huang et al. (2023), over
-images that go to a prototype's side of its node instead of those of its class. `docs/explanations.md` defines each.
+images that go to a prototype's side of its node instead of those of its class. `docs/research/faithfulness.md` defines
+each.
 Notation used for tensor shapes: M images, P prototypes.
 """
 

@@ -13,7 +13,7 @@ from prototree.data.dataset import repeat_factors
 
 TREE_COST, MEAN = "cost of the tree", "mean ± standard deviation"
 _LAST_FIRST = ("projected", "pruned", "trained")
-_MAIN = 0.5  # of the photos: the part that a prototype lies on
+_MAIN = 0.5  # of the images: the part that a prototype lies on
 _WRONG_TURNS = {  # right, left; by the kind of node
     "presence": ("found what is not there", "missed what is there"),
     "pairwise": ("wrongly nearer to the right patch", "wrongly nearer to the left patch"),
@@ -174,7 +174,7 @@ def accuracy_table(title: str, pairs: Iterable[tuple[str, str, int]]) -> Table:
         confused_with = ", ".join(f"{name} ({count})" for name, count in others) or "–"
         rows.append((right / total, (label, percent(right / total, 1), str(total), confused_with)))
     rows.sort(key=lambda row: row[0])
-    return Table(title, ("class", "accuracy", "photos", "taken for"), tuple(row for _, row in rows))
+    return Table(title, ("class", "accuracy", "images", "taken for"), tuple(row for _, row in rows))
 
 
 def class_table(metrics: Mapping[str, Any], stage: str) -> Table:
@@ -210,11 +210,11 @@ class LabelledAccuracy:
         if self.n_images:
             accuracy = f" ({percent(n_right / n_answers, 1)})" if n_answers else ""
             silent = self.n_images - n_answers
-            abstained = f"; no answer for {silent} {'photo' if silent == 1 else 'photos'}" if silent else ""
+            abstained = f"; no answer for {silent} {'image' if silent == 1 else 'images'}" if silent else ""
             words.append(f"{n_right} of {n_answers} answers are right{accuracy}{abstained}")
         if self.unknown:
             names = [*map(repr, list(self.unknown)[:3]), *["…"] * (len(self.unknown) > 3)]
-            words.append(f"photos not counted: {self.unknown.total()} (the tree has no class {', '.join(names)})")
+            words.append(f"images not counted: {self.unknown.total()} (the tree has no class {', '.join(names)})")
         return words
 
     def table(self) -> Table:
@@ -242,7 +242,7 @@ def image_error_table(errors: Mapping[str, Any], class_names: Sequence[str]) -> 
         left_at = "no leaf has its class" if image["node"] is None else side
         names = (class_names[image["label"]], class_names[image["prediction"]])
         rows.append((image["image"], *names, left_at, _number(image["p_right"], 3), _number(image["margin"])))
-    header = ("photo", "label", "prediction", "left its path at node", "p of right there", "margin")
+    header = ("image", "label", "prediction", "left its path at node", "p of right there", "margin")
     return Table(f"wrong predictions ({errors['strategy'].replace('_', '-')})", header, tuple(rows))
 
 
@@ -268,8 +268,8 @@ def ensemble_table(metrics: Mapping[str, Any], names: Sequence[str], baselines: 
         columns.append([group["top5"] for group in alone])
         rows.append((MEAN, *map(mean_percent, columns), "–", "–", "–"))
     rows += [row(f"the first {group['n_trees']} together", group) for group in metrics["ensembles"][1:]]
-    header = ("trees", "soft", "max-path", "greedy", "top-5", "prototypes", "on the paths of one photo", TREE_COST)
-    return Table(f"ensemble on {metrics['n_images']} test photos", header, tuple(rows))
+    header = ("trees", "soft", "max-path", "greedy", "top-5", "prototypes", "on the paths of one image", TREE_COST)
+    return Table(f"ensemble on {metrics['n_images']} test images", header, tuple(rows))
 
 
 def mean_text(values: Sequence[float]) -> str:
@@ -286,10 +286,10 @@ def quality_text(quality: Mapping[str, Any]) -> str:
     """Say the prototype quality of a whole tree in one line; nothing where nothing was measured."""
     sentences = []
     if purity := quality.get("purity", {}).get("peak", {}).get("test"):
-        sentences.append(f"in {_tenths(purity['mean'])} of 10 photos the patch lies on the same part")
+        sentences.append(f"in {_tenths(purity['mean'])} of 10 images the patch lies on the same part")
     if rates := quality.get("occlusion", {}).get("peak"):
         sentences.append(
-            f"hiding it sends {_tenths(rates['flip_rate'])} of 10 photos the other way "
+            f"hiding it sends {_tenths(rates['flip_rate'])} of 10 images the other way "
             f"({_tenths(rates['random_flip_rate'])} of 10 if a random patch is hidden)"
         )
     return f"{'; '.join(sentences).capitalize()}." if sentences else ""
@@ -300,22 +300,22 @@ def prototype_text(quality: Mapping[str, Any]) -> list[str]:
     sentences = []
     if purity := quality.get("purity", {}).get("peak", {}).get("test"):
         part, shown = purity["part"], purity["n_images"]
-        hits = f"In {round(purity['fraction'] * shown)} of the {shown} most similar test photos that show the {part}"
+        hits = f"In {round(purity['fraction'] * shown)} of the {shown} most similar test images that show the {part}"
         sentences.append(f"{hits}, this patch lies on it.")
     if same := quality.get("consistency", {}).get("peak", {}).get("test"):
         share = percent(same["fraction"])
-        sentences.append(f"Of all test photos that go this way, {share} have the {same['part']} in it.")
+        sentences.append(f"Of all test images that go this way, {share} have the {same['part']} in it.")
     if rates := quality.get("occlusion", {}).get("peak"):
         flips, chance = (round(rates[name] * rates["n_images"], 1) for name in ("flip_rate", "random_flip_rate"))
         sentences.append(
-            f"Hiding it sends {flips:g} of {rates['n_images']} test photos the other way, "
+            f"Hiding it sends {flips:g} of {rates['n_images']} test images the other way, "
             f"hiding random patches of the same size {chance:g}."
         )
     return sentences
 
 
 def main_part(quality: Mapping[str, Any]) -> str:
-    """Name the part on which a prototype lies in at least half of its photos; empty where there is none."""
+    """Name the part on which a prototype lies in at least half of its images; empty where there is none."""
     purity = quality.get("purity", {}).get("peak", {}).get("test")
     return str(purity["part"]) if purity and purity["fraction"] >= _MAIN else ""
 
@@ -351,7 +351,7 @@ def quality_table(quality: Mapping[str, Any]) -> Table:
     for method, boxes in quality["on_discriminative_part"].items():
         touching = f"{percent(boxes['touching'])} of {boxes['n_prototypes']} (by chance {percent(boxes['by_chance'])})"
         rows.append((f"on a part in which its two sides differ, {_METHODS[method]}", touching, "–"))
-    return Table("prototype quality", ("metric", "training photos", "test photos"), tuple(rows))
+    return Table("prototype quality", ("metric", "training images", "test images"), tuple(rows))
 
 
 def _tenths(fraction: float) -> str:

@@ -1,7 +1,8 @@
 """Import trees trained with the code that was published with the paper, without running anything of their files.
 
 Such a tree is one pickled object, `tree.pkl`: the network under `_net`, the 1×1 convolution under `_add_on`, all
-prototypes in one tensor, and linked nodes from `_root` down. `docs/method.md` says where that code and ours differ.
+prototypes in one tensor, and linked nodes from `_root` down. `docs/research/method.md` says where that code and
+ours differ.
 
 Python's own unpickler calls whatever a file names. Here every name becomes a stand-in that remembers its arguments and
 state, and only stand-ins for stored tensors are read as such, within what the file really holds. Nor does a small file

@@ -41,7 +41,7 @@ def model_card(
         f"## How to use it\n\n{_usage(name, on_hub=bool(license))}",
         f"## Limits\n\n{_limits(tree, metrics)}",
         f"## Classes ({tree.n_classes})\n\n{', '.join(map(_plain, tree.class_names[:_MAX_CLASSES]))}{more}",
-        f"## License\n\n{license}. The pictures of prototypes are cut from training photos, whose licenses stay what "
+        f"## License\n\n{license}. The pictures of prototypes are cut from training images, whose licenses stay what "
         "they are." if license else "",
     ]  # fmt: skip
     header = (
@@ -53,9 +53,9 @@ def model_card(
 
 def _description(tree: ProtoTree) -> str:
     question = (
-        "asks which of two patches of training photos an image is nearer to"
+        "asks which of two patches of training images an image is nearer to"
         if tree.node_function.kind == "pairwise"
-        else "asks whether an image contains something like a patch of a training photo"
+        else "asks whether an image contains something like a patch of a training image"
     )
     return (
         f"An image classifier that can be read in full: a prototype tree of {tree.topology.n_nodes} questions for "
@@ -79,13 +79,13 @@ def _metrics(tree: ProtoTree, metrics: Mapping[str, Any]) -> str:
         ("accuracy of a single path", percent(accuracy["greedy"], 1), "one path is followed; its leaf predicts"),
         ("accuracy of all paths averaged", percent(accuracy["soft"], 1), "leaves weighted by the path probability"),
         ("questions on a path", f"{length['mean']:.1f}", f"from {length['min']} to {length['max']}"),
-        ("prototypes", str(values["n_prototypes"]), "patches of training photos, all of which you can look at"),
+        ("prototypes", str(values["n_prototypes"]), "patches of training images, all of which you can look at"),
     ]
     if tree.calibration.n_images and "confidence_ece" in values:
         meaning = "mean gap between the confidence and how often the prediction is right"
         rows.append(("calibration error", percent(values["confidence_ece"], 1), meaning))
     table = "\n".join(f"| {' | '.join(row)} |" for row in [("metric", "value", "meaning"), ("---",) * 3, *rows])
-    return f"Measured on {values['n_images']} test photos that it was not trained on.\n\n{table}"
+    return f"Measured on {values['n_images']} test images that it was not trained on.\n\n{table}"
 
 
 def _usage(name: str, *, on_hub: bool) -> str:
@@ -108,15 +108,15 @@ def _limits(tree: ProtoTree, metrics: Mapping[str, Any]) -> str:
         Calibration.max_ood_score,
     )
     limits = [
-        f"It was trained on {count or 'a limited set of'} photos. On photos from other cameras, places or seasons it "
+        f"It was trained on {count or 'a limited set of'} images. On images from other cameras, places or seasons it "
         "may do worse.",
-        f"It always predicts one of its {tree.n_classes} classes, even if a photo shows none of them."
+        f"It always predicts one of its {tree.n_classes} classes, even if a image shows none of them."
         if always
-        else f"It knows {tree.n_classes} classes. A photo that shows none of them may still be given one: it says "
-        '"I don\'t know" only if its confidence is low or the photo is far from its prototypes.',
-        f"The confidence was fitted on {calibration.n_images} held-out photos of the same kind."
+        else f"It knows {tree.n_classes} classes. A image that shows none of them may still be given one: it says "
+        '"I don\'t know" only if its confidence is low or the image is far from its prototypes.',
+        f"The confidence was fitted on {calibration.n_images} held-out images of the same kind."
         if calibration.n_images
-        else "The confidence was not fitted on held-out photos: it is not a probability of being right.",
+        else "The confidence was not fitted on held-out images: it is not a probability of being right.",
         "What looks alike to a person and what is near to the network are not always the same.",
     ]
     return "\n".join(f"- {limit}" for limit in limits)

@@ -217,7 +217,7 @@ class _TreePart:
 # ---- many decisions ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class IndexEntry:
-    """One photo in the list. Its picture is encoded, so that thousands of photos need not be held in memory."""
+    """One image in the list. Its picture is encoded, so that thousands of images need not be held in memory."""
 
     image: str
     href: str  # of its own page
@@ -250,7 +250,7 @@ def index_page(entries: Sequence[IndexEntry]) -> str:
     if labelled:
         n_right = sum(entry.label == entry.predicted_class for entry in labelled)
         summary += f", {n_right} of {len(labelled)} answers right"
-    title = text.count(len(entries), "photo")
+    title = text.count(len(entries), "image")
     shares = [text.confidence_percent(entry.confidence) for entry in ordered]
     shown = [(e, share, f"{100 * (e.confidence or 0.0):.1f}") for e, share in zip(ordered, shares, strict=True)]
     return render(

@@ -19,10 +19,10 @@ NO_CLASS = "no clear class"
 NEITHER_CLOSE = "neither is close"
 HIGHEST_CONFIDENCE = 0.9999  # never shown as certain, whatever rounding says
 
-# The ways to find a patch in a photo: name and meaning.
+# The ways to find a patch in a image: name and meaning.
 METHODS: dict[records.Method, tuple[str, str]] = {
     "peak": ("Match", "Centred on the place that matches the prototype."),
-    "cell": ("Nearest patch", "The part of the photo that the network compared with the prototype."),
+    "cell": ("Nearest patch", "The part of the image that the network compared with the prototype."),
     "attribution": ("Attribution", "The pixels on which the similarity depends most."),
     "occlusion": ("Occlusion", "The places where the similarity falls most when they are covered up."),
 }

@@ -295,7 +295,7 @@
   let current = root, selected = null;
 
   function photoWithBox(node, withLabel) {
-    const frame = make("span", { class: "photo" }, make("img", { src: node.photo, alt: withLabel ? `Training photo of ${name(node.label)}` : "", draggable: "false", decoding: "async" }));
+    const frame = make("span", { class: "photo" }, make("img", { src: node.photo, alt: withLabel ? `Training image of ${name(node.label)}` : "", draggable: "false", decoding: "async" }));
     frame.append(boxOver(node, node.locations[0]));
     return frame;
   }
@@ -401,7 +401,7 @@
     card.title = folded ? belowWords(id, 12) : "";
     if (folded && !card.querySelector(".family")) card.prepend(family(id));
     card.setAttribute("aria-expanded", !folded);
-    const told = sidesOf(id).map((side) => side.note || `a patch of a photo of ${name(side.label)}`).join(" or more like ");
+    const told = sidesOf(id).map((side) => side.note || `a patch of an image of ${name(side.label)}`).join(" or more like ");
     card.setAttribute("aria-label", folded ? `Question ${numberOf(id)} and below: ${belowWords(id)}` : `Question ${numberOf(id)}: ${choosing ? "more like " : ""}${told}; below: ${belowWords(id)}`);
     button.textContent = folded ? "+" : "–";
     const action = `${folded ? "Expand" : "Collapse"} ${number} ${number === 1 ? "class" : "classes"} below`;
@@ -786,7 +786,7 @@
   const choice = { method: "peak", heat: true }; // kept from prototype to prototype
 
   function lookAt(node) {
-    const frame = make("div", { class: "look" }, make("img", { src: node.photo, alt: `Training photo of ${name(node.label)}` }));
+    const frame = make("div", { class: "look" }, make("img", { src: node.photo, alt: `Training image of ${name(node.label)}` }));
     const canvas = make("canvas", { class: "heat", "aria-hidden": "true" }), words = make("p", { class: "words" }), meaning = make("p", { class: "quiet" });
     frame.style.maxWidth = `${Math.round((300 * node.size[0]) / node.size[1])}px`; // tall photos stay on the screen
     frame.append(canvas);
@@ -850,7 +850,7 @@
       return details;
     };
     return section(`${choosing ? "Who goes this way" : "Who has it"}: ${side.patch}`,
-      choosing ? "How many of each class’s training photos are nearer to this prototype than to the other one." : "How many of each class’s training photos this prototype alone would send to “present”.",
+      choosing ? "How many of each class’s training images are nearer to this prototype than to the other one." : "How many of each class’s training images this prototype alone would send to “present”.",
       rows(first.map(entry)), more(`${rest.length} more classes of this question`, rest), more(`${others.length} classes that do not reach this question`, others));
   }
 
@@ -858,7 +858,7 @@
     if (!node.perturbation_effects.length) return null;
     const sorted = [...node.perturbation_effects].sort((a, b) => a[1] - b[1]), max = Math.max(0.3, ...sorted.map(([, change]) => Math.abs(change ?? 0)));
     const entries = sorted.map(([word, change]) => [word, Math.max(0, -(change ?? 0)), change === null ? "?" : `${change > 0 ? "+" : "−"}${Math.abs(change).toFixed(2)}`]);
-    return section(`What makes ${node.patch} match`, "How the similarity changes when one property of the photo is altered. A large fall: the property matters.", rows(entries, { max, tone: "warm" }));
+    return section(`What makes ${node.patch} match`, "How the similarity changes when one property of the image is altered. A large fall: the property matters.", rows(entries, { max, tone: "warm" }));
   }
 
   function histogramView(id) {
@@ -867,8 +867,8 @@
     const drawing = make("div", { class: "histogram-frame" });
     drawing.innerHTML = histogram; // drawn by reporting/histogram.py out of numbers and fixed words alone
     const hint = choosing
-      ? "Each training photo by how much nearer one patch is than the other: 0 is equally near to both, 1 is the right patch itself. Above the axis the classes on the right, below it those on the left."
-      : "Each training photo by its distance, where 1 is the radius: above the axis the classes behind “present”, below it those behind “absent”.";
+      ? "Each training image by how much nearer one patch is than the other: 0 is equally near to both, 1 is the right patch itself. Above the axis the classes on the right, below it those on the left."
+      : "Each training image by its distance, where 1 is the radius: above the axis the classes behind “present”, below it those behind “absent”.";
     return section("How well it separates the training images", hint, drawing, make("p", { class: "words", text: words }));
   }
 
@@ -879,7 +879,7 @@
 
   function nearestPhotos(side) {
     if (!side.nearest.length) return null;
-    return section(`Where they are in their photos: ${side.patch}`, "", make("ul", { class: "grid" }, ...side.nearest.map((match) => make("li", { title: match.image }, make("span", { class: "pictures" }, make("img", { class: "crop", src: match.crop, alt: "", loading: "lazy" }), photoWithBox(match)), named(match.label)))));
+    return section(`Where they are in their images: ${side.patch}`, "", make("ul", { class: "grid" }, ...side.nearest.map((match) => make("li", { title: match.image }, make("span", { class: "pictures" }, make("img", { class: "crop", src: match.crop, alt: "", loading: "lazy" }), photoWithBox(match)), named(match.label)))));
   }
 
   function ofSide(side, ...content) { // a part of the panel about one of the two patches
@@ -897,15 +897,15 @@
       make("p", { class: "asked" }, make("bdi", { text: asked(id) })),
       ...(choosing ? [] : [make("section", { class: "where" }, around(node))]),
       leadsTo(id),
-      section("Most similar training patches", "One per photo, with the similarity to the patch: 1 is the patch itself.", ...sides.map((side) => ofSide(side, nearestTo(side), nameForm(id, side)))),
+      section("Most similar training patches", "One per image, with the similarity to the patch: 1 is the patch itself.", ...sides.map((side) => ofSide(side, nearestTo(side), nameForm(id, side)))),
       section("Is the box right?", "", ...sides.map((side) => ofSide(side, ...side.test_results.map((text) => make("p", { class: "words", text })), lookAt(side)))),
       more,
     ];
   }
 
   function origin(side) {
-    const radius = choosing && side.radius !== null ? ` Of the training photos of this side’s classes, 95 % come within a distance of ${fixed(side.radius)}, where the similarity is 0.5.` : "";
-    const moved = !side.projected ? " The prototype is not exactly this patch, which is only the nearest to it in the photos that are here."
+    const radius = choosing && side.radius !== null ? ` Of the training images of this side’s classes, 95 % come within a distance of ${fixed(side.radius)}, where the similarity is 0.5.` : "";
+    const moved = !side.projected ? " The prototype is not exactly this patch, which is only the nearest to it in the images that are here."
       : side.moved >= 0.005 ? ` At the end of training the prototype was moved by ${side.moved.toPrecision(2)} to become this patch.` : "";
     return make("p", { class: "quiet small origin" }, make("b", { text: side.patch }), ": a patch of ", make("bdi", { text: side.image }), " (", named(side.label), `).${moved}${radius}`);
   }
@@ -977,7 +977,7 @@
 
   function wayView(id) { // the turns on the way, in order
     const way = wayTo(id);
-    if (way.length === 1) return make("p", { class: "quiet", text: "This is where every photo starts." });
+    if (way.length === 1) return make("p", { class: "quiet", text: "This is where every image starts." });
     const list = make("ol", { class: "way" });
     for (let i = 0; i + 1 < way.length; i++) {
       const node = way[i], right = nodeOf(node).right === way[i + 1], words = turnWords(node, right);
@@ -994,14 +994,14 @@
     const leaf = leafOf(id), share = (leaf.shares.find(([k]) => k === label) || [0, 0])[1];
     const way = wayTo(id).slice(0, -1), turns = way.map((node, i) => [node, nodeOf(node).right === (way[i + 1] ?? id)]);
     const noted = turns.filter(([node]) => hasNote(node)).map(([node, right]) => turnWords(node, right)).join(", ");
-    const sure = leaf.predicted_class === label && !leaf.unsure ? `The training photos that arrive here: ${percent(share)} ` : `Here, among others: ${percent(share)} `;
+    const sure = leaf.predicted_class === label && !leaf.unsure ? `The training images that arrive here: ${percent(share)} ` : `Here, among others: ${percent(share)} `;
     return make("div", { class: "rule" }, wayView(id), noted ? make("p", {}, noted) : null, make("p", { class: "quiet" }, sure, make("button", { type: "button", class: "link", click: () => select(id) }, named(label)), "."));
   }
 
   function leafPanel(id) {
     const leaf = leafOf(id), shares = [...leaf.shares].sort((a, b) => b[1] - a[1]).slice(0, 8);
-    const mixed = leaf.unsure || leaf.share < 0.99 ? section("Whose training photos arrive here", "", rows(shares.map(([label, share]) => [named(label), share, percent(share)]))) : null;
-    if (leaf.unsure) return ["No clear class", make("p", { class: "quiet", text: "The training photos that arrive here are of many classes: this leaf has no clear class." }), mixed, section("The rule that leads here", "", ruleView(id, leaf.predicted_class))];
+    const mixed = leaf.unsure || leaf.share < 0.99 ? section("Whose training images arrive here", "", rows(shares.map(([label, share]) => [named(label), share, percent(share)]))) : null;
+    if (leaf.unsure) return ["No clear class", make("p", { class: "quiet", text: "The training images that arrive here are of many classes: this leaf has no clear class." }), mixed, section("The rule that leads here", "", ruleView(id, leaf.predicted_class))];
     const others = endsOf(leaf.predicted_class).filter((other) => other !== id);
     return [name(leaf.predicted_class), ...classFacts(leaf.predicted_class), section("The rule that leads here", "", ruleView(id, leaf.predicted_class)), mixed,
       others.length ? section("Other ends for this class", "", ...others.map((other) => ruleView(other, leaf.predicted_class))) : null];
@@ -1013,7 +1013,7 @@
     const pair = ([other, count]) => make("li", {}, classOf(other).photos.length ? make("img", { src: classOf(other).photos[0], alt: "", loading: "lazy" }) : null,
       make("button", { type: "button", class: "link", click: () => showClass(other) }, named(other)), make("span", { class: "value", text: `${count} image${count === 1 ? "" : "s"}` }));
     return [
-      facts.photos.length ? make("ul", { class: "faces", "aria-label": "Training photos of this class" }, ...facts.photos.map((photo) => make("li", {}, make("img", { src: photo, alt: `Training photo of ${name(label)}`, loading: "lazy" })))) : null,
+      facts.photos.length ? make("ul", { class: "faces", "aria-label": "Training images of this class" }, ...facts.photos.map((photo) => make("li", {}, make("img", { src: photo, alt: `Training image of ${name(label)}`, loading: "lazy" })))) : null,
       facts.correct ? make("p", { class: "score" }, make("strong", { text: facts.correct }), ` (${data.evaluated_on} of this class).`) : null,
       facts.confused_with.length ? section("Taken for", "Test images of this class that were called something else.", make("ul", { class: "confused" }, ...facts.confused_with.slice(0, 6).map(pair))) : null,
       wrongly.length ? section("Wrongly called so", "Test images of other classes that were called this.", make("ul", { class: "confused" }, ...wrongly.slice(0, 6).map(pair))) : null,
@@ -1147,7 +1147,7 @@
         make("div", {}, make("h2", {}, make("b", { text: numberOf(id) }), " ", title), line(node.right, true), line(node.left, false))));
     }
     key.append(list);
-    if (!data.nodes.length) key.append(make("p", { text: `Every photo is taken for ${belowWords(root)}.` }));
+    if (!data.nodes.length) key.append(make("p", { text: `Every image is taken for ${belowWords(root)}.` }));
   }
 
   function present(asList) {
