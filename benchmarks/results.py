@@ -144,7 +144,7 @@ def run_experiment(experiment: Experiment, out: Path, names: Mapping[str, str]) 
         print(f"{experiment.name}: {shlex.join(words)}", flush=True)
         program = [sys.executable, *(["-m"] if words[0] == "prototree" else []), *words[words[0] == "python" :]]
         subprocess.run(program, check=True)
-        commands.append(re.sub(r"\{(\w+)\}/?", lambda word: f"{word[1].upper()} ".rstrip(), template))
+        commands.append(re.sub(r"\{(\w+)\}", lambda word: word[1].upper(), template))
     content = {
         "commands": commands,
         "commit": made_by,

@@ -119,9 +119,14 @@ def test_a_port_in_use_is_one_clear_line() -> None:
         app_server.listen("203.0.113.7", 0)
 
 
-def test_without_a_token_no_app_is_made_for_other_computers(run: Run) -> None:
+def test_without_a_token_no_app_is_made_for_other_computers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {app_server.token_for(host) for host in ("127.0.0.1", "localhost", "::1", "[::1]")} == {None}
     assert app_server.token_for("0.0.0.0") != app_server.token_for("0.0.0.0")
+    monkeypatch.setenv("PROTOTREE_TOKEN", "0123456789abcdef")
+    assert {app_server.token_for(host) for host in ("127.0.0.1", "0.0.0.0")} == {"0123456789abcdef"}
+    monkeypatch.setenv("PROTOTREE_TOKEN", "short")
+    with pytest.raises(ConfigError, match="PROTOTREE_TOKEN"):
+        app_server.token_for("0.0.0.0")
     with pytest.raises(ConfigError, match="token"):
         create_app(Service(run), host="192.168.1.5")
 

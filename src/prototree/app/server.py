@@ -2,14 +2,16 @@
 
 Against DNS rebinding, the Host header has to be a name of this computer (`TrustedHostMiddleware`); against cross-site
 requests, one that changes something has to come from one of the server's own pages or from no page at all. Where other
-computers can connect, every request has to bring the token that was printed at the start: in the link, then in a
-cookie, or as `Authorization: Bearer TOKEN`. A rebound name has no such cookie, so any Host is accepted then.
+computers can connect, every request has to bring a token, that of the environment or the one that was printed at the start: in the
+link, then in a cookie, or as `Authorization: Bearer TOKEN`. A rebound name has no such cookie, so any Host is accepted then.
 """
 
 import errno
 import hashlib
 import hmac
 import ipaddress
+import os
+import re
 import secrets
 import socket
 from contextlib import suppress
@@ -29,6 +31,7 @@ MAX_UPLOAD = 20 << 20  # bytes of an image
 MAX_JSON = 1 << 20  # bytes of any other request
 MAX_TOTAL = 384 << 20  # bytes of all requests that are being read or answered
 UPLOADS = "/api/decisions"
+TOKEN_VARIABLE = "PROTOTREE_TOKEN"  # of the environment: the token, which is then not printed
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -74,8 +77,11 @@ def is_loopback(host: str) -> bool:
 
 
 def token_for(host: str) -> str | None:
-    """Make a secret if other computers can connect; None if only this one can."""
-    return None if is_loopback(host) else secrets.token_urlsafe(24)
+    """Return the secret of the environment, or make one if other computers can connect; None if only this one can."""
+    given = os.environ.get(TOKEN_VARIABLE)
+    if given and not re.fullmatch(r"[A-Za-z0-9._~-]{16,200}", given):
+        raise ConfigError(f"expected {TOKEN_VARIABLE} to be 16 to 200 letters, digits or . _ ~ -, got something else")
+    return given or (None if is_loopback(host) else secrets.token_urlsafe(24))
 
 
 def allowed_hosts(host: str) -> list[str]:

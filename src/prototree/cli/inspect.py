@@ -198,13 +198,15 @@ def serve(
             chosen: dict[str, Any] = {"data": data, "validation": validation, "work": edits_dir}
             browser_app = _open_app(run, display, host, token, **chosen)
         where = server.address(listening) + (f"?token={token}" if token else "")
+        is_given = token == os.environ.get(server.TOKEN_VARIABLE)
+        shown = where.replace(str(token), f"${server.TOKEN_VARIABLE}") if is_given else where
         if token:
             echo(
                 f"{host} is open to other computers: anyone with the link below can see and change the tree; programs "
                 "send its token as Authorization: Bearer TOKEN. On another computer, write this one's name or IP "
                 "address instead of localhost."
             )
-        console.print(f"open [bold]{where}[/bold] in a browser; stop with Ctrl+C", highlight=False, soft_wrap=True)
+        console.print(f"open [bold]{shown}[/bold] in a browser; stop with Ctrl+C", highlight=False, soft_wrap=True)
         if not no_browser and console.is_terminal:
             webbrowser.open(where)
         server.serve(browser_app, listening)

@@ -126,8 +126,8 @@ class Prediction:
             "label": self.label,
             "confidence": None if self.confidence is None else round(self.confidence, 4),
             "abstained": self.abstained,
-            "abstain_reason": self.abstain_reason,
-            "error": self.error,
+            "abstain_reason": self.abstain_reason or None,
+            "error": self.error or None,
             "steps": [{**asdict(step), "p_right": round(step.p_right, 4)} for step in self.path],
             "class_probs": {name: round(p, 4) for name, p in self.class_probs.items()},
         }
