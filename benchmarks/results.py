@@ -117,7 +117,7 @@ def experiments() -> tuple[Experiment, ...]:
         seeds = f" {_SEEDS}".replace("{n_seeds}", str(n_seeds)) if n_seeds else ""
         return f"{_TRAIN} {options}{seeds}".replace("{data}", data)
 
-    quality = "prototree evaluate {out}/run/seed-0 --ood {others} --prototypes"
+    quality = "prototree evaluate {out}/run/seed-0 --prototypes --ood {others}"
     many = f"{_BIRDS} --views 3 --occlusion-weight 0"
     paper = f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_PAPER} --heights 7 --seeds 1 --out {{out}}/run"
     return (

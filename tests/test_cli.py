@@ -131,6 +131,7 @@ TRAIN = ["train", "nowhere", "--out", "x"]
         ([*TRAIN, "--preset", "cup"], "paper-cars"),
         ([*TRAIN, "--stages", "dance"], "'dance'"),
         (["evaluate", "nowhere"], "config.toml"),
+        (["evaluate", "nowhere", "elsewhere", "--ood", "x"], "--ood"),
         (["data", "check", "nowhere"], "nowhere"),
         (["report", "nowhere"], "config.toml"),
         (["explain", "nowhere", "no.jpg"], ""),

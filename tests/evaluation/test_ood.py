@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
+from prototree.cli import app
 from prototree.core import checkpoint
 from prototree.core.confidence import Calibration
 from prototree.errors import ConfigError
@@ -68,3 +70,12 @@ def test_a_run_and_images_of_no_known_class(tmp_path: Path, monkeypatch: pytest.
     assert run.metrics["ood"]["noise"]["auroc"] == found.auroc
     with pytest.raises(ConfigError, match="names"):
         evaluate_ood(run.folder, [noise, noise])
+
+
+def test_one_command_measures_prototypes_and_unknown_classes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done: list[str] = []
+    for name in ("_rerun", "_print_metrics", "_print_errors", "_print_prototype_quality", "_print_ood"):
+        monkeypatch.setattr(f"prototree.cli.train.{name}", lambda *_, name=name: done.append(name))
+    for options in (["--ood", "x"], ["--ood", "x", "--prototypes", "--errors", "3"]):
+        assert CliRunner().invoke(app, ["evaluate", str(tmp_path), *options]).exit_code == 0
+    assert done == ["_print_ood", "_rerun", "_print_metrics", "_print_errors", "_print_prototype_quality", "_print_ood"]

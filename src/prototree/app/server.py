@@ -2,8 +2,9 @@
 
 Against DNS rebinding, the Host header has to be a name of this computer (`TrustedHostMiddleware`); against cross-site
 requests, one that changes something has to come from one of the server's own pages or from no page at all. Where other
-computers can connect, every request has to bring a token, that of the environment or the one that was printed at the start: in the
-link, then in a cookie, or as `Authorization: Bearer TOKEN`. A rebound name has no such cookie, so any Host is accepted then.
+computers can connect, every request has to bring a token, that of the environment or the one that was printed at the
+start: in the link, then in a cookie, or as `Authorization: Bearer TOKEN`. A rebound name has no such cookie, so any
+Host is accepted then.
 """
 
 import errno

@@ -114,24 +114,21 @@ def evaluate(
 ) -> None:
     """Measure accuracy, errors by node, prototype quality, unknown classes; several runs as an ensemble."""
     if len(runs) > 1:
+        if ood or errors or prototypes:
+            raise ConfigError("--ood, --errors and --prototypes are about one tree: name one run, or leave them out")
         _evaluate_ensemble(runs, data, out)
         return
     run = runs[0]
+    if not ood or errors or prototypes:  # unknown classes alone need no other evaluation, nor a run that can be changed
+        _rerun(run, data, "evaluate", {})
+        _print_metrics(run)
+        if errors:
+            _print_errors(run, errors)
+        if prototypes:
+            _print_prototype_quality(run, data)
+        echo(f"tables in {run / 'results.md'}, plots in {run / 'plots'}")
     if ood:
-        from prototree.evaluation.ood import evaluate_ood
-        from prototree.evaluation.tables import ood_table
-
-        with Display(console) as display:
-            metrics = evaluate_ood(run, ood, data=data, observer=display)
-        print_table(ood_table({name: asdict(values) for name, values in metrics.items()}))
-        return
-    _rerun(run, data, "evaluate", {})
-    _print_metrics(run)
-    if errors:
-        _print_errors(run, errors)
-    if prototypes:
-        _print_prototype_quality(run, data)
-    echo(f"tables in {run / 'results.md'}, plots in {run / 'plots'}")
+        _print_ood(run, ood, data)
 
 
 @command(RESEARCH, "prototree prune runs/birds --threshold 0.05")
@@ -254,6 +251,15 @@ def _print_errors(run: Path, count: int) -> None:
     table = image_error_table(errors, names)
     print_table(replace(table, rows=table.rows[:count]))
     echo(f"wrong predictions in all: {len(table.rows)}")
+
+
+def _print_ood(run: Path, ood: list[str], data: str | None) -> None:
+    from prototree.evaluation.ood import evaluate_ood
+    from prototree.evaluation.tables import ood_table
+
+    with Display(console) as display:
+        metrics = evaluate_ood(run, ood, data=data, observer=display)
+    print_table(ood_table({name: asdict(values) for name, values in metrics.items()}))
 
 
 def _print_prototype_quality(run: Path, data: str | None) -> None:
