@@ -117,13 +117,13 @@ def experiments() -> tuple[Experiment, ...]:
         seeds = f" {_SEEDS}".replace("{n_seeds}", str(n_seeds)) if n_seeds else ""
         return f"{_TRAIN} {options}{seeds}".replace("{data}", data)
 
-    quality = "prototree evaluate {out}/run/seed-0 --prototypes --ood {others}"
+    quality = tuple(f"prototree evaluate {{out}}/run/seed-0 {of}" for of in ("--prototypes", "--ood {others}"))
     many = f"{_BIRDS} --views 3 --occlusion-weight 0"
     paper = f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_PAPER} --heights 7 --seeds 1 --out {{out}}/run"
     return (
         Experiment("demo", (train("birds", "--preset demo"),), read_one, 2),
-        Experiment("cub50", (train("{cub50}", "", 3), quality), read_seeds, 45),
-        Experiment("cub50-birds", (train("{cub50}", _BIRDS, 3), quality), read_seeds, 40),
+        Experiment("cub50", (train("{cub50}", "", 3), *quality), read_seeds, 45),
+        Experiment("cub50-birds", (train("{cub50}", _BIRDS, 3), *quality), read_seeds, 40),
         Experiment("images-per-class", (f"{_CUTS} --set backbone=birds --set weights={{birds}}",), read_cuts, 30),
         Experiment("cub200-birds", (train("{cub}", many, 5),), read_seeds, 90),
         Experiment("cub200", (train("{cub}", ""),), read_one, 80),
