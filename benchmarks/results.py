@@ -119,7 +119,7 @@ def experiments() -> tuple[Experiment, ...]:
 
     quality = tuple(f"prototree evaluate {{out}}/run/seed-0 {of}" for of in ("--prototypes", "--ood {others}"))
     many = f"{_BIRDS} --views 3 --occlusion-weight 0"
-    paper = f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_PAPER} --heights 7 --seeds 1 --out {{out}}/run"
+    paper = f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_PAPER} --out {{out}}/run"
     return (
         Experiment("demo", (train("birds", "--preset demo"),), read_one, 2),
         Experiment("cub50", (train("{cub50}", "", 3), *quality), read_seeds, 45),
@@ -128,7 +128,7 @@ def experiments() -> tuple[Experiment, ...]:
         Experiment("cub200-birds", (train("{cub}", many, 5),), read_seeds, 90),
         Experiment("cub200", (train("{cub}", ""),), read_one, 80),
         Experiment("paper-birds", ("prototree reproduce birds --out {out}/run",), read_paper, 60),
-        Experiment("paper-cub50", (paper,), read_paper, 200),
+        Experiment("paper-cub50", (paper,), read_paper, 120),
     )
 
 
