@@ -128,8 +128,8 @@ def check_trainable(data: ImageData) -> None:
     count = Counter(sample.label for sample in data.train)
     if empty := [name for label, name in enumerate(data.class_names) if count[label] == 0]:
         raise DataError(
-            f"{len(empty)} classes of {data.root} have no training image{left_out}: "
-            f"{', '.join(empty[:_SHOWN])}; add images or remove the classes"
+            f"expected training images of every class in {data.root}, got none of "
+            f"{', '.join(empty[:_SHOWN])}{left_out}; add images or remove the classes"
         )
     if few := [name for label, name in enumerate(data.class_names) if count[label] < FEW_IMAGES]:
         shown = ", ".join(few[:_SHOWN]) + (", …" if len(few) > _SHOWN else "")
