@@ -93,7 +93,8 @@ def _quality(found: Metrics) -> dict[str, Any]:
 
 def read_cuts(folder: Path) -> dict[str, Any]:
     """Read the runs of benchmarks/cuts.py."""
-    return {"cuts": {path.name.rpartition("-")[0]: read_run(path) for path in sorted((folder / "run").iterdir())}}
+    runs = sorted(path.parent for path in (folder / "run").glob("*/metrics.json"))
+    return {"cuts": {path.name.rpartition("-")[0]: read_run(path) for path in runs}}
 
 
 def read_paper(folder: Path) -> dict[str, Any]:
