@@ -30,6 +30,8 @@ def run_or_tree_at(given: "str | Path | Run | ProtoTree") -> "Run | ProtoTree":
     if not isinstance(given, str | Path):
         raise ConfigError(f"expected a run, the path of one, or a tree, got {type(given).__name__}")
     folder = archive.located(given)
+    if not folder.exists():
+        raise CheckpointError(f"expected the folder of a run or a .prototree file, but {given} does not exist")
     return Run(folder) if (folder / CONFIG).exists() else checkpoint.load(folder)
 
 

@@ -45,6 +45,13 @@ def test_answers_that_are_all_right_or_all_wrong_do_not_break_it(is_right: torch
     assert (fitted.of(torch.tensor([2.0])) < 0.1).item() == (not bool(is_right[0]))
 
 
+@pytest.mark.parametrize("n_images", [20, 24, 300])
+def test_few_right_answers_promise_no_more_than_they_support(n_images: int) -> None:
+    fitted = fit_calibration(torch.linspace(2, 50, n_images), torch.ones(n_images), torch.ones(n_images).bool())
+    limit = (n_images + 1) / (n_images + 2)  # Platt 1999; also Laplace's rule of succession
+    assert fitted.of(torch.tensor([2.0, 50.0])).tolist() == pytest.approx([limit, limit], abs=1e-3)
+
+
 @pytest.mark.parametrize("slope", [0.0, 1e308, -1e308, MAX_SLOPE])
 @pytest.mark.parametrize("offset", [1e308, -1e308, -MAX_OFFSET])
 def test_no_calibration_gives_a_confidence_that_is_no_number(slope: float, offset: float) -> None:

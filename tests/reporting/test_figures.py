@@ -110,8 +110,10 @@ def test_the_figure_of_a_path_is_complete_and_not_blank(topology: Topology, kind
     words = texts(figure)
     titles = " ".join(words)
     assert all(f"Question {step.node + 1}: " in titles for step in steps)
-    said = "similarity" if kind == "presence" else "nearer:"
+    said = "similarity" if kind == "presence" else "your image"
     assert len([word for word in words if word.startswith(said)]) == len(steps)
+    if kind == "pairwise":
+        assert words.count("more alike") == words.count("the other") == len(steps)
     image = Image.open(BytesIO(figure.png())).convert("RGB")
     assert image.size == pytest.approx((2 * figure.width, 2 * figure.height), abs=1)
     assert len(np.unique(np.asarray(image).reshape(-1, 3), axis=0)) > 1000

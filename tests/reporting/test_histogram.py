@@ -17,7 +17,7 @@ def test_everything_stays_within_the_drawing(kind: NodeKind, at: float | None) -
     for text in svg.iter("text"):
         assert 0 <= float(text.attrib["x"]) <= width
         assert 0 <= float(text.attrib["y"]) <= height
-    assert ("this photo" in "".join(svg.itertext())) is (at is not None)
+    assert ("your image" in "".join(svg.itertext())) is (at is not None)
     assert svg.attrib["aria-label"]
 
 

@@ -1,6 +1,7 @@
 """The page of a tree in a real browser: no error, no request, and everything can be found, opened and read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,12 +234,14 @@ def test_a_large_tree_opens_as_families_and_shows_the_path_to_a_class(open_page:
 
 
 def test_a_side_is_named_on_the_page(open_page: Open, pairwise: TreeExplanation) -> None:
-    page = open_page(tree_page(pairwise))
+    beak = next(p for p in pairwise.prototypes if (p.node, p.side) == (2, "left"))
+    prototypes = tuple(replace(p, part="beak") if p is beak else p for p in pairwise.prototypes)
+    page = open_page(tree_page(replace(pairwise, prototypes=prototypes)))
     card(page, 2).click()
     label = page.locator("label[for='name-3L']")
     assert "has no name yet" in label.text_content()
     suggested = page.locator(".invitation", has=label).locator(".suggestion .link")
-    assert "not checked" in page.locator(".suggestion").first.text_content()
+    assert "not checked" in page.locator(".invitation", has=label).locator(".suggestion").text_content()
     suggested.click()
     name = page.locator("#name-3L").input_value()
     assert name == suggested.text_content()

@@ -46,13 +46,13 @@ def report(
     data: DataOption = None,
 ) -> None:
     """Write the whole tree as an HTML page, figures and rules; or compare two runs."""
-    from prototree.reporting.export import report, write_comparison
+    from prototree.reporting.export import PAGE, report, write_comparison
 
-    folder = out or _folder_in(run, "report")
+    folder, written = out or _folder_in(run, "report"), []
     with Display(console) as display:
-        written = report(run, folder, data=data, nearest=nearest, occlusion=occlusion_map, observer=display)
-        if against is not None:
-            written.append(write_comparison(run, against, folder, data=data, observer=display))
+        if against is not None:  # first, because it may refuse the two runs
+            written.append(write_comparison(run, against, folder, data=data, report_url=PAGE, observer=display))
+        written += report(run, folder, data=data, nearest=nearest, occlusion=occlusion_map, observer=display)
     for path in written:
         echo(f"written: {path}")
 
@@ -202,10 +202,11 @@ def serve(
         shown = where.replace(str(token), f"${server.TOKEN_VARIABLE}") if is_given else where
         if token:
             echo(
-                f"{host} is open to other computers: anyone with the link below can see and change the tree; programs "
-                "send its token as Authorization: Bearer TOKEN. On another computer, write this one's name or IP "
-                "address instead of localhost."
+                "Every request needs the token: browsers open the link below once, programs send Authorization: "
+                "Bearer TOKEN. Who has it can see the tree, and edit a run that is not packed."
             )
+        if not server.is_loopback(host):
+            echo(f"{host} is open to other computers; there, write this one's name or IP address instead of localhost.")
         console.print(f"open [bold]{shown}[/bold] in a browser; stop with Ctrl+C", highlight=False, soft_wrap=True)
         if not no_browser and console.is_terminal:
             webbrowser.open(where)

@@ -61,6 +61,8 @@ def train(
     """Train a tree from a folder of images."""
     common: dict[str, Any] = {"preset": preset, "settings": settings, "resume": resume, "overwrite": overwrite}
     if not seeds and not folds:
+        if jobs or threads:
+            raise ConfigError("--jobs and --threads are about several runs; name --seeds or --folds, or leave them out")
         with _training(out, "the same command and --resume") as display:
             from prototree.pipeline.fit import fit
 
@@ -109,7 +111,7 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="DATA", help="Test whether the tree notices images of unknown classes; can be repeated."),
     ] = None,
-    errors: Annotated[int, typer.Option(metavar="N", help="List N wrong predictions, the closest first.")] = 0,
+    errors: Annotated[int, typer.Option(metavar="N", help="List N wrong predictions, the closest first.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Of an ensemble: write the metrics as JSON.")] = None,
 ) -> None:
     """Measure accuracy, errors by node, prototype quality, unknown classes; several runs as an ensemble."""
@@ -247,8 +249,11 @@ def _print_errors(run: Path, count: int) -> None:
 
     names = read_metrics(run).get("classes", [])
     errors = read_errors(run / "errors.json", len(names))
-    print_table(node_error_table(errors))
     table = image_error_table(errors, names)
+    if not table.rows:
+        echo("wrong predictions in all: none. That does not make every patch a good one: read the report.")
+        return
+    print_table(node_error_table(errors))
     print_table(replace(table, rows=table.rows[:count]))
     echo(f"wrong predictions in all: {len(table.rows)}")
 

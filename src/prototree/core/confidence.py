@@ -83,11 +83,17 @@ def fit_calibration(
 
 
 def _logistic(margins: Float[Tensor, " M"], is_right: Bool[Tensor, " M"]) -> tuple[float, float]:
-    """Logistic regression by Newton's method; a small L2 penalty keeps it finite on separable data."""
+    """Logistic regression by Newton's method, with Platt's smoothed targets (1999).
+
+    They are what so many right and wrong answers support: after 24 right ones 25/26, so that few images promise little.
+    A small L2 penalty keeps the slope finite on separable data.
+    """
     x = margins.double()
     centre, spread = x.mean(), x.std().clamp_min(1e-6)
     rows = torch.stack([(x - centre) / spread, torch.ones_like(x)], dim=1)
-    target, weights = is_right.double(), torch.zeros(2, dtype=torch.float64)
+    n_right, n_wrong = int(is_right.sum()), int((~is_right).sum())
+    target = torch.where(is_right, (n_right + 1) / (n_right + 2), 1 / (n_wrong + 2)).double()
+    weights = torch.zeros(2, dtype=torch.float64)
     for _ in range(_NEWTON_STEPS):
         p = torch.sigmoid(rows @ weights)
         hessian = (rows * (p * (1 - p))[:, None]).T @ rows + _L2_PENALTY * torch.eye(2, dtype=torch.float64)

@@ -22,6 +22,12 @@ _PAPER, _INK, _FAINT = (255, 255, 255), (33, 37, 41), (134, 142, 150)
 _GAP, _MARGIN = 4, 28
 
 
+def _groups_text(n_groups: int, n_images: int) -> str:
+    if n_groups == n_images:
+        return f"{n_groups:,} of one image each, which keep nothing together; check the column group"
+    return f"{n_groups:,} of {n_images:,} images, each kept together in splits"
+
+
 def summarize(
     data: ImageData, copies: Sequence[str] | None = None, near_duplicates: Sequence[str] | None = None
 ) -> str:
@@ -46,7 +52,7 @@ def summarize(
         ("fewest", ", ".join(f"{data.class_names[label]} ({train[label]})" for label in fewest)),
         ("pixels", f"{'width':<10}{_range([width for width, _ in sizes])}"),
         ("", f"{'height':<10}{_range([height for _, height in sizes])}"),
-        *([("groups", f"{n_groups:,}, each kept together in splits")] if n_groups else []),
+        *([("groups", _groups_text(n_groups, len(samples)))] if n_groups else []),
         *([("known", f"{n_boxes:,} boxes, {n_parts:,} visible parts")] if n_boxes or n_parts else []),
         ("left out", f"{n_bad:,} file{'s' if n_bad > 1 else ''}" if n_bad else "nothing"),
         *(("", reason) for reason in reasons if reason),

@@ -132,6 +132,5 @@ class _Shown:
 
     def of(self, node: int | None) -> tuple[ShownPatch, ...]:
         rows = [] if node is None else _rows(self._tree, node)
-        return tuple(
-            ShownPatch(self._tree.patch_name(row), self._notes.get(row, ""), self._pictures.crop(row)) for row in rows
-        )
+        name, note, pictures = self._tree.patch_name, self._notes.get, self._pictures
+        return tuple(ShownPatch(name(row), note(row, ""), pictures.crop(row), pictures.context(row)) for row in rows)

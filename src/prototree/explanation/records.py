@@ -385,6 +385,7 @@ class ShownPatch:
     patch: str
     note: str
     crop: Picture
+    context: PatchContext | None = None  # None: there is no picture of it
 
 
 @dataclass(frozen=True)

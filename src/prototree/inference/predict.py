@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 import numpy as np
 import torch
@@ -196,6 +196,8 @@ def iter_predictions(
     if batch_size < 1 or threads < 0 or top < 0:
         raise ConfigError(f"expected batch_size >= 1, threads >= 0 and top >= 0, got {batch_size}, {threads} and {top}")
     check_min_confidence(min_confidence)
+    if strategy not in get_args(Strategy):
+        raise ConfigError(f"expected one of {', '.join(get_args(Strategy))} as strategy, got {strategy!r}")
     trees, own_notes = open_models(model)
     vote: Vote = Ensemble(trees).votes  # refuses trees that do not fit together
     predictor = _Predictor(trees, list(notes) or own_notes, strategy, top, min_confidence)
@@ -300,7 +302,9 @@ class _Predictor:
         each, names = [vote.decisions for vote in votes], self.trees[0].class_names
         soft, labels = average(votes, "soft"), average(votes, self.strategy).argmax(dim=1)
         probability = soft.gather(1, labels[:, None])[:, 0]
-        confidence = each[0].confidence if len(each) == 1 else probability  # an ensemble is not calibrated
+        is_calibrated = len(each) == 1 and self.strategy != "soft"  # only single paths of one tree are
+        confidence, shown = each[0].confidence if is_calibrated else probability, self.strategy
+        shown = "greedy" if shown == "soft" else shown  # soft takes every path
         each_abstains = [abstentions(tree, predicted) for tree, predicted in zip(self.trees, each, strict=True)]
         likeliest = soft.topk(min(self.top, len(names)), dim=1)
         for i, label in enumerate(labels.tolist()):
@@ -308,7 +312,7 @@ class _Predictor:
             below = f"Less than the {percent(self.min_confidence)} confidence that was asked for."
             reason = reasons[0] if len(reasons) == len(each) else below if confidence[i] < self.min_confidence else ""
             first = next((t for t, tree in enumerate(each) if int(tree.labels(self.strategy)[i]) == label), 0)
-            path = each[first].path(self.strategy)
+            path = each[first].path(shown)
             columns = (path.nodes[i].tolist(), path.goes_right[i].tolist(), path.p_right[i].tolist())
             steps = (make_step(self.trees[first], *step, self.notes[first]) for step in zip(*columns, strict=True))
             classes = zip(likeliest.indices[i].tolist(), likeliest.values[i].tolist(), strict=True)
@@ -340,6 +344,8 @@ def _items(images: Any, preprocessing: Preprocessing) -> Iterator[_Item]:
     is_one = isinstance(images, str | bytes | Path | ListedImage | Image.Image | np.ndarray | Tensor)
     if is_frame(images):
         images = list_frame(images)
+    if isinstance(images, Mapping):
+        raise DataError("expected an image or a list of images, got a mapping; give its values")
     for image in [images] if is_one or not isinstance(images, Iterable) else images:
         if isinstance(image, str | Path | ListedImage):
             for listed in [image] if isinstance(image, ListedImage) else list_images([image]):
@@ -375,6 +381,8 @@ def _readers(image: Any, preprocessing: Preprocessing) -> list[Callable[[], Tens
             "numbers to have them resized"
         )
     if isinstance(image, Tensor) and is_float:
+        if not image.isfinite().all():
+            raise DataError("expected finite numbers in a preprocessed tensor, got NaN or infinity")
         return [partial(torch.Tensor.float, item) for item in image.reshape(-1, *shape[-3:]).cpu()]
     pixels = image.movedim(-3, -1).cpu().numpy() if isinstance(image, Tensor) else image
     return [partial(_input, item, preprocessing) for item in pixels.reshape(-1, *pixels.shape[-3:])]

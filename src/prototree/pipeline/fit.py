@@ -74,6 +74,8 @@ def fit(
         Run(folder=PosixPath('runs/b'))
     """
     config = (preset if isinstance(preset, Config) else load_preset(preset)).replace(settings or {})
+    if isinstance(stages, str):
+        raise ConfigError(f"expected a list of stages, got {stages!r}; write [{stages!r}]")
     wanted = set(stages)
     chosen = [stage for stage in STAGES if stage in wanted]
     if unknown := wanted - set(STAGES):
@@ -177,6 +179,8 @@ def rerun(
         >>> sorted(run.last_metrics["accuracy"])
         ['greedy', 'max_path', 'soft']
     """
+    if stage not in STAGES:
+        raise ConfigError(f"expected one of {', '.join(STAGES)} as stage, got {stage!r}")
     run = Run.open(folder).check_writable()
     config = run.config.replace(settings or {})
     with folders.locked(run.folder):

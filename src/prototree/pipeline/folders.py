@@ -36,17 +36,19 @@ def prepare(folder: Path, config: Config, key: dict[str, Any], *, resume: bool, 
     if distributed.is_main():
         if train and not resume:
             put_back(folder)
-        used = _used(folder)
+        used, has_begun = _used(folder), bool(_states(folder) or checkpoint.last_stage(folder))
         if used and train and overwrite:
             _set_aside(folder)
-        elif used and train and not resume:
+        elif has_begun and train and not resume:
             raise ConfigError(
                 f"{folder} already holds a run ({', '.join(used[:3])}); continue it with --resume, replace it with "
                 "--overwrite, or choose another folder"
             )
+        elif used and train and not resume:  # failed before it began, as by a wrong name of a network
+            (folder / METRICS).unlink(missing_ok=True)
         elif used and train:
             then = run.metrics.get(RESUME_KEY)
-            if then is not None or _states(folder) or checkpoint.last_stage(folder):  # else killed before it began
+            if then is not None or has_begun:  # else killed before it began
                 check_resume_key(folder, json.dumps(then or {}, sort_keys=True), json.dumps(key, sort_keys=True))
         clean(folder)
         write_file(folder / CONFIG, config.to_toml().encode())

@@ -18,6 +18,7 @@ from prototree.data import ImageData, Sample
 from prototree.data.crops import evaluation_views
 from prototree.data.dataset import class_counts
 from prototree.data.loader import Entry, ViewDataset, Views, stable_seed
+from prototree.errors import ConfigError
 from prototree.evaluation import plots
 from prototree.evaluation.metrics import BaselineAccuracy, ErrorCollector, evaluate_all
 from prototree.evaluation.published import UNCONSTRAINED
@@ -130,6 +131,8 @@ class RunStages:
     def evaluate(self) -> dict[str, Metrics]:
         """Evaluate the tree after every stage in one pass over the test images."""
         names = [name for name in reversed(checkpoint.STAGES) if (self.run.folder / name).exists()]
+        if not names:
+            raise ConfigError(f"expected a trained tree in {self.run.folder}, got none; run the stage train first")
         trees = {name: self.run.tree(name).to(self.device) for name in names}
         first, last = trees[names[0]], trees[names[-1]]
         if (self.run.folder / UNCONSTRAINED).exists():

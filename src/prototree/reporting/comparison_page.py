@@ -1,14 +1,14 @@
 """Two runs side by side as one self-contained page without a script."""
 
 from prototree.evaluation.tables import percent
-from prototree.explanation.records import ChangedQuestion, Comparison, Picture
+from prototree.explanation.records import ChangedQuestion, Comparison, Picture, ShownPatch
 from prototree.reporting import asset, images, render, text
 
 _THUMB_SIDE = 96
 
 
-def comparison_page(comparison: Comparison) -> str:
-    """Write what changed from one run to another as one HTML file."""
+def comparison_page(comparison: Comparison, report_url: str = "") -> str:
+    """Write what changed from one run to another as one HTML file; `report_url` is where the later tree is shown."""
     before, after = comparison.correct
     changed = [change for change in comparison.classes if change.before != change.after]
     return render(
@@ -23,7 +23,10 @@ def comparison_page(comparison: Comparison) -> str:
         n_same_classes=len(comparison.classes) - len(changed),
         n_images=len(comparison.changed),
         n_changed=comparison.n_fixed + comparison.n_broken + comparison.n_otherwise,
+        difference=f"{100 * (after - before) / comparison.n_images:+.1f}".replace("-", "−"),
         url=_url,
+        report_url=report_url,
+        patch_url=_patch_url,
         heading=_heading,
         count=text.count,
         styles=[asset("base.css"), asset("decision.css"), asset("comparison.css")],
@@ -42,6 +45,11 @@ def _heading(question: ChangedQuestion) -> str:
         + (f" (it was {numbers[0]})" if numbers[0] != numbers[1] else "")
         + " has another patch"
     )
+
+
+def _patch_url(patch: ShownPatch) -> str:
+    """Embed a patch with its surroundings, in a spotlight."""
+    return _url(patch.crop if patch.context is None else images.spotlit(patch.context.picture, patch.context.light))
 
 
 def _url(picture: Picture) -> str:

@@ -156,6 +156,7 @@ class _TreePart:
             "number": text.node_number(step.node),
             "text": text.step_line(step),
             "strength": f"{100 * text.strength(step):.1f}",
+            "far": step.left is not None and not any(side.in_radius for side in step.sides),
             "nearer": int(step.p_right > 0.5),  # which of the two sides
             "taken": sides[taken],
             "other": sides[1 - taken] if step.left is not None else None,
@@ -225,6 +226,7 @@ class IndexEntry:
     predicted_class: str
     label: str | None
     confidence: float | None  # None: the tree abstains
+    abstain_reason: str = ""
 
 
 def index_entry(explanation: Decision, href: str) -> IndexEntry:
@@ -238,6 +240,7 @@ def index_entry(explanation: Decision, href: str) -> IndexEntry:
         predicted_class=names[predicted],
         label=None if first.label is None else names[first.label],
         confidence=first.confidence if explanation is first else max(probs),
+        abstain_reason=first.abstention.reason if explanation is first and first.abstention is not None else "",
     )
 
 

@@ -111,11 +111,12 @@ def write_comparison(
     folder: str | Path,
     *,
     data: str | Path | None = None,
+    report_url: str = "",
     observer: Observer | None = None,
 ) -> Path:
     """Write what differs between a run and another one, such as the run before edits, as comparison.html.
 
-    Both are run on the test images of the run's data, or of `data`.
+    Both are run on the test images of the run's data, or of `data`. `report_url` is where the run's report is.
     """
     from prototree.explanation.comparison import compare_runs
     from prototree.run import Run
@@ -124,7 +125,7 @@ def write_comparison(
     observer.stage("predicting the test images with both trees")
     comparison = compare_runs(run, other, data=run.data(data))
     make_folder(Path(folder))
-    return _write(Path(folder) / "comparison.html", comparison_page(comparison))
+    return _write(Path(folder) / "comparison.html", comparison_page(comparison, report_url))
 
 
 def _link(report: str | Path | None, folder: Path) -> str:

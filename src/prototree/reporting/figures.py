@@ -37,9 +37,9 @@ _FACE = 74.0  # height of the photo on a leaf's card
 _PAD = 7.0
 _ICON = 27.0  # of the picture at a line
 _MARGIN, _GAP = 28.0, 34.0
-_STEP_CARD: Size = (236.0, 214.0)
+_STEP_CARD: Size = (236.0, 250.0)
 _STEPS_PER_ROW = 5
-_TOP = 3  # classes beside the answer
+_TOP, _LEAST_PROB = 3, 0.005  # classes beside the answer
 _SHEET: Size = (1600.0, 1130.0)  # a landscape page, on which a small tree is as large as on a screen
 _MAX_POINTS = 14_000.0  # longest side of a PDF page that all viewers open
 _MAX_PIXELS = 8_000  # longest side of a PNG
@@ -266,32 +266,40 @@ def _presence_card(step: records.Step, rect: Rect) -> str:
 
 
 def _pairwise_card(step: records.Step, rect: Rect) -> str:
-    """Draw the image's best patch beside each of the two prototypes; the nearer one is framed."""
-    nearer = step.sides[int(step.p_right > 0.5)]
-    title = f"Question {text.node_number(step.node)}: more like {nearer.note or text.step_patch(step, nearer)}"
-    if not any(side.in_radius for side in step.sides):
-        title += f" ({text.NEITHER_CLOSE})"
-    card, width = _rect(rect, PAPER, RULE, 1.6, 10.0), (rect.width - 24) / 2
-    card += _text(rect.x + 10, rect.y + 20, title, 12.0, anchor="start", bold=True, width=rect.width - 20)
-    for i, (side, distance) in enumerate(zip(step.sides, text.distances_text(step), strict=True)):
-        column = Rect(rect.x + 8 + i * (width + 8), rect.y + 28, width, rect.height - 36)
-        name = " · ".join(filter(None, (text.step_patch(step, side), side.note)))
-        card += _side(side, name, distance, column, nearer=side is nearer)
-    return card
-
-
-def _side(side: records.PatchComparison, name: str, distance: str, rect: Rect, *, nearer: bool) -> str:
-    match, half = side.match, (rect.width - 14) / 2
-    colour, text = (PRESENT_INK, f"nearer: {distance}") if nearer else (ABSENT_INK, distance)
-    photo = Rect(rect.x + 5, rect.y + half + 26, rect.width - 10, rect.height - half - 50)
-    return (
-        _rect(rect, PAPER, PRESENT_INK if nearer else RULE, 2.4 if nearer else 1.0, 8.0)
-        + _text(rect.middle, rect.y + 14, name, 10.0, SOFT_INK, width=rect.width - 8)
-        + _picture(side.picture, Rect(rect.x + 5, rect.y + 20, half, half), images.CROP_SIDE)
-        + _picture(match.crop, Rect(rect.x + 9 + half, rect.y + 20, half, half), images.CROP_SIDE)
-        + _photo_with_box(match, photo, heat=True)
-        + _text(rect.middle, rect.y + rect.height - 9, text, 12.0, colour, bold=nearer)
+    """Draw the image's best patch, the prototype that it is more like, and the other one; below, where it lies."""
+    is_right, is_close = step.p_right > 0.5, any(side.in_radius for side in step.sides)
+    nearer, farther = step.sides[int(is_right)], step.sides[int(not is_right)]
+    x, width = rect.x + 10, rect.width - 20
+    title = f"Question {text.node_number(step.node)}: {text.step_text(step)}"
+    bar, side = Rect(x, rect.y + 45, width, 4.0), (width - 12) / 3
+    card = _rect(rect, PAPER, RULE, 1.6, 10.0)
+    card += _text(x, rect.y + 20, title, 11.5, anchor="start", bold=True, width=width, most_lines=2)
+    card += _rect(bar, FAINT, radius=2.0)
+    colour = PRESENT_INK if is_close else ABSENT_INK
+    card += _rect(bar._replace(width=bar.width * text.strength(step)), colour, radius=2.0)
+    captions = (
+        ("your image", ""),
+        ("more alike", _patch_text(step, nearer)),
+        ("the other", _patch_text(step, farther)),
     )
+    for i, (caption, name) in enumerate(captions):
+        place = Rect(x + i * (side + 6), rect.y + 56, side, side)
+        card += _patch(nearer.match, place) if i == 0 else _prototype(nearer if i == 1 else farther, place)
+        card += _text(place.middle, place.y + side + 12, caption, 9.5, SOFT_INK)
+        card += _text(place.middle, place.y + side + 24, name, 9.5, INK, width=side)
+    top = rect.y + 56 + side + 30
+    return card + _photo_with_box(nearer.match, Rect(x, top, width, rect.y + rect.height - 8 - top), heat=True)
+
+
+def _patch_text(step: records.Step, side: records.PatchComparison) -> str:
+    return side.note or text.step_patch(step, side)
+
+
+def _prototype(side: records.PatchComparison, rect: Rect) -> str:
+    """Draw a prototype with its surroundings, in a spotlight; alone where these are not known."""
+    if side.context is None:
+        return _picture(side.picture, rect, images.CROP_SIDE)
+    return _picture(images.spotlit(side.context.picture, side.context.light), rect, images.CONTEXT_SIDE)
 
 
 def _end_card(explanation: records.DecisionExplanation, strategy: Strategy, rect: Rect) -> str:
@@ -302,15 +310,18 @@ def _end_card(explanation: records.DecisionExplanation, strategy: Strategy, rect
     card = _rect(rect, PAPER, RULE if abstains else PRESENT_INK, 2.4, 10.0)
     card += _text(rect.middle, rect.y + 30, name, 16.0, colour, bold=True, width=width, most_lines=2)
     if abstains:
-        card += _text(rect.middle, rect.y + 82, "best guess:", 12.0, SOFT_INK)
-        card += _text(rect.middle, rect.y + 100, predicted, 13.0, SOFT_INK, width=width, most_lines=3)
+        reason = explanation.abstention.reason if explanation.abstention is not None else ""
+        card += _text(rect.middle, rect.y + 56, reason, 11.0, INK, width=width, most_lines=6)
+        card += _text(rect.middle, rect.y + 154, "best guess:", 12.0, SOFT_INK)
+        card += _text(rect.middle, rect.y + 172, predicted, 13.0, SOFT_INK, width=width, most_lines=3)
     else:
         if strategy == "greedy":
             trust = f"{text.confidence_percent(explanation.confidence)} confident"
         else:
             trust = f"{percent(max(path.class_probs))} of the images that end here"
         card += _text(rect.middle, rect.y + 72, trust, 13.0, SOFT_INK)
-        card += _likeliest(explanation, Rect(rect.x + 12, rect.y + 90, width, 90.0))
+        if sum(prob >= _LEAST_PROB for prob in explanation.class_probs) > 1:
+            card += _likeliest(explanation, Rect(rect.x + 12, rect.y + 90, width, 90.0))
     if explanation.label is not None:
         verdict, colour = ("right", PRESENT_INK) if explanation.label == path.answer else ("wrong", INK)
         card += _text(rect.middle, foot - 10, verdict, 13.0, colour, bold=True)
@@ -325,7 +336,7 @@ def _likeliest(explanation: records.DecisionExplanation, rect: Rect) -> str:
         0.0,
     )
     for rank, label in enumerate(sorted(range(len(probs)), key=lambda k: -probs[k])[:_TOP]):
-        if probs[label] < 0.005:
+        if probs[label] < _LEAST_PROB:
             break
         y = rect.y + 24 + 23 * rank
         name = wrapped(explanation.class_names[label], 10.5, rect.width - 36, 1)[0]

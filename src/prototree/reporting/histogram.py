@@ -67,10 +67,10 @@ def histogram_svg(histogram: DecisionHistogram, kind: NodeKind, at: float | None
         parts.append(
             f'<g class="mark"><path d="M{x:.1f} {_TOP - 2:g}V{_BOTTOM:g}"/>'
             f'<path class="tip" d="M{x - 5:.1f} {_TOP - 8:g}h10l-5 8z"/>'
-            f'<text x="{x:.1f}" y="10" text-anchor="{anchor}">this photo</text></g>'
+            f'<text x="{x:.1f}" y="10" text-anchor="{anchor}">your image</text></g>'
         )
         towards = f"{abs(at):.2f} towards the {'right' if at > 0 else 'left'}, where 1 is the patch itself"
-        text += f" This photo: {f'{at:.2f} times the radius' if kind == 'presence' else towards}."
+        text += f" Your image: {f'{at:.2f} times the radius' if kind == 'presence' else towards}."
     return Markup(
         f'<svg class="histogram" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" '
         f'aria-label="{Markup.escape(text.strip())}">{"".join(parts)}</svg>'
@@ -88,7 +88,7 @@ def histogram_text(histogram: DecisionHistogram, kind: NodeKind) -> str:
     ):
         if total := sum(counts):
             correct = sum(counts[:below]) if is_below else sum(counts[below:])
-            texts.append(f"{percent(correct / total)} of the {total} training photos of the “{name}” classes")
+            texts.append(f"{percent(correct / total)} of the {total} training images of the “{name}” classes")
     return f"On their side of the line: {' and '.join(texts)}." if texts else ""
 
 

@@ -26,6 +26,7 @@ _SECOND = 0.3  # of the lit pixels: a colour that is named too
 _PIXELS, _LEAST_PIXELS = 24, 4  # a side
 _HUES = ((18, "red"), (42, "orange"), (68, "yellow"), (165, "green"), (255, "blue"), (290, "violet"), (335, "pink"))
 _MAX_CLASSES = 3
+_COLOURLESS = ("grey", "white", "black", "brown")
 
 
 @dataclass(frozen=True)
@@ -37,18 +38,20 @@ class Suggestion:
 
 
 def suggest(prototype: PrototypeExplanation, towards: Sequence[str]) -> Suggestion:
-    """Suggest a name for a prototype; `towards` are the classes on its side. Empty where nothing is known of it."""
+    """Suggest a name for a prototype; `towards` are the classes on its side. No name where little is known of it."""
     colours, cause = colour_names(prototype), main_cause(prototype)
     thing = prototype.part or (cause if cause in ("shape", "texture") else "patch")
     classes = ", ".join(f"\u2068{name}\u2069" for name in towards[:_MAX_CLASSES])
     more = f" and {len(towards) - _MAX_CLASSES} more" if len(towards) > _MAX_CLASSES else ""
     reasons = [
-        "its main colour" if colours else "",
-        f"the part {prototype.part}" if prototype.part else "",
+        f"main colour{'s' if ' and ' in colours else ''} {colours}" if colours else "",
+        f"mostly on the part {prototype.part}" if prototype.part else "",
         f"mostly {cause} counts when the photo is altered" if cause else "",
         f"leads towards {classes}{more}" if towards else "",
     ]
-    name = f"{colours} {thing}".strip() if colours or prototype.part or cause else ""
+    # A grey patch may be anything.
+    is_telling = prototype.part or cause or (colours and colours not in _COLOURLESS)
+    name = f"{colours} {thing}".strip() if is_telling else ""
     return Suggestion(name, "; ".join(filter(None, reasons)))
 
 
@@ -69,7 +72,9 @@ def colour_names(prototype: PrototypeExplanation) -> str:
         light, picture = np.ones((_PIXELS, _PIXELS), dtype=np.float32), match.crop
     if min(picture.shape[:2]) < _LEAST_PIXELS:  # there is no picture of it
         return ""
-    pixels, weights, counts = _squares(picture), _squares(light), Counter[str]()
+    left, top, right, bottom = (round(_PIXELS * edge) for edge in images.patch_frame(match))
+    pixels, weights, counts = _squares(picture), np.zeros((_PIXELS, _PIXELS)), Counter[str]()
+    weights[top:bottom, left:right] = _squares(light)[top:bottom, left:right]  # not what is lit around the box
     for pixel, weight in zip(pixels.reshape(-1, 3), weights.ravel(), strict=True):
         counts[_colour(pixel)] += float(weight)  # type: ignore[assignment]
     (first, most), (second, next_) = (*counts.most_common(2), ("", 0.0))[:2]

@@ -17,6 +17,7 @@ from prototree.reporting.layout import reading_order
 PRESENT, ABSENT = "present", "absent"
 NO_CLASS = "no clear class"
 NEITHER_CLOSE = "neither is close"
+_IF_KNOWN = "if the image shows one of the known classes"
 HIGHEST_CONFIDENCE = 0.9999  # never shown as certain, whatever rounding says
 
 # The ways to find a patch in a image: name and meaning.
@@ -103,8 +104,8 @@ def confidence_text(confidence: float | None, n_calibration: int) -> str:
     if not n_calibration:
         return "confident by the tree’s own estimate, which was not checked on held-out images"
     if confidence > 0.99:
-        return "confident: right in more than 99 of 100 such cases"
-    return f"confident: right in about {max(round(100 * confidence), 1)} of 100 such cases"
+        return f"confident: right in more than 99 of 100 such cases, {_IF_KNOWN}"
+    return f"confident: right in about {max(round(100 * confidence), 1)} of 100 such cases, {_IF_KNOWN}"
 
 
 def decision_text(explanation: records.DecisionExplanation | records.EnsembleExplanation) -> str:
@@ -182,7 +183,7 @@ def flip_text(flip: records.Flip) -> str:
 def occlusion_text(test: records.OcclusionEffect | None) -> str:
     """Say how the occlusion test of a box went."""
     if test is None:
-        return "This box was not tested by hiding it."
+        return "This box was not tested by hiding it; prototree report tests every box of a run."
     return (
         f"Hiding this box lowers the similarity from {test.before:.2f} to {test.box_occluded:.2f}; "
         f"hiding a random box of the same size: to {test.random_occluded:.2f}."

@@ -5,6 +5,7 @@ styles or handlers, so the app may serve it under a strict content security poli
 """
 
 import math
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -69,6 +70,12 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
             picture = reduced(picture, max(1, round(scale * max(picture.shape[:2]))))
         return picture_url(name, picture)
 
+    nodes = [_node_data(tree, node, url) for node in range(len(explanation.left))]
+    sides = [side for node in nodes for side in (node, node["other"]) if side]
+    names = Counter(side["suggestion"] for side in sides)
+    for side in sides:
+        if names[side["suggestion"]] > 1:  # it would tell nothing apart
+            side["suggestion"] = ""
     return {
         "title": explanation.title,
         "node_kind": explanation.node_kind,
@@ -83,7 +90,7 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
             "ways": ways,
         },
         "heat_colours": [list(colour) for colour in images.HEAT_COLOURS],
-        "nodes": [_node_data(tree, node, url) for node in range(len(explanation.left))],
+        "nodes": nodes,
         "class_facts": [
             {
                 "photos": [
@@ -129,11 +136,13 @@ def _node_data(tree: TreeText, node: int, url: PictureUrl) -> dict[str, Any]:
 def _prototype_data(tree: TreeText, prototype: PrototypeExplanation, url: PictureUrl) -> dict[str, Any]:
     row, source, moved = prototype.prototype, prototype.source, prototype.projection_distance
     children = tree.explanation.right if prototype.side == "right" else tree.explanation.left
-    towards = [tree.explanation.class_names[label] for label in tree.classes_below(children[prototype.node])]
-    suggestion, light = suggest(prototype, towards), images.spotlight_of(source)
+    towards = tree.classes_below(children[prototype.node])
+    suggestion = suggest(prototype, [tree.explanation.class_names[label] for label in towards])
+    light = images.spotlight_of(source)
     context = None if source.context is None else url(f"context-{row}", reduced(source.context, images.CONTEXT_SIDE))
     return {
         "patch": tree.patch(prototype),
+        "towards": list(towards),
         "radius": json_number(prototype.radius, 4),
         "note": prototype.note,
         "suggestion": suggestion.name,

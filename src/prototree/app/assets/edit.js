@@ -37,7 +37,7 @@
       make("span", { class: changed.current === changed.label ? "word present" : "word", text: changed.current === changed.label ? "now right" : changed.previous === changed.label ? "now wrong" : "still wrong" }),
       make("br"), make("bdi", { text: changed.previous }), " → ", make("b", {}, make("bdi", { text: changed.current })))));
     $("history").replaceChildren(...state.done.map((text) => make("li", { text })), ...state.undone.map((text) => make("li", { class: "undone", text })));
-    if (!state.done.length && !state.undone.length) $("history").replaceChildren(make("li", { class: "quiet", text: "Nothing changed yet." }));
+    if (!state.done.length && !state.undone.length) $("history").replaceChildren(make("li", { class: "quiet none", text: "Nothing changed yet." }));
     $("undo").disabled = !state.done.length;
     $("redo").disabled = !state.undone.length;
     if ($("finetune")) $("finetune").disabled = !state.done.length || $("finetune-state").dataset.state === "running";
@@ -258,7 +258,7 @@
   function chooseSide(button) {
     side = button.dataset.side;
     for (const other of document.querySelectorAll(".choose-side")) other.setAttribute("aria-pressed", String(other === button));
-    for (const name of document.querySelectorAll(".side-name")) name.textContent = side;
+    for (const name of document.querySelectorAll(".side-name")) name.textContent = `${node}${side[0].toUpperCase()}`;
     $("label").value = button.dataset.label;
     start = 0;
     Promise.all([loadCandidates(), loadImages()]).catch((error) => say(error.message, true));
@@ -266,6 +266,10 @@
 
   function setUpNode() {
     for (const button of document.querySelectorAll(".choose-side")) button.addEventListener("click", () => chooseSide(button));
+    section.addEventListener("click", (event) => {
+      const suggestion = event.target.closest("button.suggestion"), field = suggestion && suggestion.closest("form").querySelector("input");
+      if (field) { field.value = suggestion.textContent; field.focus(); }
+    });
     section.addEventListener("submit", async (event) => {
       const form = event.target.closest(".name-form");
       if (!form) return;

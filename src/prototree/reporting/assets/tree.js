@@ -39,6 +39,7 @@
   const nodeOf = (id) => data.nodes[id];
   const leafOf = (id) => data.leaves[~id];
   const name = (label) => (label === null ? "unknown class" : data.classes[label]);
+  const breakable = (text) => text.replace(/[_/](?=.)/g, "$&\u200b"); // lines may end behind these
   const apart = (text) => `\u2068${text}\u2069`; // within a sentence: each name has a direction of its own
   const named = (label, tag = "bdi") => make(tag, { text: name(label) });
   const fixed = (value) => (value === null ? "?" : value.toFixed(2));
@@ -347,10 +348,10 @@
     if (isLeaf(id)) {
       const leaf = leafOf(id), facts = classOf(leaf.predicted_class), title = leaf.unsure ? "no clear class" : name(leaf.predicted_class);
       card.classList.toggle("unsure", leaf.unsure);
-      const words = title.split(/[\s-]+/).map((word) => (/[\u2e80-\uffff]/.test(word) ? 1 : [...word].length)); // East Asian words break anywhere
+      const words = title.split(/[\s_/-]+/).map((word) => (/[\u2e80-\uffff]/.test(word) ? 1 : [...word].length)); // East Asian words break anywhere
       card.style.setProperty("--fits", `${Math.floor(168 / Math.max(...words, 1))}px`); // letters with which the longest word fits on a line
       card.append(leaf.unsure || !facts.photos.length ? make("span", { class: "nophoto" }) : make("img", { class: "face", src: facts.photos[0], alt: "", draggable: "false", decoding: "async" }),
-        make("bdi", { class: `name${lengthOf(title)}`, text: title }), make("span", { class: "share", text: leaf.unsure ? "" : facts.correct }));
+        make("bdi", { class: `name${lengthOf(title)}`, text: breakable(title) }), make("span", { class: "share", text: leaf.unsure ? "" : facts.correct }));
       card.title = title;
       card.setAttribute("aria-label", [title, leaf.unsure ? "" : rightTitle(facts)].filter(Boolean).join(", "));
     } else {
@@ -372,7 +373,7 @@
     const faces = Array.from({ length: Math.min(FACES, labels.length) }, (_, i) => classOf(labels[Math.floor(i * step)]).photos[0]).filter(Boolean);
     return make("span", { class: "family" },
       make("span", { class: "faces-of" }, ...faces.map((face) => make("img", { src: face, alt: "", draggable: "false", decoding: "async" }))),
-      make("b", { text: `${labels.length} ${labels.length === 1 ? "class" : "classes"}` }), make("bdi", { class: "members", text: members(labels) }));
+      make("b", { text: `${labels.length} ${labels.length === 1 ? "class" : "classes"}` }), ...members(labels));
   }
   function members(labels) {
     const kinds = new Map();
@@ -380,10 +381,10 @@
       const kind = name(label).trim().split(/\s+/).pop();
       kinds.set(kind, [...(kinds.get(kind) || []), label]);
     }
-    const groups = [...kinds].sort((a, b) => b[1].length - a[1].length), shown = groups.slice(0, 2);
-    const words = shown.map(([kind, own]) => apart(own.length > 1 ? `${kind} ×\u00a0${own.length}` : name(own[0])));
-    const more = labels.length - shown.reduce((sum, [, own]) => sum + own.length, 0);
-    return `${words.join(", ")}${more ? ` and ${more} more` : ""}`;
+    const groups = [...kinds].sort((a, b) => b[1].length - a[1].length).map(([kind, own]) => [own.length > 1 ? `${kind}\u00a0×\u00a0${own.length}` : name(own[0]), own.length]);
+    const shown = groups.slice(0, groups.slice(0, 2).every(([word]) => [...word].length <= LONG) ? 2 : 1);
+    const more = labels.length - shown.reduce((sum, [, count]) => sum + count, 0);
+    return [make("span", { class: "members", dir: "ltr", text: shown.map(([word]) => apart(breakable(word))).join(", ") }), make("span", { class: "rest", text: more ? `and ${more} more` : "" })];
   }
 
   function dress(id, card) { // what changes: place, fold, selection
@@ -417,6 +418,7 @@
   // ---- view: what part of the world is seen ---------------------------------------------------------------------
 
   const view = { x: 0, y: 0, k: 1 };
+  const LEGIBLE = 0.32, PATH_ZOOM = 0.6; // from here on numbers on cards can be read; where a path is too long for that
   const SMALLEST_TURNS = 0.28; // below this the pictures at the lines are dots
   let frame = 0, flight = 0, zoomed = 0;
 
@@ -441,6 +443,7 @@
     if (zoomed !== view.k) { // what is seen from any distance: lines, and names as far as they fit
       zoomed = view.k;
       world.style.setProperty("--edge", `${Math.max(1.8, 1.3 / view.k)}px`);
+      world.style.setProperty("--number", `${Math.min(34, 9.5 / view.k)}px`);
       world.style.setProperty("--letters", `${Math.min(18, Math.max(12.5, 9.5 / view.k))}px`);
       world.style.setProperty("--smallest-letters", `${11 / view.k}px`); // at most as large as the margin above the tree
       map.classList.toggle("smallest", view.k < SMALLEST_TURNS);
@@ -681,7 +684,14 @@
     if (byFamilies) openFamilies(ids, !ids.every(isLeaf));
     else for (const above of hidden) closed.delete(above);
     arrange();
-    if (byFamilies && !map.hidden) fitAll();
+    if (byFamilies && !map.hidden) showPath(ids[0]);
+  }
+
+  // The whole path where its cards can be told apart, else its end.
+  function showPath(id) {
+    const fit = fitFor(extent), spot = spotOf(id), open = opening();
+    if (fit.k >= LEGIBLE) fitAll();
+    else fly({ k: PATH_ZOOM, x: (open.left + open.right) / 2 - PATH_ZOOM * spot.middle, y: open.bottom - 24 - PATH_ZOOM * (spot.y + spot.height) });
   }
 
   $("fold-all").addEventListener("click", () => {
@@ -740,7 +750,8 @@
     highlight([]);
     if (before !== null && built.has(before) && places.has(before)) dress(before, built.get(before));
     if (inside && mounted.has(current)) mounted.get(current).focus({ preventScroll: true });
-    show();
+    if (byFamilies && !map.hidden && fitFor(extent).k >= LEGIBLE) fitAll();
+    else show();
   }
 
   cards.addEventListener("click", (event) => {
@@ -874,7 +885,22 @@
 
   function nearestTo(side) { // patches alone: what do they have in common?
     if (!side.nearest.length) return make("p", { class: "quiet", text: "No other training patches are known here." });
-    return make("ul", { class: "nearest" }, ...side.nearest.map((match) => make("li", { title: match.image }, make("img", { src: match.crop, alt: "", loading: "lazy" }), named(match.label), make("span", { class: "value", text: fixed(match.similarity) }))));
+    const away = choosing ? side.nearest.filter((match) => !side.towards.includes(match.label)).length : 0;
+    const warning = 2 * away < side.nearest.length ? "" : make("p", { class: "words", text: `${away} of these ${side.nearest.length} show classes that do not lie on this side: the patch may be a counterweight to the other one. Think twice before you name it.` });
+    return make("div", {}, warning, make("ul", { class: "nearest" }, ...side.nearest.map((match) => make("li", { title: match.image }, surroundings(match), named(match.label), make("span", { class: "value", text: fixed(match.similarity) })))));
+  }
+
+  const SURROUNDINGS = 2.4; // sides of the box that are shown
+  function surroundings(match) { // what lies around a box, which is lit
+    const where = match.locations[0];
+    if (!match.photo || !where) return make("img", { src: match.crop, alt: "", loading: "lazy" });
+    const [left, top, right, bottom] = where.box, [width, height] = match.size, box = Math.max(right - left, bottom - top);
+    const side = Math.min(SURROUNDINGS * box, width, height), start = (middle, length) => Math.min(Math.max(middle - side / 2, 0), length - side);
+    const x = start((left + right) / 2, width), y = start((top + bottom) / 2, height), percentOf = (value) => `${(100 * value) / side}%`;
+    const piece = draw("svg", { class: "piece-of", viewBox: `${x} ${y} ${side} ${side}`, "aria-hidden": "true" }), light = make("span", { class: "disc" });
+    piece.append(draw("image", { href: match.photo, width, height, preserveAspectRatio: "none" }));
+    light.style.background = `radial-gradient(circle at ${percentOf((left + right) / 2 - x)} ${percentOf((top + bottom) / 2 - y)}, transparent ${percentOf(0.45 * box)}, rgb(0 0 0 / 50%) ${percentOf(0.95 * box)})`;
+    return make("span", { class: "context" }, piece, light);
   }
 
   function nearestPhotos(side) {
@@ -954,8 +980,8 @@
     const form = make("form", { class: "invitation" },
       make("label", { for: field.id, text: side.note ? `Name of ${side.patch}` : `${side.patch} has no name yet: what do these have in common?` }),
       make("span", { class: "inline" }, field, make("button", { class: "button", text: "Keep" })), status,
-      side.note || !side.suggestion ? null : make("p", { class: "small suggestion" }, "Suggested, not checked: ",
-        make("button", { type: "button", class: "link", click: () => { field.value = side.suggestion; field.focus(); } }, side.suggestion), ` (${side.suggested_from}).`));
+      side.note || !side.suggested_from ? null : make("p", { class: "small suggestion" }, ...(side.suggestion ? ["Suggested, not checked: ",
+        make("button", { type: "button", class: "link", click: () => { field.value = side.suggestion; field.focus(); } }, side.suggestion), ` (${side.suggested_from}).`] : [`Measured: ${side.suggested_from}.`])));
     form.addEventListener("submit", async (submitted) => {
       submitted.preventDefault();
       const text = field.value.trim();
@@ -1174,7 +1200,8 @@
   $("zoom-in").addEventListener("click", () => zoomMiddle(1.5));
   $("zoom-out").addEventListener("click", () => zoomMiddle(1 / 1.5));
   $("zoom-fit").addEventListener("click", () => fitAll());
-  $("help-open").addEventListener("click", () => $("help").showModal());
+  const openHelp = () => { $("help").showModal(); $("help").scrollTop = 0; };
+  $("help-open").addEventListener("click", openHelp);
 
   const dark = matchMedia("(prefers-color-scheme: dark)");
   $("theme").addEventListener("click", () => {
@@ -1191,7 +1218,7 @@
     "-": () => zoomMiddle(1 / 1.5),
     "−": () => zoomMiddle(1 / 1.5),
     0: () => fitAll(),
-    "?": () => $("help").showModal(),
+    "?": openHelp,
     Escape: closePanel,
   };
   const moves = {
