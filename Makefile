@@ -60,7 +60,7 @@ results: setup
 docs: setup browser runs/demo/results.md
 	@! command -v chromium >/dev/null || $(BIN)/python benchmarks/screenshots.py runs/demo docs
 	$(BIN)/mkdocs build --strict
-	@echo "open site/index.html in a browser"
+	@echo "read it at http://localhost:8001 with: python3 -m http.server 8001 --bind localhost --directory site"
 
 runs/demo/results.md: | setup
 	$(BIN)/prototree train birds --preset demo --out runs/demo --overwrite

@@ -49,6 +49,13 @@ def test_help_of_train_lists_common_settings_and_the_whole_of_it_every_one(do: C
             assert re.search(rf"^  {item.option} \(.*; default {re.escape(text)}[;)]", whole, re.MULTILINE), item.key
 
 
+def test_options_of_several_runs_need_several(do: Commands, tmp_path: Path) -> None:
+    failed = do.run("train", "photos", "--out", tmp_path / "run", "--jobs", "2")
+    assert "--seeds or --folds" in failed.err
+    failed = do.run("predict", tmp_path / "nowhere", "x.jpg")
+    assert "nowhere does not exist" in failed.err
+
+
 def test_names_give_the_terminal_no_orders(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, do: Commands, tmp_path: Path
 ) -> None:

@@ -28,6 +28,14 @@ def test_summary_counts_and_names_every_file_left_out(data: ImageData) -> None:
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
+def test_groups_that_keep_nothing_together_are_named(tmp_path: Path) -> None:
+    paths = sorted(write_classes(tmp_path / "images", {"auk": 8, "crow": 8}).rglob("*.jpg"))
+    for n_groups, text in ((16, "which keep nothing together"), (8, "8 of 16 images")):
+        rows = [f"{path},{path.parent.name},{i % n_groups}\n" for i, path in enumerate(paths)]
+        (tmp_path / "list.csv").write_text("path,label,group\n" + "".join(rows))
+        assert text in summarize(open_data(tmp_path / "list.csv"))
+
+
 def test_contact_sheet_shows_every_class(data: ImageData, tmp_path: Path) -> None:
     contact_sheet(data, tmp_path / "sheet.png", per_class=4, thumbnail=48)
     with Image.open(tmp_path / "sheet.png") as image:

@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -57,6 +58,21 @@ def test_one_image_is_predicted_whatever_form_it_has(run: Run, tmp_path: Path) -
         assert (step.nearer, step.farther) == (sides if step.goes_right else sides[::-1])
         assert step.text in str(first)
     assert first.probability == pytest.approx(first.class_probs[first.predicted_class], abs=1e-6)
+
+
+def test_every_strategy_predicts_and_no_other(run: Run) -> None:
+    tree, path = run.tree(), images_of(run)[0]
+    for models in (tree, [tree, tree]):
+        found = {way: prototree.predict(models, path, strategy=way) for way in ("greedy", "max_path", "soft")}
+        assert all(one.path for one in found.values())
+        assert found["soft"].confidence == found["soft"].probability
+        jaxtyping.config.update("jaxtyping_disable", True)  # as users run it
+        try:
+            for wrong in ("x", "Greedy", None):
+                with pytest.raises(ConfigError, match="soft, max_path, greedy"):
+                    prototree.predict(models, path, strategy=wrong)  # type: ignore[arg-type]
+        finally:
+            jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def test_steps_name_what_they_compare_by_notes_or_numbers(run: Run) -> None:
@@ -166,6 +182,8 @@ def test_what_is_unusually_far_is_abstained_from_without_a_percentage(run: Run) 
         (None, "NoneType"),
         (3, "int"),
         (b"bytes", "bytes"),
+        ({"a": 1}, "mapping"),
+        (torch.full((3, 32, 32), float("nan")), "NaN"),
         ([object()], "object"),
         ("no/*.jpg", "no file matches"),
     ],

@@ -136,6 +136,22 @@ def test_bagging_learns_from_a_sample_of_the_images(images: Path, finished: Run,
     assert votes.all_trees.n_prototypes == sum(r.tree().topology.n_nodes for r in (finished, run))
 
 
+def test_a_start_that_failed_does_not_stand_in_the_way(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(ProtoTreeError):
+        fit(images, tmp_path / "run", settings=SETTINGS | {"backbone": "resnet5"})
+    fit(images, tmp_path / "run", settings=TINY | {"epochs": 1}, stages=["train"])
+
+
+def test_stages_that_are_none_or_have_no_tree_are_refused(finished: Run, images: Path, tmp_path: Path) -> None:
+    for stage in ("foo", "context", "batches"):
+        with pytest.raises(ConfigError, match="train, prune"):
+            rerun(finished.folder, stage)
+    with pytest.raises(ConfigError, match="list of stages"):
+        fit(images, tmp_path / "run", stages="train")
+    with pytest.raises(ConfigError, match="run the stage train first"):
+        fit(images, tmp_path / "run", settings=SETTINGS, stages=["evaluate"])
+
+
 def test_a_folder_that_is_taken_is_refused_unless_told(images: Path, copy: Run, tmp_path: Path) -> None:
     (copy.folder / "mine.txt").write_text("mine")
     before = content(copy.folder)
