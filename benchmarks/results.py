@@ -97,6 +97,11 @@ def read_cuts(folder: Path) -> dict[str, Any]:
     return {"cuts": {path.name.rpartition("-")[0]: read_run(path) for path in runs}}
 
 
+def read_latency(folder: Path) -> dict[str, Any]:
+    """Read the seconds of benchmarks/latency.py, by network."""
+    return {"seconds": {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}}
+
+
 def read_paper(folder: Path) -> dict[str, Any]:
     """Read what `prototree reproduce` has written."""
     found = read_json(folder / "run" / "paper.json")
@@ -108,6 +113,7 @@ _SEEDS = "--seeds {n_seeds} --jobs 1 --threads 1"  # one core, so that two exper
 _BIRDS = "--backbone birds --weights {birds}"
 # The rate of the paper's network, which comes from iNaturalist, too; two epochs with everything learning.
 _PAPER = "--lr-backbone 1e-5 --epochs 22 --milestones 21"
+_LATENCY = "python {root}/benchmarks/latency.py {out}/../{name}/run/seed-0 {cub50}/images {out}/{name}.json"
 _CUTS = "python {root}/benchmarks/cuts.py {cub50} --out {out}/run --cuts 50x5,50x10,50x20,50x30"
 
 
@@ -118,6 +124,9 @@ def experiments() -> tuple[Experiment, ...]:
         seeds = f" {_SEEDS}".replace("{n_seeds}", str(n_seeds)) if n_seeds else ""
         return f"{_TRAIN} {options}{seeds}".replace("{data}", data)
 
+    def latency(name: str) -> str:
+        return _LATENCY.replace("{name}", name)
+
     quality = tuple(f"prototree evaluate {{out}}/run/seed-0 {of}" for of in ("--prototypes", "--ood {others}"))
     many = f"{_BIRDS} --views 3 --occlusion-weight 0"
     paper = f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_PAPER} --out {{out}}/run"
@@ -125,6 +134,7 @@ def experiments() -> tuple[Experiment, ...]:
         Experiment("demo", (train("birds", "--preset demo"),), read_one, 2),
         Experiment("cub50", (train("{cub50}", "", 3), *quality), read_seeds, 45),
         Experiment("cub50-birds", (train("{cub50}", _BIRDS, 3), *quality), read_seeds, 40),
+        Experiment("latency", tuple(map(latency, ("cub50", "cub50-birds"))), read_latency, 2),
         Experiment("images-per-class", (f"{_CUTS} --set backbone=birds --set weights={{birds}}",), read_cuts, 30),
         Experiment("cub200-birds", (train("{cub}", many, 5),), read_seeds, 90),
         Experiment("cub200", (train("{cub}", ""),), read_one, 80),
@@ -319,6 +329,20 @@ def images_per_class(results: Results) -> str:
     return markdown(header, rows)
 
 
+def latency(results: Results) -> str:
+    """Milliseconds of a prediction with one thread."""
+    metrics = results.metrics("latency")
+    if metrics is None:
+        return f"*{NOT_RUN}*\n"
+    rows = []
+    for name, network in (("cub50", "EfficientNet-Lite0"), ("cub50-birds", "MobileNetV2 (`birds`)")):
+        found = metrics["seconds"][name]
+        times = (f"{1000 * found[key]:.0f}" for key in ("predict", "predict_many", "explain"))
+        rows.append((f"{network}, {found['image_size']} px, {found['crops']} crops", *times))
+    header = ("network, 50 classes", "one image, ms", "each of many, ms", "one explained decision, ms")
+    return markdown(header, rows)
+
+
 def unknown_classes(results: Results) -> str:
     """Whether images of other bird species are noticed."""
     rows = []
@@ -402,6 +426,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "demo": demo,
     **{name: seeds_table(name) for name in ("cub50", "cub50-birds", "cub200", "cub200-birds")},
     "images-per-class": images_per_class,
+    "latency": latency,
     "unknown-classes": unknown_classes,
     "faithfulness": faithfulness,
     "paper-cub50": claims("paper-cub50"),
