@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from prototree.backbones.registry import BACKBONES
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 sys.path.append(str(FOLDER))
 results = importlib.import_module("results")
@@ -31,6 +33,14 @@ def test_tables_of_pages_are_those_of_the_recorded_figures() -> None:
         assert results.filled(text, found) == text, f"{page}: run make results, or benchmarks/results.py write"
         filled |= {name for _, name, _ in results._BLOCK.findall(text)}
     assert filled == set(results.TABLES)
+
+
+def test_the_list_of_networks_has_the_recorded_accuracies() -> None:
+    found = results.Results(results.read_json(results.RESULTS))
+    for name, experiment in ((BACKBONES[0].name, "cub200"), ("birds", "cub200-birds")):
+        mean = [found.mean(experiment, key).split(" ")[0] for key in ("soft", "greedy")]
+        measured = next(network.measured for network in BACKBONES if network.name == name)
+        assert measured == ("" if mean[0] == "not" else ", ".join(mean)), name
 
 
 def test_every_table_says_what_was_not_run() -> None:

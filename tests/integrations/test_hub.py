@@ -120,7 +120,7 @@ def test_pictures_are_made_from_the_photos_where_the_run_has_none(run: Run, tmp_
 def test_the_card_tells_what_was_measured_and_names_are_text(run: Run, tmp_path: Path) -> None:
     stage(run, tmp_path, "me/squares", "cc-by-4.0")
     card, greedy = (tmp_path / "README.md").read_text(), run.metrics["stages"]["projected"]["accuracy"]["greedy"]
-    for text in (f"{100 * greedy:.1f} %", "blue, green, red", "12 photos", 'prototree.load("me/squares")'):
+    for text in (f"{100 * greedy:.1f} %", "blue, green, red", "12 images", 'prototree.load("me/squares")'):
         assert text in card
     assert (tmp_path / "tree.png").stat().st_size > 1000
     tree = run.tree()

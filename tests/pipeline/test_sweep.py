@@ -90,8 +90,9 @@ def test_what_makes_no_sense_is_refused(images: Path, tmp_path: Path) -> None:
             work()
     with pytest.raises(DataError, match="nowhere"):
         fit_seeds("nowhere", tmp_path / "y", seeds=2, jobs=1, threads=1)
-    (tmp_path / "z" / "seed-0").mkdir(parents=True)
-    (tmp_path / "z" / "seed-0" / "config.toml").write_text("")
+    for name in ("config.toml", "trained/tree.json"):  # a run that stands in the way
+        (tmp_path / "z" / "seed-0" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "z" / "seed-0" / name).write_text("")
     with pytest.raises(TrainError, match=r"seed-0\.log"):
         fit_seeds(images, tmp_path / "z", seeds=2, settings=FEW, jobs=1, threads=1)
     assert [allocate(5, jobs=2)[0], allocate(2, jobs=9, threads=1)] == [2, (2, 1)]
