@@ -248,7 +248,7 @@ def headline(results: Results) -> str:
         soft, single = results.mean(name, "soft"), results.mean(name, "greedy")
         n_prototypes = results.mean(name, "n_prototypes", scale=1, digits=0).split()[0]
         rows.append((f"prototree, {seeds}", str(n_classes), network, soft, single, n_prototypes))
-        rows.append(("same network, no tree", str(n_classes), "〃", results.mean(name, "baseline"), "–", "–"))
+        rows.append(("same network, no tree", str(n_classes), "the same", results.mean(name, "baseline"), "–", "–"))
     return markdown(
         ("CUB-200-2011, test accuracy in %", "classes", "network", "soft", "single path", "prototypes"), rows
     )
