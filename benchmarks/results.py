@@ -129,7 +129,8 @@ def experiments() -> tuple[Experiment, ...]:
 
     quality = tuple(f"prototree evaluate {{out}}/run/seed-0 {of}" for of in ("--prototypes", "--ood {others}"))
     many = f"{_BIRDS} --views 3 --occlusion-weight 0"
-    paper = f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_PAPER} --out {{out}}/run"
+    runs = ("--heights 7", "--heights 5,6,7 --seeds 1")
+    paper = tuple(f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_PAPER} {of} --out {{out}}/run" for of in runs)
     return (
         Experiment("demo", (train("birds", "--preset demo"),), read_one, 2),
         Experiment("cub50", (train("{cub50}", "", 3), *quality), read_seeds, 45),
@@ -139,7 +140,7 @@ def experiments() -> tuple[Experiment, ...]:
         Experiment("cub200-birds", (train("{cub}", many, 5), quality[0]), read_seeds, 70),
         Experiment("cub200", (train("{cub}", ""),), read_one, 80),
         Experiment("paper-birds", ("prototree reproduce birds --out {out}/run",), read_paper, 60),
-        Experiment("paper-cub50", (paper,), read_paper, 120),
+        Experiment("paper-cub50", paper, read_paper, 80),
     )
 
 
