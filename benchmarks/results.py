@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 from prototree.io import read_json, write_file, write_json
@@ -108,11 +108,28 @@ def read_paper(folder: Path) -> dict[str, Any]:
     return {key: found[key] for key in ("height", "runs", "claims", "published_scale")}
 
 
+def read_epochs(folder: Path) -> dict[str, Any]:
+    """Read a longer run of the paper's recipe beside the first one of `paper-cub50`."""
+    found = {}
+    for epochs, run in ((22, folder.parent / "paper-cub50" / "run" / "h7-s0"), (82, folder / "run")):
+        metrics = read_json(run / "metrics.json")
+        end = metrics["stages"]["projected"]
+        found[str(epochs)] = {
+            **_accuracy(end["accuracy"]),
+            "trained": metrics["stages"]["trained"]["accuracy"]["soft"],
+            "fidelity": end["fidelity"],
+            "n_prototypes": end["n_prototypes"],
+            "median_distance": median(metrics["projection"]["distances"]),
+        }
+    return {"epochs": found}
+
+
 _TRAIN = "prototree train {data} --out {out}/run"
 _SEEDS = "--seeds {n_seeds} --jobs 1 --threads 1"  # one core, so that two experiments run side by side
 _BIRDS = "--backbone birds --weights {birds}"
 # The rate of the paper's network, which comes from iNaturalist, too; two epochs with everything learning.
 _PAPER = "--lr-backbone 1e-5 --epochs 22 --milestones 21"
+_LONGER = "--lr-backbone 1e-5 --epochs 82 --freeze-epochs 80 --milestones 50,60,70,80 --height 7 --seed 0"
 _LATENCY = "python {root}/benchmarks/latency.py {out}/../{name}/run/seed-0 {cub50}/images {out}/{name}.json"
 _CUTS = "python {root}/benchmarks/cuts.py {cub50} --out {out}/run --cuts 50x5,50x10,50x20,50x30"
 
@@ -140,6 +157,7 @@ def experiments() -> tuple[Experiment, ...]:
         Experiment("cub200-birds", (train("{cub}", many, 5), quality[0]), read_seeds, 70),
         Experiment("cub200", (train("{cub}", ""),), read_one, 80),
         Experiment("paper-birds", ("prototree reproduce birds --out {out}/run",), read_paper, 60),
+        Experiment("paper-epochs", (train("{cub50}", f"--preset paper-small {_BIRDS} {_LONGER}"),), read_epochs, 15),
         Experiment("paper-cub50", paper, read_paper, 80),
     )
 
@@ -401,6 +419,19 @@ def claims(name: str) -> Callable[[Results], str]:
     return table
 
 
+def paper_epochs(results: Results) -> str:
+    """What more frozen epochs change in the paper's recipe."""
+    metrics = results.metrics("paper-epochs")
+    if metrics is None:
+        return f"*{NOT_RUN}*\n"
+    rows = []
+    for epochs, run in metrics["epochs"].items():
+        shares = (run["trained"], run["soft"], run["max_path"], run["greedy"], run["fidelity"]["greedy"])
+        rows.append((epochs, *(f"{100 * value:.1f}" for value in shares), f"{run['median_distance']:.3f}"))
+    header = ("epochs", "soft, before projection", "soft", "most likely path", "single path", "fidelity", "distance")
+    return markdown(header, rows)
+
+
 def demo(results: Results) -> str:
     """The tree of `make demo`."""
     metrics = results.metrics("demo")
@@ -436,6 +467,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "faithfulness": faithfulness,
     "paper-cub50": claims("paper-cub50"),
     "paper-birds": claims("paper-birds"),
+    "paper-epochs": paper_epochs,
     "provenance": provenance,
 }
 
