@@ -157,8 +157,8 @@ def experiments() -> tuple[Experiment, ...]:
         Experiment("cub200-birds", (train("{cub}", many, 5), quality[0]), read_seeds, 70),
         Experiment("cub200", (train("{cub}", ""),), read_one, 80),
         Experiment("paper-birds", ("prototree reproduce birds --out {out}/run",), read_paper, 60),
-        Experiment("paper-epochs", (train("{cub50}", f"--preset paper-small {_BIRDS} {_LONGER}"),), read_epochs, 15),
         Experiment("paper-cub50", paper, read_paper, 80),
+        Experiment("paper-epochs", (train("{cub50}", f"--preset paper-small {_BIRDS} {_LONGER}"),), read_epochs, 15),
     )
 
 
