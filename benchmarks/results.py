@@ -264,6 +264,7 @@ def headline(results: Results) -> str:
             rows.append((f"prototree, {NOT_RUN}", str(n_classes), network, "–", "–", "–"))
             continue
         seeds = "one tree" if n_runs == 1 else f"{n_runs} seeds"
+        seeds += ", no occlusion loss" if name == "cub200-birds" else ""
         soft, single = results.mean(name, "soft"), results.mean(name, "greedy")
         n_prototypes = results.mean(name, "n_prototypes", scale=1, digits=0).split()[0]
         rows.append((f"prototree, {seeds}", str(n_classes), network, soft, single, n_prototypes))
@@ -385,13 +386,17 @@ def faithfulness(results: Results) -> str:
         metrics = results.metrics(name)
         found = metrics["runs"][0].get("quality") if metrics else None
         if found is None:
-            rows.append((network, *[NOT_RUN] * 6))
+            rows.append((network, *[NOT_RUN] * 8))
             continue
         purity, test = found["purity"]["peak"], found["occlusion"]["peak"]
         rates = ("loss_rate", "random_loss_rate", "flip_rate", "random_flip_rate")
-        cells = (*(f"{purity[split]:.2f}" for split in ("train", "test")), *(_share(test[rate]) for rate in rates))
-        rows.append((network, *cells))
-    header = ("tree, seed 0", "part purity, train", "test", "loss rate", "random boxes", "flip rate", "random boxes")
+        controls = (found["baselines"]["test"][name] for name in ("object_middle", "random_patch"))
+        cells = (*(f"{purity[split]:.2f}" for split in ("train", "test")), *(f"{value:.2f}" for value in controls))
+        rows.append((network, *cells, *(_share(test[rate]) for rate in rates)))
+    header = (
+        *("tree, seed 0", "part purity, train", "test", "object's middle", "random patch"),
+        *("loss rate", "random boxes", "flip rate", "random boxes"),
+    )
     return markdown(header, rows)
 
 
@@ -446,14 +451,14 @@ def provenance(results: Results) -> str:
     rows = []
     for name, entry in results.content["experiments"].items():
         if entry is None:
-            rows.append((name, NOT_RUN, "–", "–"))
+            rows.append((name, NOT_RUN, "–", "–", "–"))
             continue
         commands = "<br>".join(f"`{command}`" for command in entry["commands"])
-        rows.append((name, commands, entry["date"], f"{entry['seconds'] / 60:.0f}"))
-    text = markdown(("experiment", "commands", "date", "minutes"), rows)
+        rows.append((name, commands, entry["commit"][:7], entry["date"], f"{entry['seconds'] / 60:.0f}"))
+    text = markdown(("experiment", "commands", "scripts of commit", "date", "minutes"), rows)
     made = next((entry["machine"] for entry in results.content["experiments"].values() if entry), None)
     where = f", {made['cores']} cores ({made['processor']}), torch {made['torch']}" if made else ""
-    return f"Commit `{results.content['commit']}`{where}.\n\n{text}"
+    return f"`src` of commit `{results.content['commit']}`{where}.\n\n{text}"
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
