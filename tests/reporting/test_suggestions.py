@@ -54,6 +54,19 @@ def test_a_page_names_the_classes_of_each_side() -> None:
     assert "Jay" not in node["suggested_from"]
 
 
+def test_a_name_is_suggested_for_one_patch_alone_and_grey_says_nothing() -> None:
+    explained = tree(Topology.full(1), names=("Jay", "Owl"), node_kind="pairwise")
+    left, right = explained.prototypes
+    for parts, names in ((("beak", "beak"), ("", "")), (("beak", "wing"), ("beak", "wing"))):
+        same = tuple(replace(painted((200, 20, 20)), prototype=p.prototype, side=p.side, part=part)
+                     for p, part in zip((left, right), parts, strict=True))  # fmt: skip
+        node = tree_data(replace(explained, prototypes=same), lambda name, picture: name)["nodes"][0]
+        found = {side["suggestion"] for side in (node, node["other"])}
+        assert found == {f"red {name}".strip() if name else "" for name in names}
+    assert suggest(painted((128, 128, 128)), ["Jay"]).name == ""
+    assert "main colour grey" in suggest(painted((128, 128, 128)), ["Jay"]).reason
+
+
 def test_where_there_is_no_picture_no_colour_is_claimed() -> None:
     prototype = painted((0, 0, 0))
     nothing = replace(prototype.source, crop=np.zeros((1, 1, 3), dtype=np.uint8))

@@ -75,6 +75,8 @@ def colour_names(prototype: PrototypeExplanation) -> str:
     left, top, right, bottom = (round(_PIXELS * edge) for edge in images.patch_frame(match))
     pixels, weights, counts = _squares(picture), np.zeros((_PIXELS, _PIXELS)), Counter[str]()
     weights[top:bottom, left:right] = _squares(light)[top:bottom, left:right]  # not what is lit around the box
+    if not weights.any():  # the box is too thin
+        return ""
     for pixel, weight in zip(pixels.reshape(-1, 3), weights.ravel(), strict=True):
         counts[_colour(pixel)] += float(weight)  # type: ignore[assignment]
     (first, most), (second, next_) = (*counts.most_common(2), ("", 0.0))[:2]

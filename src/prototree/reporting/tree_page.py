@@ -70,12 +70,6 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
             picture = reduced(picture, max(1, round(scale * max(picture.shape[:2]))))
         return picture_url(name, picture)
 
-    nodes = [_node_data(tree, node, url) for node in range(len(explanation.left))]
-    sides = [side for node in nodes for side in (node, node["other"]) if side]
-    names = Counter(side["suggestion"] for side in sides)
-    for side in sides:
-        if names[side["suggestion"]] > 1:  # it would tell nothing apart
-            side["suggestion"] = ""
     return {
         "title": explanation.title,
         "node_kind": explanation.node_kind,
@@ -90,7 +84,7 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
             "ways": ways,
         },
         "heat_colours": [list(colour) for colour in images.HEAT_COLOURS],
-        "nodes": nodes,
+        "nodes": _without_repeated_suggestions([_node_data(tree, node, url) for node in range(len(explanation.left))]),
         "class_facts": [
             {
                 "photos": [
@@ -116,6 +110,16 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
             for rule in tree.rules
         ],
     }
+
+
+def _without_repeated_suggestions(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Drop names that are suggested for several patches: they would tell nothing apart."""
+    sides = [side for node in nodes for side in (node, node["other"]) if side]
+    names = Counter(side["suggestion"] for side in sides)
+    for side in sides:
+        if names[side["suggestion"]] > 1:
+            side["suggestion"] = ""
+    return nodes
 
 
 def _node_data(tree: TreeText, node: int, url: PictureUrl) -> dict[str, Any]:

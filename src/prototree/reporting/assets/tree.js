@@ -750,7 +750,7 @@
     highlight([]);
     if (before !== null && built.has(before) && places.has(before)) dress(before, built.get(before));
     if (inside && mounted.has(current)) mounted.get(current).focus({ preventScroll: true });
-    if (byFamilies && !map.hidden && fitFor(extent).k >= LEGIBLE) fitAll();
+    if (narrow.matches && byFamilies && !map.hidden && fitFor(extent).k >= LEGIBLE) fitAll(); // the panel covered most of it
     else show();
   }
 
