@@ -1,5 +1,6 @@
 """What several test files need: random trees, a tiny backbone, and the optional real data."""
 
+import copy
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,9 +139,15 @@ def random_maps(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> t
 
 
 @pytest.fixture(scope="session")
-def tiny_backbone() -> Backbone:
+def tiny_backbone_template() -> Backbone:
     torch.manual_seed(0)
     return Backbone("resnet18", None, image_size=64, feature_level=-2)
+
+
+@pytest.fixture
+def tiny_backbone(tiny_backbone_template: Backbone) -> Backbone:
+    """A copy for each test: training changes weights and their order in memory, which decides the last bits of a map."""
+    return copy.deepcopy(tiny_backbone_template)
 
 
 @pytest.fixture
