@@ -54,10 +54,11 @@ def test_the_small_preset_is_the_papers_but_for_what_its_file_lists() -> None:
     listed = {line.split()[1] for line in text.splitlines() if line.startswith("#   ")}
     values = [config.values() | config.recipe.values() for config in (small, cub)]
     differing = {key for key in values[0] if values[0][key] != values[1][key]}
-    assert differing - {"milestones", "freeze_epochs"} == listed
+    assert differing - {"freeze_epochs"} == listed
     recipe = recipe_of(small)
-    frozen = recipe.freeze_epochs
-    assert all(frozen < milestone < recipe.epochs for milestone in recipe.milestones)
+    halvings = sum(milestone <= recipe.freeze_epochs for milestone in recipe.milestones)
+    assert recipe.freeze_epochs < recipe.epochs
+    assert recipe.lr_backbone / 2**halvings == pytest.approx(1e-5, rel=0.3)  # the rate of paper-cub
     assert (recipe_of(small.for_data(200)).height, small.for_data(200).prune_threshold) == (9, 0.01)
 
 
