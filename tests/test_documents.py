@@ -38,7 +38,7 @@ RUN_PAGES = [
     and {"sh", "python"} & {language for language, _ in blocks(page.read_text())}
 ]
 LONG_PAGES = {  # several trainings each, or a conversion to ONNX
-    "README", "index", "first-tree", "train", "edit", "ensembles", "deploy", "training", "reproduce", "predict",
+    "README", "index", "first-tree", "train", "edit", "ensembles", "deploy", "reproduce", "predict",
     "extend", "faithfulness",
 }  # fmt: skip
 LONG_EXAMPLES = {"EditSession", "cross_validate", "fit", "fit_seeds", "ProtoTreeClassifier", "rerun"}
