@@ -146,7 +146,7 @@ def tiny_backbone_template() -> Backbone:
 
 @pytest.fixture
 def tiny_backbone(tiny_backbone_template: Backbone) -> Backbone:
-    """A copy for each test: training changes weights and their order in memory, which decides the last bits of a map."""
+    """A copy for each test: training changes weights, and their order in memory, on which rounding depends."""
     return copy.deepcopy(tiny_backbone_template)
 
 

@@ -233,16 +233,28 @@ def test_trees_that_do_not_fit_together_are_refused(trees: list[ProtoTree]) -> N
     for trees[2].class_names in ((*names[:4], "magpie"), (*names[1:], names[0])):
         with pytest.raises(ConfigError):
             Ensemble(trees)
-    trees[2].class_names = names
-    trees[1].preprocessing = dataclasses.replace(trees[1].preprocessing, resize=99)
-    for group in (trees, []):
-        with pytest.raises(ConfigError):
-            Ensemble(group)
+    with pytest.raises(ConfigError):
+        Ensemble([])
+
+
+def test_trees_with_other_input_or_crops_get_their_own(trees: list[ProtoTree]) -> None:
+    larger, cropped = copy.deepcopy(trees[1]), copy.deepcopy(trees[2])
+    larger.preprocessing = dataclasses.replace(larger.preprocessing, size=96, resize=96)
+    cropped.features.backbone.crops = (1.0, 0.5)
+    ensemble = Ensemble([trees[0], larger, cropped])
+    assert ensemble.inputs == (trees[0].preprocessing, larger.preprocessing)
+    assert list(ensemble.distinct) == [0, 1, 2]
+    images, others = torch.rand(4, 3, 64, 64), torch.rand(4, 3, 96, 96)
+    expected = (trees[0].predict(images).soft + larger.predict(others).soft + cropped.predict(images).soft) / 3
+    torch.testing.assert_close(ensemble.class_probs([images, others]), expected)
+    with pytest.raises(ConfigError):
+        ensemble.class_probs(images)
 
 
 def test_every_number_of_an_ensemble_by_a_slow_loop(trees: list[ProtoTree]) -> None:
     images, labels = torch.rand(9, 3, 64, 64, generator=torch.Generator().manual_seed(3)), torch.arange(9) % 5
-    found = ensemble_metrics(Ensemble(trees), zip(images.split(4), labels.split(4), strict=True))
+    ensemble, batches = Ensemble(trees), zip(images.split(4), labels.split(4), strict=True)
+    found = ensemble_metrics(ensemble, ((ensemble.votes(batch), own) for batch, own in batches))
     each = [tree.predict(images) for tree in trees]
     assert found.n_images == 9
 

@@ -1,6 +1,7 @@
 """One image or many, one tree or several, in every form that people have them, broken images among them."""
 
 import csv
+import dataclasses
 import os
 import shutil
 from pathlib import Path
@@ -124,6 +125,29 @@ def test_several_models_are_averaged_as_an_ensemble(run: Run) -> None:
         assert one.confidence == one.probability
     with pytest.raises(ConfigError):
         prototree.predict([], paths[0])
+
+
+def test_trees_that_want_other_input_predict_together(run: Run, tmp_path: Path) -> None:
+    other, paths = run.tree(), images_of(run)
+    size = other.preprocessing.size
+    other.preprocessing = dataclasses.replace(other.preprocessing, resize=2 * size)  # sees the middle alone
+    ensemble = Ensemble([run.tree(), other])
+    batches = [
+        torch.stack([eval_transform(Image.open(path).convert("RGB"), preprocessing) for path in paths])
+        for preprocessing in ensemble.inputs
+    ]
+    assert not torch.equal(*batches)
+    expected = ensemble.class_probs(batches)
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    found = prototree.predict([run.folder, other], [tmp_path / "empty.jpg", *paths], top=3)
+    assert found[0].error
+    for one, probs in zip(found[1:], expected, strict=True):
+        assert one.class_probs == pytest.approx(dict(zip(other.class_names, probs.tolist(), strict=True)), abs=1e-5)
+    with pytest.raises(DataError):
+        prototree.predict([run.folder, other], torch.zeros(1, 3, size, size))
+    labels = torch.tensor([one.label for one in run.data().test])
+    accuracy = prototree.evaluate([run.folder, other]).all_trees.accuracy["soft"]
+    assert accuracy == pytest.approx(float((expected.argmax(dim=1) == labels).float().mean()))
 
 
 def test_an_unreadable_image_is_an_error_of_its_own(run: Run, tmp_path: Path) -> None:

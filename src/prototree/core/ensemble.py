@@ -4,7 +4,7 @@ In an ensemble a tree's nodes are less sharp than by itself: it should also say 
 may come first in others. Greedy paths are weighted by their confidence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,12 +13,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prototree.backbones.backbone import Backbone
+from prototree.backbones.geometry import Preprocessing
 from prototree.core.leaves import predict
 from prototree.core.model import NearestPatches, ProtoTree, TreeOutput, TreePrediction
 from prototree.core.nodes import SHARPNESS_RANGE
 from prototree.core.topology import Strategy
 from prototree.errors import ConfigError
 
+Images = Float[Tensor, "B 3 h w"] | Sequence[Tensor]  # several have different h and w
 ENSEMBLE_SHARPNESS = 0.5  # times the tree's own; the paper's β = 1 is the least there is, and stays
 
 
@@ -49,10 +51,10 @@ def tree_vote(tree: ProtoTree, output: TreeOutput) -> TreeVote:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Average the class probabilities of several trees with the same classes and preprocessing (§6.2).
+    """Average the class probabilities of several trees with the same classes (§6.2).
 
     Attributes:
-        trees: The trees, at least one.
+        trees: The trees, at least one. They may differ in network and preprocessing.
 
     Raises:
         ConfigError: The trees do not fit together.
@@ -73,19 +75,21 @@ class Ensemble:
             if tree.class_names != first.class_names:
                 odd = sorted(set(tree.class_names) ^ set(first.class_names))[:3] or ["their order"]
                 raise ConfigError(f"tree {number} knows other classes than the first ({', '.join(odd)}); leave it out")
-            if tree.preprocessing != first.preprocessing:
-                raise ConfigError(f"tree {number} expects other input, {tree.preprocessing}; leave it out")
+
+    @cached_property
+    def inputs(self) -> tuple[Preprocessing, ...]:
+        """The ways in which the trees want images prepared, each once."""
+        return tuple(dict.fromkeys(tree.preprocessing for tree in self.trees))
 
     @cached_property
     def _backbone_index(self) -> list[int]:
-        """For each tree the first one with the same backbone: grown on frozen features, they need it only once."""
-        backbones = [tree.features.backbone for tree in self.trees]
-        return [next(i for i, other in enumerate(backbones) if _equal(backbone, other)) for backbone in backbones]
+        """For each tree the first one with the same features: grown on a frozen network, they need them only once."""
+        return [next(i for i, other in enumerate(self.trees) if _same_features(tree, other)) for tree in self.trees]
 
     @property
-    def shares_backbone(self) -> bool:
-        """Whether all trees see the same feature maps."""
-        return not any(self._backbone_index)
+    def distinct(self) -> dict[int, Backbone]:
+        """The backbones whose features differ, each by the number of the first tree that has it."""
+        return {index: self.trees[index].features.backbone for index in self._backbone_index}
 
     @property
     def n_prototypes(self) -> int:
@@ -93,36 +97,37 @@ class Ensemble:
         return sum(tree.n_prototypes for tree in self.trees)
 
     @torch.no_grad()
-    def votes(self, images: Float[Tensor, "B 3 h w"]) -> list[TreeVote]:
+    def votes(self, images: Images) -> list[TreeVote]:
         """The vote of each tree; a backbone that several share runs once."""
-        maps = {index: self.trees[index].features.backbone(images) for index in dict.fromkeys(self._backbone_index)}
-        return self._votes([maps[index] for index in self._backbone_index])
+        batches = [images] if isinstance(images, Tensor) else list(images)
+        if len(batches) != len(self.inputs):
+            raise ConfigError(f"expected a batch for each of {len(self.inputs)} ways to prepare it, got {len(batches)}")
+        batch_for = dict(zip(self.inputs, batches, strict=True))
+        own = {index: batch_for[self.trees[index].preprocessing] for index in self.distinct}
+        return self.votes_of_maps({index: backbone(own[index]) for index, backbone in self.distinct.items()})
 
     @torch.no_grad()
-    def votes_of_map(self, backbone_map: Float[Tensor, "B C H W"]) -> list[TreeVote]:
-        """The vote of each tree from the feature map of the one backbone that all trees share."""
-        return self._votes([backbone_map] * len(self.trees))
+    def votes_of_maps(self, maps: Mapping[int, Float[Tensor, "B C H W"]]) -> list[TreeVote]:
+        """The vote of each tree from the feature maps of the `distinct` backbones."""
+        each = zip(self.trees, (maps[index] for index in self._backbone_index), strict=True)
+        return [tree_vote(tree, tree.forward_features(tree.features.from_map(z))) for tree, z in each]
 
-    def _votes(self, maps: list[Float[Tensor, "B C H W"]]) -> list[TreeVote]:
-        encoded = (tree.forward_features(tree.features.from_map(z)) for tree, z in zip(self.trees, maps, strict=True))
-        return [tree_vote(tree, output) for tree, output in zip(self.trees, encoded, strict=True)]
-
-    def predict(self, images: Float[Tensor, "B 3 h w"]) -> list[TreePrediction]:
+    def predict(self, images: Images) -> list[TreePrediction]:
         """Predict with each tree by itself.
 
         Args:
-            images: A batch of preprocessed images.
+            images: A batch of preprocessed images, or one for each of `inputs`.
 
         Returns:
             One prediction for each tree.
         """
         return [vote.decisions for vote in self.votes(images)]
 
-    def class_probs(self, images: Float[Tensor, "B 3 h w"], strategy: Strategy = "soft") -> Float[Tensor, "B K"]:
+    def class_probs(self, images: Images, strategy: Strategy = "soft") -> Float[Tensor, "B K"]:
         """Average the trees' class probabilities; a single tree predicts as by itself.
 
         Args:
-            images: A batch of preprocessed images.
+            images: A batch of preprocessed images, or one for each of `inputs`.
             strategy: soft, max_path or greedy; greedy paths are weighted by their confidence.
 
         Returns:
@@ -139,8 +144,10 @@ def average(votes: Sequence[TreeVote], strategy: Strategy) -> Float[Tensor, "B K
     return total / total.sum(dim=1, keepdim=True)
 
 
-def _equal(first: Backbone, second: Backbone) -> bool:
-    """Whether two backbones compute the same."""
+def _same_features(tree: ProtoTree, other: ProtoTree) -> bool:
+    """Whether two trees see the same feature maps."""
+    first, second = tree.features.backbone, other.features.backbone
+    kinds = [(b.name, b.feature_level, b.crops, t.preprocessing) for b, t in ((first, tree), (second, other))]
     ours, theirs = first.state_dict(), second.state_dict()
-    is_same_kind = (first.name, first.feature_level) == (second.name, second.feature_level)
-    return is_same_kind and ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    is_same_kind = kinds[0] == kinds[1] and ours.keys() == theirs.keys()
+    return is_same_kind and all(torch.equal(ours[key], theirs[key]) for key in ours)

@@ -3,7 +3,7 @@
 Notation used for tensor shapes: B batch, M images, K classes, T trees.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -22,6 +22,7 @@ from prototree.features.cache import EvalBatches, MapBatch
 from prototree.training.finetuned import FinetunedClassifier
 from prototree.training.head import Baseline
 
+Votes = tuple[list[TreeVote], Int[Tensor, " B"]]  # of each tree for a batch of images, and their labels
 _CALIBRATION_BINS = 15
 _LEAF_BINS = 20
 
@@ -270,25 +271,14 @@ class EnsembleMetrics:
 
 
 @torch.no_grad()
-def ensemble_metrics(
-    ensemble: Ensemble,
-    batches: Iterable[tuple[Tensor, Int[Tensor, " _"]]],
-    vote: Callable[[Tensor], list[TreeVote]] | None = None,
-) -> EnsembleMetrics:
-    """Compute the metrics of each tree alone, and of the first 1, 2, … together, in one pass over images with labels.
-
-    With `vote`, batches may be anything that it makes votes of, such as maps of a backbone that the trees share.
-    """
-    vote, n_trees, n_images = vote or ensemble.votes, len(ensemble.trees), 0
-    for tree in ensemble.trees:
-        tree.eval()
+def ensemble_metrics(ensemble: Ensemble, batches: Iterable[Votes]) -> EnsembleMetrics:
+    """Compute the metrics of each tree alone, and of the first 1, 2, … together, from their votes and the labels."""
+    n_trees, n_images = len(ensemble.trees), 0
     in_top5 = torch.zeros(2 * n_trees, dtype=torch.float64)  # first the trees alone, then the ensembles
     right = {strategy: torch.zeros_like(in_top5) for strategy in STRATEGIES}
     length = {strategy: torch.zeros_like(in_top5) for strategy in HARD}
-    for images, labels in batches:
-        if not len(labels):
-            continue
-        votes, n_images = vote(images), n_images + len(labels)
+    for votes, labels in batches:
+        n_images += len(labels)
         for strategy in STRATEGIES:
             alone = torch.stack([tree_vote.decisions.class_probs(strategy) for tree_vote in votes])
             together = torch.stack([tree_vote.weighted(strategy) for tree_vote in votes]).cumsum(dim=0)

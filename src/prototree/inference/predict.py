@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args, overload
@@ -43,7 +43,7 @@ Many = list[Any] | tuple[Any, ...] | Iterator[Any]
 ImageLike = str | Path | ListedImage | Image.Image | np.ndarray | Tensor
 """A file, a PIL image, or 8-bit pixels (height width 3; tensors 3 height width), of one image or of many (with one more
 dimension in front). A tensor of floating-point numbers is taken as preprocessed already."""
-Vote = Callable[[Tensor], list[TreeVote]]
+Vote = Callable[[list[Tensor]], list[TreeVote]]  # of a batch for each way of preparing images
 
 
 @dataclass(frozen=True)
@@ -199,10 +199,10 @@ def iter_predictions(
     if strategy not in get_args(Strategy):
         raise ConfigError(f"expected one of {', '.join(get_args(Strategy))} as strategy, got {strategy!r}")
     trees, own_notes = open_models(model)
-    vote: Vote = Ensemble(trees).votes  # refuses trees that do not fit together
+    ensemble = Ensemble(trees)  # refuses trees that do not fit together
+    vote: Vote = ensemble.votes
     predictor = _Predictor(trees, list(notes) or own_notes, strategy, top, min_confidence)
-    preprocessing = trees[0].preprocessing
-    items = _read_ahead(_items(images, preprocessing), threads or os.cpu_count() or 1, 2 * batch_size)
+    items = _read_ahead(_items(images, ensemble.inputs), threads or os.cpu_count() or 1, 2 * batch_size)
     for number in itertools.count():
         if not (batch := list(itertools.islice(items, batch_size))):
             return
@@ -265,15 +265,16 @@ class _Item:
 
     image: str | None
     label: str | None
-    read: Callable[[], Tensor]
-    pixels: Tensor | None = None
+    read: Callable[[Preprocessing], Tensor]
+    inputs: tuple[Preprocessing, ...]
+    pixels: list[Tensor] | None = None  # for each of the inputs
     error: str = ""
 
     def loaded(self) -> "_Item":
         try:
-            return _Item(self.image, self.label, self.read, self.read())
+            return replace(self, pixels=[self.read(preprocessing) for preprocessing in self.inputs])
         except DataError as error:  # a line begins with the name of the image anyway
-            return _Item(self.image, self.label, self.read, error=str(error).removeprefix(f"{self.image} "))
+            return replace(self, error=str(error).removeprefix(f"{self.image} "))
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,8 @@ class _Predictor:
     def predict_batch(self, batch: list[_Item], vote: Vote) -> list[Prediction]:
         """Predict the images of a batch that could be read; the others keep their error."""
         pixels = [item.pixels for item in batch if item.pixels is not None]
-        votes = vote(torch.stack(pixels).to(self.trees[0].prototypes.device)) if pixels else []
+        device = self.trees[0].prototypes.device
+        votes = vote([torch.stack(own).to(device) for own in zip(*pixels, strict=True)]) if pixels else []
         answers = iter(self._answers(votes) if votes else ())
         return [
             Prediction(item.image, label=item.label, error=item.error, **({} if item.pixels is None else next(answers)))
@@ -329,7 +331,7 @@ class _Predictor:
 def _folded(tree: ProtoTree) -> Vote:
     """Fold batch norm into the convolutions: the same votes but for rounding."""
     features = frozen_features(tree.features)
-    return lambda images: [tree_vote(tree, tree.forward_features(features(images)))]
+    return lambda images: [tree_vote(tree, tree.forward_features(features(*images)))]
 
 
 def _is_one_image(images: Any) -> bool:
@@ -340,7 +342,7 @@ def _is_one_image(images: Any) -> bool:
     return isinstance(images, Image.Image | ListedImage)
 
 
-def _items(images: Any, preprocessing: Preprocessing) -> Iterator[_Item]:
+def _items(images: Any, inputs: tuple[Preprocessing, ...]) -> Iterator[_Item]:
     is_one = isinstance(images, str | bytes | Path | ListedImage | Image.Image | np.ndarray | Tensor)
     if is_frame(images):
         images = list_frame(images)
@@ -349,9 +351,9 @@ def _items(images: Any, preprocessing: Preprocessing) -> Iterator[_Item]:
     for image in [images] if is_one or not isinstance(images, Iterable) else images:
         if isinstance(image, str | Path | ListedImage):
             for listed in [image] if isinstance(image, ListedImage) else list_images([image]):
-                yield _Item(str(listed.path), listed.label, partial(_input, listed.path, preprocessing))
+                yield _Item(str(listed.path), listed.label, partial(_input, listed.path), inputs)
         else:
-            yield from (_Item(None, None, read) for read in _readers(image, preprocessing))
+            yield from (_Item(None, None, read, inputs) for read in _readers(image, inputs))
 
 
 def _input(image: str | Path | Image.Image | np.ndarray, preprocessing: Preprocessing) -> Float[Tensor, "3 h w"]:
@@ -363,18 +365,26 @@ def _input(image: str | Path | Image.Image | np.ndarray, preprocessing: Preproce
     return eval_transform(pixels, preprocessing)
 
 
-def _readers(image: Any, preprocessing: Preprocessing) -> list[Callable[[], Tensor]]:
-    """Split pixels of one image or of a batch; each part becomes a function that makes the network's input."""
+def _as_it_is(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
+    return pixels
+
+
+def _readers(image: Any, inputs: Sequence[Preprocessing]) -> list[Callable[[Preprocessing], Tensor]]:
+    """Split pixels of one image or of a batch; each part becomes a function that makes a network's input."""
     if isinstance(image, Image.Image):
-        return [partial(_input, image, preprocessing)]
+        return [partial(_input, image)]
     if not isinstance(image, np.ndarray | Tensor):
         raise DataError(f"expected a path, a PIL image, a uint8 array or a tensor, got {type(image).__name__}")
-    shape, size, is_tensor = tuple(image.shape), preprocessing.size, isinstance(image, Tensor)
+    shape, size, is_tensor = tuple(image.shape), inputs[0].size, isinstance(image, Tensor)
     is_float = isinstance(image, Tensor) and image.dtype.is_floating_point  # preprocessed already
     layout = "3×height×width" if is_tensor else "height×width×3"
     is_image = len(shape) in (3, 4) and shape[-3 if is_tensor else -1] == 3
     if not is_image or not (is_float or str(image.dtype).removeprefix("torch.") == "uint8"):
         raise DataError(f"expected 8-bit pixels of {layout} or N×{layout}, got {image.dtype} of shape {shape}")
+    if is_float and len(inputs) > 1:
+        raise DataError(
+            "expected images as 8-bit numbers: the trees prepare them differently; got preprocessed tensors"
+        )
     if is_float and shape[-2:] != (size, size):
         raise DataError(
             f"expected preprocessed tensors of {size}×{size} pixels, got {shape[-2]}×{shape[-1]}; give images as 8-bit "
@@ -383,9 +393,9 @@ def _readers(image: Any, preprocessing: Preprocessing) -> list[Callable[[], Tens
     if isinstance(image, Tensor) and is_float:
         if not image.isfinite().all():
             raise DataError("expected finite numbers in a preprocessed tensor, got NaN or infinity")
-        return [partial(torch.Tensor.float, item) for item in image.reshape(-1, *shape[-3:]).cpu()]
+        return [partial(_as_it_is, item.float()) for item in image.reshape(-1, *shape[-3:]).cpu()]
     pixels = image.movedim(-3, -1).cpu().numpy() if isinstance(image, Tensor) else image
-    return [partial(_input, item, preprocessing) for item in pixels.reshape(-1, *pixels.shape[-3:])]
+    return [partial(_input, item) for item in pixels.reshape(-1, *pixels.shape[-3:])]
 
 
 def _read_ahead(items: Iterator[_Item], threads: int, ahead: int) -> Iterator[_Item]:

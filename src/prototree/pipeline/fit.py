@@ -1,7 +1,7 @@
 """From a folder of images to a small, readable tree: train → prune → project → evaluate."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, overload
@@ -18,7 +18,7 @@ from prototree.data.duplicates import warn_about_duplicates
 from prototree.data.in_memory import write_in_memory
 from prototree.data.loader import ViewDataset
 from prototree.errors import ConfigError, DataError
-from prototree.evaluation.metrics import EnsembleMetrics, ensemble_metrics, evaluate_maps
+from prototree.evaluation.metrics import EnsembleMetrics, Votes, ensemble_metrics, evaluate_maps
 from prototree.evaluation.schema import Metrics
 from prototree.features.cache import EvalBatches, eval_batches
 from prototree.pipeline import folders
@@ -236,32 +236,52 @@ def evaluate(model: Any, data: Any = None, *, observer: Observer | None = None) 
     several = isinstance(model, list | tuple)
     models = [run_or_tree_at(item) for item in (model if several else [model])]
     trees = [(item.tree().to(_device()) if isinstance(item, Run) else item).eval() for item in models]
-    ensemble, device = Ensemble(trees), trees[0].prototypes.device
     if data is None or isinstance(data, TestData):
-        batches = _test_batches(models[0], ensemble, data, observer or Observer())
+        data = _test_data(models[0], trees, data, observer or Observer())
+        folders = [item.folder if isinstance(item, Run) else None for item in models]
         if several:
-            inputs = ((batch.values.to(device), batch.labels.to(device)) for batch in batches.inputs())
-            return ensemble_metrics(ensemble, inputs, ensemble.votes if batches.maps is None else ensemble.votes_of_map)
-        data = batches.encoded(trees[0].features, device)
+            return ensemble_metrics(ensemble := Ensemble(trees), _votes(ensemble, data, folders))
+        dataset = ViewDataset(data.test, evaluation_views, trees[0].preprocessing)
+        device = trees[0].prototypes.device
+        data = eval_batches(trees[0].features, dataset, run=folders[0]).encoded(trees[0].features, device)
     elif several:
         raise ConfigError("expected a data set to test an ensemble on, got feature maps")
     return evaluate_maps(trees[0], data)
 
 
-def _test_batches(model: Run | ProtoTree, ensemble: Ensemble, data: Any, observer: Observer) -> EvalBatches:
-    """Open the test images of a data set, or of a run: as cached feature maps where all trees have them in common."""
+def _test_data(model: Run | ProtoTree, trees: Sequence[ProtoTree], data: Any, observer: Observer) -> ImageData:
+    """Open the data to test on, or that of the run."""
     if isinstance(model, ProtoTree) and data is None:
         raise ConfigError("a tree by itself does not say what to test it on; expected data with the same classes")
+    opened: ImageData = data
     if not isinstance(data, ImageData):
-        data = model.data(data) if isinstance(model, Run) else open_data(data)
-    first = ensemble.trees[0]
-    if data.class_names != first.class_names:
+        opened = model.data(data) if isinstance(model, Run) else open_data(data)
+    if opened.class_names != trees[0].class_names:
         raise DataError("expected the classes of the tree in the data, got others; choose data with the same classes")
-    trees = f"{len(ensemble.trees)} trees" if len(ensemble.trees) > 1 else "the tree"
-    observer.stage(f"evaluating {trees} on {len(data.test)} test images")
-    dataset = ViewDataset(data.test, evaluation_views, first.preprocessing)
-    folder = model.folder if isinstance(model, Run) and ensemble.shares_backbone else None
-    return eval_batches(first.features, dataset, run=folder)
+    text = f"{len(trees)} trees" if len(trees) > 1 else "the tree"
+    observer.stage(f"evaluating {text} on {len(opened.test)} test images")
+    return opened
+
+
+def _votes(ensemble: Ensemble, data: ImageData, folders: Sequence[Path | None]) -> Iterator[Votes]:
+    """Votes and labels of the test images: from cached features if the runs have all of them, else from the images."""
+    device = ensemble.trees[0].prototypes.device
+
+    def batches_of(index: int, folder: Path | None) -> EvalBatches:
+        tree = ensemble.trees[index]
+        return eval_batches(tree.features, ViewDataset(data.test, evaluation_views, tree.preprocessing), run=folder)
+
+    each = {index: batches_of(index, folders[index]) for index in ensemble.distinct}
+    unreadable = {None if batches.maps is None else frozenset(batches.maps.unreadable) for batches in each.values()}
+    is_cached = None not in unreadable and len(unreadable) == 1  # so that all leave out the same images
+    if not is_cached:
+        each = {index: batches_of(index, None) for index in each}
+    for batch in zip(*(batches.inputs() for batches in each.values()), strict=True):
+        maps = {index: own.values.to(device) for index, own in zip(each, batch, strict=True)}
+        if not is_cached:
+            with torch.no_grad():
+                maps = {index: backbone(maps[index]) for index, backbone in ensemble.distinct.items()}
+        yield ensemble.votes_of_maps(maps), batch[0].labels.to(device)
 
 
 def _sample(data: ImageData, config: Config) -> ImageData:

@@ -60,6 +60,10 @@ def open_teacher(source: str, n_classes: int, image_size: int) -> Teacher:
     tree = ensemble.trees[0]
     if tree.n_classes != n_classes:
         raise ConfigError(f"the teacher {source} knows {tree.n_classes} classes, the data has {n_classes}")
+    if len(ensemble.inputs) > 1:
+        raise ConfigError(
+            f"expected teachers with the same preprocessing in {source}, got {len(ensemble.inputs)} kinds"
+        )
     return Teacher(tree.preprocessing, lambda images: ensemble.class_probs(images).clamp_min(1e-12).log())
 
 
