@@ -32,6 +32,8 @@ def run_or_tree_at(given: "str | Path | Run | ProtoTree") -> "Run | ProtoTree":
     folder = archive.located(given)
     if not folder.exists():
         raise CheckpointError(f"expected the folder of a run or a .prototree file, but {given} does not exist")
+    if not any((folder / name).exists() for name in (CONFIG, checkpoint.TREE)) and not checkpoint.last_stage(folder):
+        raise CheckpointError(f"expected a run in {given}, but there is neither {CONFIG} nor a tree; train one first")
     return Run(folder) if (folder / CONFIG).exists() else checkpoint.load(folder)
 
 
@@ -99,7 +101,10 @@ class Run:
             The tree, in evaluation mode.
         """
         if stage is None and checkpoint.last_stage(self.folder) is None:
-            raise CheckpointError(f"expected a trained tree in {self.display_name}, got none; train one first")
+            raise CheckpointError(
+                f"expected a trained tree in {self.display_name}, but its training is not finished; continue it with "
+                "its command and --resume"
+            )
         return checkpoint.load(self.folder / (stage or ""))
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+import prototree
 from data_files import write_classes
 from killed_runs import content
+from prototree.config import load_preset
 from prototree.core import checkpoint
 from prototree.data import open_data
 from prototree.errors import CheckpointError, ConfigError, DataError, ImageSizeError, ProtoTreeError
@@ -20,6 +23,7 @@ from prototree.io import lock_folder, write_json
 from prototree.pipeline.fit import evaluate, fit, rerun
 from prototree.pipeline.folders import describe_progress
 from prototree.pipeline.stages import STAGES
+from prototree.pipeline.sweep import fit_seeds
 from prototree.run import Run
 from tiny_training import TINY, Crash, PowerCutError, assert_same, write_squares
 
@@ -163,6 +167,35 @@ def test_a_folder_that_is_taken_is_refused_unless_told(images: Path, copy: Run, 
     assert content(copy.folder) == before, "a run that cannot begin replaces nothing"
     fit(images, copy.folder, settings=TINY | {"epochs": 1}, stages=["train"], overwrite=True)
     assert (copy.folder / "mine.txt").read_text() == "mine"
+
+
+def test_a_start_that_fails_leaves_nothing(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "new"
+    with pytest.raises(ProtoTreeError):
+        fit(images, out, settings=SETTINGS | {"weights": str(tmp_path / "typo.safetensors")})
+    assert not out.exists()
+    out.mkdir(parents=True)
+    (out / "mine.txt").write_text("mine")
+    with pytest.raises(ProtoTreeError):
+        fit(images, out, settings=SETTINGS | {"weights": str(tmp_path / "typo.safetensors")})
+    assert [path.name for path in out.iterdir()] == ["mine.txt"]
+
+
+def test_a_run_inside_the_images_is_refused(images: Path) -> None:
+    before = content(images)
+    for start in (fit, partial(fit_seeds, seeds=2)):
+        with pytest.raises(ConfigError, match="outside"):
+            start(images, images / "run", settings=SETTINGS)
+    assert content(images) == before
+
+
+def test_what_is_no_run_or_unfinished_is_named_so(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.toml"):
+        prototree.predict(images, images)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text(load_preset("default").to_toml())
+    with pytest.raises(CheckpointError, match="--resume"):
+        prototree.predict(tmp_path / "run", images)
 
 
 def test_a_replaced_run_goes_when_the_new_one_is_finished(

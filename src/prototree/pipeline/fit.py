@@ -80,6 +80,7 @@ def fit(
     chosen = [stage for stage in STAGES if stage in wanted]
     if unknown := wanted - set(STAGES):
         raise ConfigError(f"unknown stage {sorted(unknown)[0]!r}; expected some of {', '.join(STAGES)}")
+    folders.check_outside(Path(out), data)
     with distributed.process_group() as device:
         data = materialise(data, out)
         images = data if isinstance(data, ImageData) else open_source(data, config)

@@ -30,6 +30,12 @@ _RUN_FILES = (
 )  # fmt: skip
 
 
+def check_outside(out: Path, data: Any) -> None:
+    """Refuse a run inside the folder of its images, where it would look like a class."""
+    if isinstance(data, str | Path) and Path(data).is_dir() and out.resolve().is_relative_to(Path(data).resolve()):
+        raise ConfigError(f"expected a run outside of the images, got {out} in {data}; choose a folder beside it")
+
+
 def prepare(folder: Path, config: Config, key: dict[str, Any], *, resume: bool, overwrite: bool, train: bool) -> Run:
     """Make a folder ready for a new run, or one to resume or replace. A refusal leaves everything as it is."""
     run = Run(folder)
@@ -58,12 +64,21 @@ def prepare(folder: Path, config: Config, key: dict[str, Any], *, resume: bool, 
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[None]:
-    """Keep a run that is to be replaced until the new one is finished; if that cannot even begin, put it back."""
+    """Keep a run that is to be replaced until the new one is finished; if that cannot even begin, put it back.
+
+    A new folder in which nothing could begin, because something was wrong with settings or data, is removed again.
+    """
+    was_used = bool(_used(folder))
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if distributed.is_main():
             put_back(folder)
+            if isinstance(error, ProtoTreeError) and not was_used and set(_used(folder)) <= {CONFIG, METRICS}:
+                for name in _used(folder):
+                    _remove(folder / name)
+                with contextlib.suppress(OSError):  # it has other files
+                    folder.rmdir()
         raise
     if distributed.is_main():
         shutil.rmtree(folder / REPLACED, ignore_errors=True)

@@ -29,6 +29,7 @@ from prototree.evaluation.tables import (
     tree_cost,
 )
 from prototree.io import write_file, write_json
+from prototree.pipeline import folders
 from prototree.pipeline.fit import DataLike, evaluate, materialise, precompute_features
 from prototree.progress import Observer, sigterm_as_sigint
 from prototree.run import RESULTS, Run
@@ -168,6 +169,7 @@ def _train_all(
     config: Config, data: DataLike, out: Path, each: Mapping[str, Mapping[str, Any]], options: SweepOptions
 ) -> tuple[Run, ...]:
     """Train a run for each name; those that are finished stay as they are if the whole is resumed."""
+    folders.check_outside(out, data)
     source, observer = materialise(data, out), options.get("observer") or Observer()
     resume, overwrite = options.get("resume", False), options.get("overwrite", False)
     if isinstance(source, ImageData):
