@@ -102,7 +102,10 @@ def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _row(item: Any) -> str:
     name = item.metavar or item.name.upper() if _is_argument(item) else ", ".join([*item.opts, *item.secondary_opts])
     default = "required" if item.required else "none" if item.default in (None, "") else f"`{item.default}`"
-    return f"| `{name}` | {default} | {(item.help or '').replace('|', chr(92) + '|')} |"
+    text = item.help or ""
+    if of_preset := re.search(r" \(default ([^)]*)\)", text):  # a setting: its default is that of the preset
+        default, text = f"`{of_preset[1]}`", text.replace(of_preset[0], "")
+    return f"| `{name}` | {default} | {text.replace('|', chr(92) + '|')} |"
 
 
 def _is_argument(item: Any) -> bool:

@@ -132,8 +132,12 @@ class Settings:
 def unknown_key(key: str, known: Iterable[str], also: Iterable[str] = ()) -> ConfigError:
     """Make the error for an unknown name, with the nearest known one."""
     near = difflib.get_close_matches(key, [*known, *also], n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-    return ConfigError(f"unknown key {key!r}; {hint}")
+    hint = _meant(near[0]) if near else f"expected one of {', '.join(known)}"
+    return ConfigError(f"unknown setting {key!r}; {hint}")
+
+
+def _meant(key: str) -> str:
+    return f"did you mean {key!r} (--{key.replace('_', '-')})?"
 
 
 _NETWORK, _DATA, _TRAINING, _AFTER, _MACHINE = "network", "data", "training", "after training", "machine"
@@ -509,7 +513,7 @@ def _split(
 
 def _not_used(key: str, recipe: RecipeSettings | type[RecipeSettings]) -> ConfigError:
     if key in _LEARNING_RATE and (meant := next((name for name in _LR_OF if name in recipe.names()), None)):
-        return ConfigError(f"unknown key {key!r}; did you mean {meant!r}?")
+        return ConfigError(f"unknown setting {key!r}; {_meant(meant)}")
     others = [name for name, other in RECIPE_SETTINGS.items() if key in other.names() or key == name]
     if others:
         return ConfigError(
@@ -542,7 +546,7 @@ def _parse(key: str, kind: Any, value: Any) -> Any:
 
 def _type_text(kind: Any) -> str:
     if typing.get_origin(kind) is types.UnionType:
-        kind = typing.get_args(kind)[0]
+        return f"{_type_text(typing.get_args(kind)[0])} or auto"
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:

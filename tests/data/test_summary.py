@@ -20,7 +20,7 @@ def data(tmp_path: Path) -> ImageData:
 
 def test_summary_counts_and_names_every_file_left_out(data: ImageData) -> None:
     text = summarize(data, [], ["one", "two"])
-    for line in ("classes    3", "pixels     width     40 to 40, median 40", "left out   9 files", "copies     none"):
+    for line in ("classes    3", "pixels     width     40 each", "left out   9 files", "copies     none"):
         assert f"{line}\n" in text
     assert "fewest     crow (" in text
     assert all(f"{index}.jpg is empty" in text for index in range(9))

@@ -59,10 +59,11 @@ def open_data(
         ('folder', 3, 24, 9)
     """
     data = read_data(source, test_fraction=test_fraction, seed=seed, strict=strict, deep=deep)
+    rest = "the rest is used" if data.train else "nothing is left"
     if data.unreadable:
-        logger.warning("%s\nthe rest is used", describe_unreadable(data.root, data.unreadable))
+        logger.warning("%s\n%s", describe_unreadable(data.root, data.unreadable), rest)
     if unsupported := describe_unsupported(data.ignored):
-        logger.warning("%s: %s; the rest is used", data.root, unsupported)
+        logger.warning("%s: %s; %s", data.root, unsupported, rest)
     if fold:
         data = take_fold(data, fold)
     check_trainable(data)

@@ -44,7 +44,7 @@ def summarize(
     n_boxes, n_parts = sum(sample.box is not None for sample in samples), sum(len(sample.parts) for sample in samples)
     rows = [
         ("data", str(data.root)),
-        ("format", data.kind),
+        ("format", "list" if data.kind == "manifest" else data.kind),
         ("classes", f"{data.n_classes:,}"),
         ("images", f"{len(data.train):,} training, {len(data.test):,} test{validation}"),
         ("per class", f"{'training':<10}{_range([train[label] for label in labels])}"),
@@ -67,7 +67,7 @@ def summarize(
 
 def _range(values: Sequence[int]) -> str:
     low, median, high = (min(values), statistics.median(values), max(values)) if values else (0, 0, 0)
-    return f"{low:g} to {high:g}, median {median:g}"
+    return f"{low:g} to {high:g}, median {median:g}" if low < high else f"{low:g} each"
 
 
 def contact_sheet(data: ImageData, path: str | Path, *, per_class: int = 6, thumbnail: int = 96) -> None:
