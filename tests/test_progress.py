@@ -1,11 +1,14 @@
 """What is printed of a run where there is no terminal."""
 
+import contextlib
 import io
+import signal
 
 import pytest
 from rich.console import Console
 
 from prototree import progress
+from prototree.backbones.inference import thread_map
 from prototree.progress import Display, EpochLog
 
 
@@ -70,3 +73,11 @@ def test_only_the_first_of_several_processes_talks(
     with Display(Console(file=said)) as display:
         display.stage("training")
     assert bool(said.getvalue()) == is_shown
+
+
+def test_a_termination_that_was_lost_ends_the_next_step() -> None:
+    with pytest.raises(KeyboardInterrupt), progress.sigterm_as_sigint():
+        with contextlib.suppress(KeyboardInterrupt):  # as a library does that calls back
+            signal.raise_signal(signal.SIGTERM)
+        list(thread_map(str, range(3)))
+    assert list(thread_map(str, range(3))) == ["0", "1", "2"], "the next block begins anew"

@@ -154,14 +154,21 @@ class Display(Observer):
             self._console.print(f"  {what}: {counted}  {news}{when}", highlight=False)
 
 
+_terminated = threading.Event()
+
+
 @contextlib.contextmanager
 def sigterm_as_sigint() -> Iterator[None]:
-    """Let SIGTERM end a block as Ctrl-C does, so that nothing is left half done."""
+    """Let SIGTERM end a block as Ctrl-C does, so that nothing is left half done.
+
+    Where the exception is lost, as in a callback of a library, the next `check_stopped` raises it again.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def end(number: int, frame: object) -> None:
+        _terminated.set()
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, end)
@@ -169,6 +176,13 @@ def sigterm_as_sigint() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        _terminated.clear()
+
+
+def check_stopped() -> None:
+    """Raise KeyboardInterrupt if SIGTERM came; loops call it once a step."""
+    if _terminated.is_set():
+        raise KeyboardInterrupt
 
 
 def is_first() -> bool:

@@ -117,7 +117,7 @@ class Run:
     def metrics(self) -> dict[str, Any]:
         """The content of metrics.json; empty before the first evaluation.
 
-        A packed tree has no data here, whatever its maker wrote: no folder of this machine is opened by its word.
+        Those of a packed tree lack `source`: the path of its data belongs to another machine.
         """
         metrics = read_metrics(self.folder)
         return {key: value for key, value in metrics.items() if key != "source"} if self.is_packed else metrics

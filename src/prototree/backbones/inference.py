@@ -30,6 +30,7 @@ from prototree.backbones.crops import stacked
 from prototree.backbones.registry import format_options
 from prototree.errors import ConfigError, MissingExtraError, ProtoTreeError
 from prototree.io import cache_folder, write_file
+from prototree.progress import check_stopped
 
 log = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -305,6 +306,7 @@ def thread_map(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
         with ThreadPoolExecutor(n_threads) as pool:
             try:
                 for item in items:
+                    check_stopped()
                     waiting.append(pool.submit(work, item))
                     if len(waiting) > _AHEAD * n_threads:
                         yield waiting.popleft().result()

@@ -30,7 +30,7 @@ from prototree.data.transforms import augmentation
 from prototree.errors import CheckpointError, ShapeError, TrainError
 from prototree.features.cache import FeatureCache, FeatureMaps, Inputs
 from prototree.io import write_file
-from prototree.progress import EpochLog, Observer
+from prototree.progress import EpochLog, Observer, check_stopped
 from prototree.training import distributed
 
 CHECKPOINTS, STATE = "checkpoints", "state.json"
@@ -140,6 +140,7 @@ class Loop:
             if values.dim() == 4:
                 values = values.contiguous(memory_format=torch.channels_last)
             yield Inputs(values, batch.labels.to(device), batch.entries.to(device))
+            check_stopped()
             self.batch += 1
             self._seconds += time.monotonic() - since
             since = time.monotonic()
