@@ -109,9 +109,10 @@ def read_paper(folder: Path) -> dict[str, Any]:
 
 
 def read_epochs(folder: Path) -> dict[str, Any]:
-    """Read a longer run of the paper's recipe beside the first one of `paper-cub50`."""
+    """Read a shorter and a longer run of the paper's recipe beside the first one of `paper-cub50`."""
     found = {}
-    for epochs, run in ((22, folder.parent / "paper-cub50" / "run" / "h7-s0"), (82, folder / "run")):
+    for epochs in _SCHEDULES:
+        run = folder.parent / "paper-cub50" / "run" / "h7-s0" if epochs == 82 else folder / str(epochs)
         metrics = read_json(run / "metrics.json")
         end = metrics["stages"]["projected"]
         found[str(epochs)] = {
@@ -127,9 +128,15 @@ def read_epochs(folder: Path) -> dict[str, Any]:
 _TRAIN = "prototree train {data} --out {out}/run"
 _SEEDS = "--seeds {n_seeds} --jobs 1 --threads 1"  # one core, so that two experiments run side by side
 _BIRDS = "--backbone birds --weights {birds}"
-# The rate of the paper's network, which comes from iNaturalist, too; two epochs with everything learning.
-_PAPER = "--lr-backbone 1e-5 --epochs 22 --milestones 21"
-_LONGER = "--lr-backbone 1e-5 --epochs 82 --freeze-epochs 80 --milestones 50,60,70,80 --height 7 --seed 0"
+# The rate of the paper's network, which comes from iNaturalist, too; two epochs with everything learning. Frozen epochs
+# cost seconds, because features are cached.
+_PAPER = "--lr-backbone 1e-5 --epochs {epochs} --freeze-epochs {frozen} --milestones {milestones}"
+_SCHEDULES = {
+    22: _PAPER.format(epochs=22, frozen=20, milestones=21),
+    82: _PAPER.format(epochs=82, frozen=80, milestones="50,60,70,80"),
+    162: _PAPER.format(epochs=162, frozen=160, milestones="100,120,140,160"),
+}
+_PAPER_BIRDS = "--epochs 84 --freeze-epochs 80 --milestones 50,60,70,80"
 _LATENCY = "python {root}/benchmarks/latency.py {out}/../{name}/run/seed-0 {cub50}/images {out}/{name}.json"
 _CUTS = "python {root}/benchmarks/cuts.py {cub50} --out {out}/run --cuts 50x5,50x10,50x20,50x30"
 
@@ -146,8 +153,13 @@ def experiments() -> tuple[Experiment, ...]:
 
     quality = tuple(f"prototree evaluate {{out}}/run/seed-0 {of}" for of in ("--prototypes", "--ood {others}"))
     many = f"{_BIRDS} --views 3 --occlusion-weight 0"
-    runs = ("--heights 7", "--heights 5,7 --seeds 1")
-    paper = tuple(f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_PAPER} {of} --out {{out}}/run" for of in runs)
+    runs = ("--heights 7", "--heights 5,6,7,8,9 --seeds 1")
+    reproduce = f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_SCHEDULES[82]}"
+    paper = tuple(f"{reproduce} {of} --out {{out}}/run" for of in runs)
+    others = tuple(
+        f"prototree train {{cub50}} --out {{out}}/{n} --preset paper-small {_BIRDS} {_SCHEDULES[n]} --height 7 --seed 0"
+        for n in (22, 162)
+    )
     return (
         Experiment("demo", (train("birds", "--preset demo"),), read_one, 2),
         Experiment("cub50", (train("{cub50}", "", 3), *quality), read_seeds, 45),
@@ -156,9 +168,9 @@ def experiments() -> tuple[Experiment, ...]:
         Experiment("images-per-class", (f"{_CUTS} --set backbone=birds --set weights={{birds}}",), read_cuts, 30),
         Experiment("cub200-birds", (train("{cub}", many, 5), quality[0]), read_seeds, 70),
         Experiment("cub200", (train("{cub}", ""),), read_one, 80),
-        Experiment("paper-birds", ("prototree reproduce birds --out {out}/run",), read_paper, 60),
-        Experiment("paper-cub50", paper, read_paper, 80),
-        Experiment("paper-epochs", (train("{cub50}", f"--preset paper-small {_BIRDS} {_LONGER}"),), read_epochs, 15),
+        Experiment("paper-birds", (f"prototree reproduce birds {_PAPER_BIRDS} --out {{out}}/run",), read_paper, 60),
+        Experiment("paper-cub50", paper, read_paper, 100),
+        Experiment("paper-epochs", others, read_epochs, 25),
     )
 
 
@@ -169,7 +181,7 @@ def run_experiment(experiment: Experiment, out: Path, names: Mapping[str, str]) 
     began, commands, made_by = time.monotonic(), [], commit()
     for template in experiment.commands:
         words = [word.format(**names, out=folder) for word in shlex.split(template)]
-        if words[1] == "train" and (folder / "run").exists():
+        if words[1] == "train" and Path(words[words.index("--out") + 1]).exists():
             words.append("--resume")
         print(f"{experiment.name}: {shlex.join(words)}", flush=True)
         program = [sys.executable, *(["-m"] if words[0] == "prototree" else []), *words[words[0] == "python" :]]
@@ -264,10 +276,11 @@ def headline(results: Results) -> str:
             rows.append((f"prototree, {NOT_RUN}", str(n_classes), network, "–", "–", "–"))
             continue
         seeds = "one tree" if n_runs == 1 else f"{n_runs} seeds"
+        seeds += ", no occlusion loss" if name == "cub200-birds" else ""
         soft, single = results.mean(name, "soft"), results.mean(name, "greedy")
         n_prototypes = results.mean(name, "n_prototypes", scale=1, digits=0).split()[0]
         rows.append((f"prototree, {seeds}", str(n_classes), network, soft, single, n_prototypes))
-        rows.append(("same network, no tree", str(n_classes), "〃", results.mean(name, "baseline"), "–", "–"))
+        rows.append(("same network, no tree", str(n_classes), "the same", results.mean(name, "baseline"), "–", "–"))
     return markdown(
         ("CUB-200-2011, test accuracy in %", "classes", "network", "soft", "single path", "prototypes"), rows
     )
@@ -385,13 +398,17 @@ def faithfulness(results: Results) -> str:
         metrics = results.metrics(name)
         found = metrics["runs"][0].get("quality") if metrics else None
         if found is None:
-            rows.append((network, *[NOT_RUN] * 6))
+            rows.append((network, *[NOT_RUN] * 8))
             continue
         purity, test = found["purity"]["peak"], found["occlusion"]["peak"]
         rates = ("loss_rate", "random_loss_rate", "flip_rate", "random_flip_rate")
-        cells = (*(f"{purity[split]:.2f}" for split in ("train", "test")), *(_share(test[rate]) for rate in rates))
-        rows.append((network, *cells))
-    header = ("tree, seed 0", "part purity, train", "test", "loss rate", "random boxes", "flip rate", "random boxes")
+        controls = (found["baselines"]["test"][name] for name in ("object_middle", "random_patch"))
+        cells = (*(f"{purity[split]:.2f}" for split in ("train", "test")), *(f"{value:.2f}" for value in controls))
+        rows.append((network, *cells, *(_share(test[rate]) for rate in rates)))
+    header = (
+        *("tree, seed 0", "part purity, train", "test", "object's middle", "random patch"),
+        *("loss rate", "random boxes", "flip rate", "random boxes"),
+    )
     return markdown(header, rows)
 
 
@@ -446,14 +463,14 @@ def provenance(results: Results) -> str:
     rows = []
     for name, entry in results.content["experiments"].items():
         if entry is None:
-            rows.append((name, NOT_RUN, "–", "–"))
+            rows.append((name, NOT_RUN, "–", "–", "–"))
             continue
         commands = "<br>".join(f"`{command}`" for command in entry["commands"])
-        rows.append((name, commands, entry["date"], f"{entry['seconds'] / 60:.0f}"))
-    text = markdown(("experiment", "commands", "date", "minutes"), rows)
+        rows.append((name, commands, entry["commit"][:7], entry["date"], f"{entry['seconds'] / 60:.0f}"))
+    text = markdown(("experiment", "commands", "scripts of commit", "date", "minutes"), rows)
     made = next((entry["machine"] for entry in results.content["experiments"].values() if entry), None)
     where = f", {made['cores']} cores ({made['processor']}), torch {made['torch']}" if made else ""
-    return f"Commit `{results.content['commit']}`{where}.\n\n{text}"
+    return f"`src` of commit `{results.content['commit']}`{where}.\n\n{text}"
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
