@@ -128,8 +128,8 @@ def read_epochs(folder: Path) -> dict[str, Any]:
 _TRAIN = "prototree train {data} --out {out}/run"
 _SEEDS = "--seeds {n_seeds} --jobs 1 --threads 1"  # one core, so that two experiments run side by side
 _BIRDS = "--backbone birds --weights {birds}"
-# Two epochs with everything learning, at the rate of the paper's network, which comes from iNaturalist, too: 1e-5, to which
-# each milestone halves the backbone's rate while it is frozen. Frozen epochs cost seconds, because features are cached.
+# Two epochs with everything learning, at the rate of the paper's network, which comes from iNaturalist, too: 1e-5, to
+# which milestones halve the backbone's rate while it is frozen. Frozen epochs cost seconds: features are cached.
 _PAPER = "--lr-backbone {rate} --epochs {epochs} --freeze-epochs {frozen} --milestones {milestones}"
 _SCHEDULES = {
     22: _PAPER.format(rate="1e-5", epochs=22, frozen=20, milestones=21),
