@@ -136,7 +136,7 @@ _SCHEDULES = {
     82: _PAPER.format(rate="1.6e-4", epochs=82, frozen=80, milestones="50,60,70,80"),
     162: _PAPER.format(rate="1.6e-4", epochs=162, frozen=160, milestones="100,120,140,160"),
 }
-_PAPER_BIRDS = "--epochs 84 --freeze-epochs 80 --milestones 50,60,70,80"
+_PAPER_BIRDS = "--epochs 85 --freeze-epochs 80 --milestones 50,60,70,80"
 _LATENCY = "python {root}/benchmarks/latency.py {out}/../{name}/run/seed-0 {cub50}/images {out}/{name}.json"
 _CUTS = "python {root}/benchmarks/cuts.py {cub50} --out {out}/run --cuts 50x5,50x10,50x20,50x30"
 
