@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 from prototree.io import read_json, write_file, write_json
@@ -108,34 +108,12 @@ def read_paper(folder: Path) -> dict[str, Any]:
     return {key: found[key] for key in ("height", "runs", "claims", "published_scale")}
 
 
-def read_epochs(folder: Path) -> dict[str, Any]:
-    """Read a shorter and a longer run of the paper's recipe beside the first one of `paper-cub50`."""
-    found = {}
-    for epochs in _SCHEDULES:
-        run = folder.parent / "paper-cub50" / "run" / "h7-s0" if epochs == 82 else folder / str(epochs)
-        metrics = read_json(run / "metrics.json")
-        end = metrics["stages"]["projected"]
-        found[str(epochs)] = {
-            **_accuracy(end["accuracy"]),
-            "trained": metrics["stages"]["trained"]["accuracy"]["soft"],
-            "fidelity": end["fidelity"],
-            "n_prototypes": end["n_prototypes"],
-            "median_distance": median(metrics["projection"]["distances"]),
-        }
-    return {"epochs": found}
-
-
 _TRAIN = "prototree train {data} --out {out}/run"
 _SEEDS = "--seeds {n_seeds} --jobs 1 --threads 1"  # one core, so that two experiments run side by side
 _BIRDS = "--backbone birds --weights {birds}"
 # Two epochs with everything learning, at the rate of the paper's network, which comes from iNaturalist, too: 1e-5, to
 # which milestones halve the backbone's rate while it is frozen. Frozen epochs cost seconds: features are cached.
-_PAPER = "--lr-backbone {rate} --epochs {epochs} --freeze-epochs {frozen} --milestones {milestones}"
-_SCHEDULES = {
-    22: _PAPER.format(rate="1e-5", epochs=22, frozen=20, milestones=21),
-    82: _PAPER.format(rate="1.6e-4", epochs=82, frozen=80, milestones="50,60,70,80"),
-    162: _PAPER.format(rate="1.6e-4", epochs=162, frozen=160, milestones="100,120,140,160"),
-}
+_PAPER = "--lr-backbone 1.6e-4 --epochs 82 --freeze-epochs 80 --milestones 50,60,70,80"
 _PAPER_BIRDS = "--epochs 85 --freeze-epochs 80 --milestones 50,60,70,80"
 _LATENCY = "python {root}/benchmarks/latency.py {out}/../{name}/run/seed-0 {cub50}/images {out}/{name}.json"
 _CUTS = "python {root}/benchmarks/cuts.py {cub50} --out {out}/run --cuts 50x5,50x10,50x20,50x30"
@@ -154,12 +132,8 @@ def experiments() -> tuple[Experiment, ...]:
     quality = tuple(f"prototree evaluate {{out}}/run/seed-0 {of}" for of in ("--prototypes", "--ood {others}"))
     many = f"{_BIRDS} --views 3 --occlusion-weight 0"
     runs = ("--heights 7", "--heights 5,6,7,8,9 --seeds 1")
-    reproduce = f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_SCHEDULES[82]}"
+    reproduce = f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_PAPER}"
     paper = tuple(f"{reproduce} {of} --out {{out}}/run" for of in runs)
-    others = tuple(
-        f"prototree train {{cub50}} --out {{out}}/{n} --preset paper-small {_BIRDS} {_SCHEDULES[n]} --height 7 --seed 0"
-        for n in (22, 162)
-    )
     return (
         Experiment("demo", (train("birds", "--preset demo"),), read_one, 2),
         Experiment("cub50", (train("{cub50}", "", 3), *quality), read_seeds, 45),
@@ -170,7 +144,6 @@ def experiments() -> tuple[Experiment, ...]:
         Experiment("cub200", (train("{cub}", ""),), read_one, 80),
         Experiment("paper-birds", (f"prototree reproduce birds {_PAPER_BIRDS} --out {{out}}/run",), read_paper, 60),
         Experiment("paper-cub50", paper, read_paper, 100),
-        Experiment("paper-epochs", others, read_epochs, 25),
     )
 
 
@@ -436,19 +409,6 @@ def claims(name: str) -> Callable[[Results], str]:
     return table
 
 
-def paper_epochs(results: Results) -> str:
-    """What more frozen epochs change in the paper's recipe."""
-    metrics = results.metrics("paper-epochs")
-    if metrics is None:
-        return f"*{NOT_RUN}*\n"
-    rows = []
-    for epochs, run in metrics["epochs"].items():
-        shares = (run["trained"], run["soft"], run["max_path"], run["greedy"], run["fidelity"]["greedy"])
-        rows.append((epochs, *(f"{100 * value:.1f}" for value in shares), f"{run['median_distance']:.3f}"))
-    header = ("epochs", "soft, before projection", "soft", "most likely path", "single path", "fidelity", "distance")
-    return markdown(header, rows)
-
-
 def demo(results: Results) -> str:
     """The tree of `make demo`."""
     metrics = results.metrics("demo")
@@ -484,7 +444,6 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "faithfulness": faithfulness,
     "paper-cub50": claims("paper-cub50"),
     "paper-birds": claims("paper-birds"),
-    "paper-epochs": paper_epochs,
     "provenance": provenance,
 }
 
