@@ -125,6 +125,8 @@ def test_several_models_are_averaged_as_an_ensemble(run: Run) -> None:
         assert one.confidence == one.probability
     with pytest.raises(ConfigError):
         prototree.predict([], paths[0])
+    with pytest.raises(ConfigError):
+        prototree.evaluate([])
 
 
 def test_trees_that_want_other_input_predict_together(run: Run, tmp_path: Path) -> None:

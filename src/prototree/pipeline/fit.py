@@ -237,11 +237,12 @@ def evaluate(model: Any, data: Any = None, *, observer: Observer | None = None) 
     several = isinstance(model, list | tuple)
     models = [run_or_tree_at(item) for item in (model if several else [model])]
     trees = [(item.tree().to(_device()) if isinstance(item, Run) else item).eval() for item in models]
+    ensemble = Ensemble(trees)
     if data is None or isinstance(data, TestData):
         data = _test_data(models[0], trees, data, observer or Observer())
         folders = [item.folder if isinstance(item, Run) else None for item in models]
         if several:
-            return ensemble_metrics(ensemble := Ensemble(trees), _votes(ensemble, data, folders))
+            return ensemble_metrics(ensemble, _votes(ensemble, data, folders))
         dataset = ViewDataset(data.test, evaluation_views, trees[0].preprocessing)
         device = trees[0].prototypes.device
         data = eval_batches(trees[0].features, dataset, run=folders[0]).encoded(trees[0].features, device)
