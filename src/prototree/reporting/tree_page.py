@@ -4,6 +4,8 @@ The page is a template's body, its style sheets, and one script with the data be
 styles or handlers, so the app may serve it under a strict content security policy.
 """
 
+import hashlib
+import json
 import math
 from collections import Counter
 from dataclasses import asdict
@@ -72,6 +74,7 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
 
     return {
         "title": explanation.title,
+        "fingerprint": fingerprint(explanation),
         "node_kind": explanation.node_kind,
         "classes": list(explanation.class_names),
         "evaluated_on": explanation.evaluated_on,
@@ -110,6 +113,14 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
             for rule in tree.rules
         ],
     }
+
+
+def fingerprint(explanation: TreeExplanation) -> str:
+    """Compute a digest of a tree's shape and of where its patches are: names typed on its page belong to these."""
+    sources = [prototype.source for prototype in explanation.prototypes]
+    patches = [[source.image, [round(edge, 1) for edge in images.context_box(source).edges]] for source in sources]
+    content = [explanation.left, explanation.right, explanation.class_names, patches]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 def _without_repeated_suggestions(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -41,13 +41,15 @@
   const name = (label) => (label === null ? "unknown class" : data.classes[label]);
   const breakable = (text) => text.replace(/[_/](?=.)/g, "$&\u200b"); // lines may end behind these
   const apart = (text) => `\u2068${text}\u2069`; // within a sentence: each name has a direction of its own
+  const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
+  const isolated = (text) => (RIGHT_TO_LEFT.test(text) ? apart(text) : text);
   const named = (label, tag = "bdi") => make(tag, { text: name(label) });
   const fixed = (value) => (value === null ? "?" : value.toFixed(2));
   const choosing = data.node_kind === "pairwise";
   const sidesOf = (id) => (choosing ? [nodeOf(id).other, nodeOf(id)] : [nodeOf(id)]); // left to right
   const numberOf = (id) => id + 1; // of a node, wherever people see one; its two patches are 7L and 7R
   // People call a patch by their own words; without those by its name, such as 7L.
-  const short = (side) => (side.note ? `“${side.note}”` : side.patch);
+  const short = (side) => (side.note ? `“${isolated(side.note)}”` : side.patch);
   const hasNote = (id) => sidesOf(id).some((side) => side.note);
   const asked = (id) => (choosing ? `More like ${sidesOf(id).map(short).join(" or ")}?` : `Is ${short(nodeOf(id))} in the image?`);
   const rather = (id, right) => { const [left, own] = sidesOf(id); return right ? [own, left] : [left, own]; };
@@ -841,7 +843,7 @@
       const side = choosing ? rather(id, right)[0] : null;
       return make("button", { type: "button", class: `lead ${turnClass(right)}`, click: () => select(child) }, side ? around(side) : null,
         make("span", { class: `word ${turnClass(right)}` }, side ? make("b", { text: side.patch }) : "", side ? " " : "", make("bdi", { text: side ? side.note : turnWord(id, right) })),
-        make("bdi", { text: `→ ${belowWords(child)}` }));
+        make("span", { class: "to" }, "→ ", make("bdi", { text: belowWords(child) })));
     };
     const [left, right] = [go(nodeOf(id).left, false), go(nodeOf(id).right, true)];
     return choosing ? make("section", { class: "where" }, make("div", { class: "leads two" }, left, right)) : section("Where it leads", "", make("div", { class: "leads" }, right, left));
@@ -939,17 +941,25 @@
   // ---- names that people give to patches ------------------------------------------------------------------------
 
   const allSides = data.nodes.flatMap((node) => sidesOf(node.id));
-  const NAMES = `prototree names of ${location.pathname}`; // what was typed on this page, until it is saved with the run
+  const NAMES = `prototree names of ${location.pathname} ${data.fingerprint}`; // what was typed on this page, until it is saved with the run
   for (const side of allSides) side.given = side.note;
-  try {
-    for (const [patch, text] of Object.entries(JSON.parse(localStorage.getItem(NAMES)) || {})) for (const side of allSides) if (side.patch === patch) side.note = String(text).slice(0, 200);
+  try { // each with the name that it replaced: where the run has another one now, that is newer
+    const typed = JSON.parse(localStorage.getItem(NAMES)) || {};
+    for (const side of allSides) if (typed[side.patch]?.instead_of === side.given) side.note = String(typed[side.patch].name).slice(0, 200);
+    storeNames();
   } catch { /* a page without storage keeps them while it is open */ }
-  const renamed = () => allSides.filter((side) => side.note !== side.given);
+  function renamed() { return allSides.filter((side) => side.note !== side.given); }
+
+  function storeNames() {
+    const typed = renamed().map((side) => [side.patch, { name: side.note, instead_of: side.given }]);
+    if (typed.length) localStorage.setItem(NAMES, JSON.stringify(Object.fromEntries(typed)));
+    else localStorage.removeItem(NAMES);
+  }
 
   function keepName(side, text) {
     side.note = text;
     try {
-      localStorage.setItem(NAMES, JSON.stringify(Object.fromEntries(renamed().map((each) => [each.patch, each.note]))));
+      storeNames();
     } catch { /* as above */ }
     for (const [id, card] of mounted) unmount(id, card);
     built.clear();
