@@ -179,7 +179,7 @@ class PatchContext:
 
     picture: Picture
     frame: tuple[float, float, float, float]
-    light: Heatmap | None = None  # of `spotlight`; None: only the patch is known
+    light: Heatmap | None = None  # of `spotlight`; None: not computed
 
     @classmethod
     def of(cls, photo: Picture, size: Size, box: Box) -> "PatchContext":
