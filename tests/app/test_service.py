@@ -16,7 +16,7 @@ from prototree.app.api import Pages  # noqa: E402
 from prototree.app.service import Service, describe_edit  # noqa: E402
 from prototree.app.views import NotFoundError  # noqa: E402
 from prototree.core.nodes import NodeFunction  # noqa: E402
-from prototree.editing.edits import Remove, Replace, Side  # noqa: E402
+from prototree.editing.edits import Note, Remove, Replace, Side  # noqa: E402
 from prototree.editing.session import edit  # noqa: E402
 from prototree.errors import EditError  # noqa: E402
 from prototree.explanation.tree import explain_tree  # noqa: E402
@@ -106,6 +106,7 @@ def test_edits_are_described_with_the_number_and_the_side() -> None:
     assert "6 " in describe_edit(edit, "presence")
     assert "left" in describe_edit(Remove(5, "left"), "pairwise")
     assert "absent" in describe_edit(Remove(5, "left"), "presence")
+    assert describe_edit(Note(6, "wing", "left"), "pairwise") == "Patch 7L is called “wing”"
 
 
 def test_the_app_counts_as_the_report_does(tmp_path: Path) -> None:

@@ -37,8 +37,9 @@ from prototree.explanation.tree import explain_tree
 from prototree.io import read_json
 from prototree.reporting.decision_page import decision_body, decision_json
 from prototree.reporting.images import data_url
+from prototree.reporting.text import isolated
 from prototree.reporting.tree_page import tree_data
-from prototree.run import Run
+from prototree.run import ASSETS, Run
 
 MAX_CHANGED = 200  # images listed whose prediction has changed
 MAX_RESULTS, MAX_RESULT_BYTES = 500, 128 << 20
@@ -156,10 +157,13 @@ class Service:
             for child in (topology.left[node], topology.right[node])
         )
         names = self._names(state, node)
+        own_words = " or ".join(isolated(each.note) or each.patch for each in names)
         return schemas.NodeResponse(
             node=node + 1,
             kind=kind,
-            note=" or ".join(each.note or each.patch for each in names) if any(each.note for each in names) else "",
+            note=" or ".join(isolated(each.note) or each.patch for each in names)
+            if any(each.note for each in names)
+            else "",
             names=names,
             classes_left=left,
             classes_right=right,
@@ -246,7 +250,9 @@ class Service:
         return ({}, {}) if self._session else (self._run.notes, stored_histograms(self._run, self._tree))
 
     def _open_pictures(self, tree: ProtoTree) -> PrototypePictures:
-        return PrototypePictures(tree, self._session.data) if self._session else pictures_of(self._run, tree)
+        if self._session is None:
+            return pictures_of(self._run, tree)
+        return PrototypePictures(tree, self._session.data, self._run.folder / ASSETS)
 
     def result(self, key: str) -> Result:
         with self._lock:
@@ -363,4 +369,4 @@ def describe_edit(edit: Edit, kind: NodeKind) -> str:
         case Note():
             side = edit.side[0].upper() if kind == "pairwise" else ""
             patch = f"patch {edit.node + 1}{side}"
-            return f"{patch.capitalize()} is called “{edit.text}”" if edit.text else f"Removed the name of {patch}"
+            return f"P{patch[1:]} is called “{isolated(edit.text)}”" if edit.text else f"Removed the name of {patch}"

@@ -413,7 +413,7 @@ def text_width(text: str, size: float) -> float:
     """Estimate the width of a line; there is no font at hand to ask, so this is on the safe side."""
     ems = 0.0
     for character in text:
-        if unicodedata.combining(character):
+        if unicodedata.combining(character) or unicodedata.category(character) == "Cf":
             continue
         wide = unicodedata.east_asian_width(character) in "WF"
         ems += 1.05 if wide else 0.34 if character in " .,:;'|!ijlt()[]·" else 0.74 if character.isupper() else 0.57

@@ -81,9 +81,14 @@ def step_patch(step: records.Step, side: records.PatchComparison) -> str:
     return patch_name(step.node, side.prototype, "presence" if step.left is None else "pairwise")
 
 
+def isolated(name: str) -> str:
+    """Give a name with right-to-left letters a text direction of its own, so that it moves nothing around it."""
+    return f"\u2068{name}\u2069" if any(unicodedata.bidirectional(c) in ("R", "AL") for c in name) else name
+
+
 def quoted_note(note: str) -> str:
     """Put the user's own words for a patch into quotation marks; empty where there are none."""
-    return f"“{plain(note)}”" if note else ""
+    return f"“{isolated(plain(note))}”" if note else ""
 
 
 # ---- decisions --------------------------------------------------------------------------------------------------
@@ -113,11 +118,11 @@ def decision_text(explanation: records.DecisionExplanation | records.EnsembleExp
     if isinstance(explanation, records.EnsembleExplanation):
         first, probs = explanation.decisions[0], explanation.class_probs
         best, trees = likeliest(probs), count(len(explanation.decisions), "tree")
-        return f"{first.image}: {first.class_names[best]} ({percent(probs[best])} by {trees})"
+        return f"{first.image}: {isolated(first.class_names[best])} ({percent(probs[best])} by {trees})"
     path = explanation.paths["greedy"].steps
     names = ["" if step.left is not None else f"{quoted_note(step.note) or node_number(step.node)} " for step in path]
     steps = "; ".join(name + step_text(step) for name, step in zip(names, path, strict=True)) or "no question asked"
-    predicted_class = explanation.class_names[explanation.answer]
+    predicted_class = isolated(explanation.class_names[explanation.answer])
     if explanation.confidence is None:
         reason = explanation.abstention.reason if explanation.abstention is not None else ""
         return f"{explanation.image}: {records.UNKNOWN} (best guess {predicted_class}): {reason} {steps}"
@@ -163,7 +168,7 @@ def runner_up_text(counterfactuals: records.Counterfactual | None, class_names: 
     if counterfactuals is None:
         return "No change would have led this tree to another class."
     needed = " and ".join(map(flip_text, counterfactuals.flips)) or "nothing would have to change"
-    return f"For {class_names[counterfactuals.label]} to win instead, {needed}."
+    return f"For {isolated(class_names[counterfactuals.label])} to win instead, {needed}."
 
 
 def flip_text(flip: records.Flip) -> str:
@@ -311,7 +316,7 @@ class TreeText:
 # ---- rules as files ---------------------------------------------------------------------------------------------
 def rules_text(explanation: records.TreeExplanation) -> str:
     """Write every rule on one line, by class: `has 7; lacks 3 → Scarlet Tanager`; then where patches come from."""
-    tree, names = TreeText(explanation), [plain(name) for name in explanation.class_names]
+    tree, names = TreeText(explanation), [isolated(plain(name)) for name in explanation.class_names]
     ranked = sorted(tree.rules, key=lambda rule: (names[rule.predicted], -rule.share))
     clear = [rule for rule in ranked if not tree.is_unsure(rule.leaf)]
     unsure = [rule for rule in ranked if tree.is_unsure(rule.leaf)]
