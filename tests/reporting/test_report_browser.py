@@ -259,9 +259,8 @@ def test_a_side_is_named_on_the_page(open_page: Open, pairwise: TreeExplanation)
     assert card(page, 2).locator(".caption").text_content() == name  # kept by the browser until it is saved
     stored = "JSON.parse(Object.entries(localStorage).find(([key]) => key.includes('prototree names'))[1])"
     assert page.evaluate(stored) == {"3L": {"name": name, "instead_of": ""}}
-    page.evaluate(
-        "for (const key of Object.keys(localStorage)) localStorage[key] = localStorage[key].replace(':\"\"', ':\"bill\"')"
-    )
+    older = "localStorage[key] = localStorage[key].replace(':\"\"', ':\"bill\"')"
+    page.evaluate(f"for (const key of Object.keys(localStorage)) {older}")
     page.reload()
     assert card(page, 2).locator(".caption").count() == 0  # the run's own name has changed since
     assert page.evaluate("Object.keys(localStorage).some((key) => key.includes('prototree names'))") is False

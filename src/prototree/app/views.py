@@ -53,12 +53,16 @@ def encode(picture: records.Picture) -> bytes:
 
 
 class Gallery:
-    """The training and validation images of a session, by split and index, and patches of them."""
+    """The training, validation and test images of a session, by split and index, and patches of them."""
 
     def __init__(self, session: EditSession) -> None:
         self._workbench = session.workbench
         validation = tuple(entry.sample for entry in session.validation.entries)
-        self.samples: dict[Split, tuple[Sample, ...]] = {"training": session.data.train, "validation": validation}
+        self.samples: dict[Split, tuple[Sample, ...]] = {
+            "training": session.data.train,
+            "validation": validation,
+            "test": session.data.test,
+        }
         self._index = {self._workbench.name(sample): index for index, sample in enumerate(session.data.train)}
         self._draw = lru_cache(maxsize=1024)(self._draw_uncached)
 
@@ -214,10 +218,14 @@ class TreeView:
         counts.add(distance[:, :n_nodes], left, self._workbench.training.labels[self._is_full])
         return counts.histograms()
 
+    def is_as_opened(self, state: TreeState) -> bool:
+        """Tell whether a state has the tree of the run itself, whatever its patches are called."""
+        return state.tree is self._workbench.start.tree
+
     def _results(self, state: TreeState) -> tuple[dict[str, float], list[tuple[int, int, int]], str]:
         """Return accuracies, confusion and images: the report's for the tree as opened, else on validation images."""
         known = run_metrics(self._session.run, state.tree)
-        if state is self._workbench.start and known.accuracy:
+        if self.is_as_opened(state) and known.accuracy:
             return known.accuracy, known.confusion, records.TEST_IMAGES
         labels, classes = self._session.validation.labels.tolist(), state.prediction.labels("greedy").tolist()
         confusion = [(*pair, count) for pair, count in Counter(zip(labels, classes, strict=True)).items()]

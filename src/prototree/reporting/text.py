@@ -133,13 +133,16 @@ def step_text(step: records.Step) -> str:
     """Say how one node decided: `present`, or `more like 7L (0.40) than 7R (1.10)`, with the distances."""
     if step.left is None:
         return PRESENT if step.goes_right else ABSENT
-    left, right = (
-        f"{quoted_note(side.note) or step_patch(step, side)} ({distance})"
-        for side, distance in zip(step.sides, distances_text(step), strict=True)
-    )
-    near, far = (right, left) if step.p_right > 0.5 else (left, right)
+    names = [quoted_note(side.note) or step_patch(step, side) for side in step.sides]
     neither = "" if any(side.in_radius for side in step.sides) else f"; {NEITHER_CLOSE}"
-    return f"more like {near} than {far}{neither}"
+    return more_like(names, [side.distance for side in step.sides], step.p_right > 0.5) + neither
+
+
+def more_like(names: Sequence[str], distances: Sequence[float], is_right: bool) -> str:
+    """Say to which of two patches, left and right, an image is nearer: `more like 7L (0.40) than 7R (1.10)`."""
+    left, right = (f"{name} ({distance})" for name, distance in zip(names, told_apart(distances), strict=True))
+    near, far = (right, left) if is_right else (left, right)
+    return f"more like {near} than {far}"
 
 
 def step_line(step: records.Step) -> str:
@@ -154,13 +157,13 @@ def strength(step: records.Step) -> float:
     return abs(2 * step.p_right - 1)
 
 
-def distances_text(step: records.Step) -> tuple[str, ...]:
-    """Write the distances of a step's sides, left to right, with enough digits to tell which is smaller."""
+def told_apart(distances: Sequence[float]) -> tuple[str, ...]:
+    """Write distances with enough digits to tell which is smaller."""
     for digits in (2, 3, 4):
-        distances = tuple(f"{side.distance:.{digits}f}" for side in step.sides)
-        if len(set(distances)) == len(distances):
+        written = tuple(f"{distance:.{digits}f}" for distance in distances)
+        if len(set(written)) == len(written):
             break
-    return distances
+    return written
 
 
 def runner_up_text(counterfactuals: records.Counterfactual | None, class_names: Sequence[str]) -> str:
