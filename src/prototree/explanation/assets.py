@@ -227,6 +227,11 @@ class AssetStore:
         locations: tuple[Location, ...] = self._page(row).get("locations", ())
         return locations
 
+    def perturbation_effects(self, row: int) -> tuple[PerturbationEffect, ...]:
+        """Read how altered images change a prototype's similarity; nothing where no report has stored that."""
+        effects: tuple[PerturbationEffect, ...] = self._page(row).get("perturbation_effects", ())
+        return effects
+
     def _page(self, row: int) -> dict[str, Any]:
         """Decode what a report stored about a prototype; empty where there is nothing usable."""
         try:

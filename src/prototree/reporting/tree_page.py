@@ -126,9 +126,9 @@ def fingerprint(explanation: TreeExplanation) -> str:
 def _without_repeated_suggestions(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Drop names that are suggested for several patches: they would tell nothing apart."""
     sides = [side for node in nodes for side in (node, node["other"]) if side]
-    names = Counter(side["suggestion"] for side in sides)
+    names = Counter(frozenset(side["suggestion"].split()) for side in sides)  # in whatever order
     for side in sides:
-        if names[side["suggestion"]] > 1:
+        if names[frozenset(side["suggestion"].split())] > 1:
             side["suggestion"] = ""
     return nodes
 
@@ -152,7 +152,8 @@ def _prototype_data(tree: TreeText, prototype: PrototypeExplanation, url: Pictur
     row, source, moved = prototype.prototype, prototype.source, prototype.projection_distance
     children = tree.explanation.right if prototype.side == "right" else tree.explanation.left
     towards = tree.classes_below(children[prototype.node])
-    suggestion = suggest(prototype, [tree.explanation.class_names[label] for label in towards])
+    other = next((side for side in tree.sides(prototype.node) if side.prototype != row), None)
+    suggestion = suggest(prototype, [tree.explanation.class_names[label] for label in towards], other)
     light = images.spotlight_of(source)
     context = None if source.context is None else url(f"context-{row}", reduced(source.context, images.CONTEXT_SIDE))
     return {
