@@ -6,6 +6,7 @@ a request is ever part of a path.
 """
 
 import secrets
+import shlex
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -35,6 +36,7 @@ from prototree.editing.workbench import TreeState, leaves_below
 from prototree.errors import EditError
 from prototree.evaluation.metrics import ImageError
 from prototree.explanation.assets import PrototypePictures, pictures_of, stored_histograms
+from prototree.explanation.comparison import lost_classes
 from prototree.explanation.decision import explain_image
 from prototree.explanation.records import TEST_IMAGES, DecisionHistogram, Picture, TreeExplanation
 from prototree.explanation.tree import explain_tree
@@ -355,6 +357,7 @@ class Service:
             "previous": workbench.metrics(previous),
             "current": workbench.metrics(state),
             "changed": changed[:MAX_CHANGED],
+            "lost_classes": list(lost_classes(workbench.start.tree, state.tree)),
             "validation": self.session.validation_name,
         }
 
@@ -389,7 +392,9 @@ class Service:
     def save(self, request: schemas.RevisionRequest) -> dict[str, Any]:
         """Writes a new run beside the one that is open; accuracies before and after on the images that it names."""
         run = self.session.save(revision=request.revision)
-        return {"run": run.folder.name, **read_json(run.folder / EDITS)["evaluation"]}
+        names = run.folder.name, self._run.folder.resolve().name
+        comparison = f"prototree report {shlex.quote(names[0])} --against {shlex.quote(names[1])}"
+        return {"run": names[0], "comparison": comparison, **read_json(run.folder / EDITS)["evaluation"]}
 
 
 def describe_edit(edit: Edit, kind: NodeKind) -> str:

@@ -410,6 +410,7 @@ class Comparison:
     n_otherwise: int  # wrong before and now, but differently
     n_same_questions: int
     questions: tuple[ChangedQuestion, ...]
+    lost_classes: tuple[str, ...] = ()  # that had a leaf before and have none now
 
     @property
     def correct(self) -> tuple[int, int]:

@@ -125,7 +125,8 @@ def decision_text(explanation: records.DecisionExplanation | records.EnsembleExp
     predicted_class = isolated(explanation.class_names[explanation.answer])
     if explanation.confidence is None:
         reason = explanation.abstention.reason if explanation.abstention is not None else ""
-        return f"{explanation.image}: {records.UNKNOWN} (best guess {predicted_class}): {reason} {steps}"
+        asked = f"{steps[0].upper()}{steps[1:]}" if reason.endswith(".") else steps
+        return f"{explanation.image}: {records.UNKNOWN} (best guess {predicted_class}): {reason} {asked}"
     return f"{explanation.image}: {predicted_class} ({percent(explanation.confidence)} confidence): {steps}"
 
 
