@@ -34,7 +34,7 @@ from prototree.editing.finetune import can_finetune
 from prototree.editing.session import EDITS, GIVEN_IMAGES, EditSession, Snapshot, edit
 from prototree.editing.workbench import TreeState, leaves_below
 from prototree.errors import EditError
-from prototree.evaluation.metrics import ImageError
+from prototree.evaluation.schema import ImageError
 from prototree.explanation.assets import PrototypePictures, pictures_of, stored_histograms
 from prototree.explanation.comparison import lost_classes
 from prototree.explanation.decision import explain_image
