@@ -16,11 +16,12 @@ from prototree.app.api import Pages  # noqa: E402
 from prototree.app.service import Service, describe_edit  # noqa: E402
 from prototree.app.views import NotFoundError  # noqa: E402
 from prototree.core.nodes import NodeFunction  # noqa: E402
-from prototree.editing.edits import Remove, Replace, Side  # noqa: E402
+from prototree.editing.edits import Note, Remove, Replace, Side  # noqa: E402
 from prototree.editing.session import edit  # noqa: E402
 from prototree.errors import EditError  # noqa: E402
 from prototree.explanation.tree import explain_tree  # noqa: E402
 from prototree.inference.predict import predict  # noqa: E402
+from prototree.io import read_json  # noqa: E402
 from prototree.pipeline.fit import rerun  # noqa: E402
 from prototree.pipeline.share import pack  # noqa: E402
 from prototree.run import Run  # noqa: E402
@@ -98,6 +99,7 @@ def test_pages_show_both_patches(service: Service) -> None:
         assert error["p_right"] is None or 0 <= error["p_right"] <= 1
         blamed = service.node(error["node"]) if error["node"] is not None else None
         assert blamed is None or (blamed.left is not None and blamed.left.context in review)
+        assert error["node"] is None or re.search(r"^more like \S+ \([\d.]+\) than \S+ \([\d.]+\)$", error["text"])
 
 
 def test_edits_are_described_with_the_number_and_the_side() -> None:
@@ -106,6 +108,7 @@ def test_edits_are_described_with_the_number_and_the_side() -> None:
     assert "6 " in describe_edit(edit, "presence")
     assert "left" in describe_edit(Remove(5, "left"), "pairwise")
     assert "absent" in describe_edit(Remove(5, "left"), "presence")
+    assert describe_edit(Note(6, "wing", "left"), "pairwise") == "Patch 7L is called “wing”"
 
 
 def test_the_app_counts_as_the_report_does(tmp_path: Path) -> None:
@@ -120,7 +123,15 @@ def test_the_app_counts_as_the_report_does(tmp_path: Path) -> None:
     right = sum(round((c.accuracy or 0) * c.n_test) for c in app.classes)
     assert right / sum(c.n_test for c in app.classes) == pytest.approx(report.accuracy["greedy"])
     assert data["evaluated_on"] == explain_tree(run, nearest=0).evaluated_on
+    errors = service.errors()
+    stored = read_json(run.folder / "errors.json")["images"]
+    assert errors["n_images"] == sum(c.n_test for c in report.classes)
+    assert [image["image"].name for image in errors["images"]] == sorted(error["image"] for error in stored)
+    session.apply(Note(0, "wing"))
+    assert service.tree()[0].accuracy == report.accuracy, "a name changes no answer"
     session.apply(Remove(0, "left"))
+    assert service.errors()["n_images"] == 6
+    assert "every second test image" in Pages(service).errors()
     app, data = service.tree()
     assert "every second test image" in data["evaluated_on"]
     assert sum(c.n_test for c in app.classes) == 6

@@ -174,6 +174,18 @@ def test_histograms_are_those_of_this_tree(
     assert not PrototypePictures(tree, None, tmp_path).complete
 
 
+def test_a_prototype_is_lit_around_its_box_before_a_report_has_stored_where_it_is(
+    tree: ProtoTree, data: ImageData, tmp_path: Path
+) -> None:
+    for pictures in (PrototypePictures(tree, data), PrototypePictures(tree, data, tmp_path)):
+        context = pictures.context(0)
+        assert context is not None
+        assert context.light is not None
+        left, top, right, bottom = (round(len(context.light) * edge) for edge in context.frame)
+        assert context.light[top:bottom, left:right].mean() > 0.8
+        assert context.light.min() < 0.1
+
+
 def test_surroundings_are_three_times_as_wide_and_know_where_the_patch_is() -> None:
     photo = np.zeros((60, 120, 3), dtype=np.uint8)
     photo[20:30, 40:50] = 255  # a picture of a quarter of the photo's size

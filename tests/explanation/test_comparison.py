@@ -1,9 +1,11 @@
 """Two runs side by side: every changed answer and every changed question, and nothing else."""
 
 import html
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import prototree
@@ -12,7 +14,7 @@ from prototree.core import checkpoint
 from prototree.core.checkpoint import PROJECTED
 from prototree.core.nodes import NodeFunction
 from prototree.errors import DataError
-from prototree.explanation.comparison import compare_runs
+from prototree.explanation.comparison import compare_runs, lost_classes
 from prototree.io import write_json
 from prototree.reporting.comparison_page import comparison_page
 from prototree.run import Run
@@ -56,6 +58,19 @@ def test_every_change_is_found(runs: tuple[Run, Run]) -> None:
     assert "Question 2 has another patch" in page
     assert '<bdi class="note"><b>beak</bdi>' in page
     assert f"{correct[1]} of {len(paths)} correct" in page
+
+
+def test_a_class_without_a_leaf_is_named(runs: tuple[Run, Run]) -> None:
+    before, after = (run.tree() for run in runs)
+    before.leaf_logits.data = 9 * torch.eye(before.n_classes)[torch.arange(4) % before.n_classes]
+    after.leaf_logits.data = before.leaf_logits.data * torch.tensor([[1.0], [0.0], [1.0], [0.0]])  # two say nothing
+    kept = {0, 2 % before.n_classes}
+    lost = tuple(name for k, name in enumerate(before.class_names[:4]) if k not in kept)
+    assert lost_classes(before, after) == lost != ()
+    assert lost_classes(after, before) == ()
+    found = replace(compare_runs(*runs), lost_classes=("<Owl>",))
+    assert "1 class has no leaf any more" in (page := comparison_page(found))
+    assert "&lt;Owl&gt;" in page
 
 
 def test_a_run_does_not_differ_from_itself(runs: tuple[Run, Run]) -> None:

@@ -1,6 +1,7 @@
 """SVG, PDF and PNG: well formed, complete, not blank, whatever the classes are called."""
 
 import re
+from dataclasses import replace
 from io import BytesIO
 from xml.etree import ElementTree
 
@@ -54,6 +55,19 @@ def test_everything_is_inside_the_figure(kind: NodeKind) -> None:
         x, y, wide, high = (float(mark.attrib.get(key, "0").rstrip("%")) for key in ("x", "y", "width", "height"))
         assert -24 <= x <= x + wide <= width - 24  # moved by its margin
         assert 0 <= y <= y + high <= height - 72
+
+
+def test_long_names_leave_the_distances_of_a_decision() -> None:
+    explained = decision(tree(Topology.full(2), node_kind="pairwise"))
+    path = explained.paths["greedy"]
+    step = path.steps[0]
+    assert step.left is not None
+    name = "a very long name of a patch that nobody can read"
+    noted = replace(step, left=replace(step.left, note=name), right=replace(step.right, note=name))
+    paths = {"greedy": replace(path, steps=(noted,))}
+    words = " ".join(texts(decision_figure(replace(explained, paths=paths))))
+    assert "(0.40)" in words
+    assert "(1.10)" in words
 
 
 def test_the_subtree_figure_has_its_levels() -> None:

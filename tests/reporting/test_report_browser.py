@@ -257,6 +257,13 @@ def test_a_side_is_named_on_the_page(open_page: Open, pairwise: TreeExplanation)
     assert name in page.locator("#key-2").text_content()
     page.reload()
     assert card(page, 2).locator(".caption").text_content() == name  # kept by the browser until it is saved
+    stored = "JSON.parse(Object.entries(localStorage).find(([key]) => key.includes('prototree names'))[1])"
+    assert page.evaluate(stored) == {"3L": {"name": name, "instead_of": ""}}
+    older = "localStorage[key] = localStorage[key].replace(':\"\"', ':\"bill\"')"
+    page.evaluate(f"for (const key of Object.keys(localStorage)) {older}")
+    page.reload()
+    assert card(page, 2).locator(".caption").count() == 0  # the run's own name has changed since
+    assert page.evaluate("Object.keys(localStorage).some((key) => key.includes('prototree names'))") is False
 
 
 def test_a_link_opens_its_question(open_page: Open, pairwise: TreeExplanation) -> None:

@@ -82,6 +82,13 @@ def test_a_change_names_the_node_and_never_goes_from_a_number_to_itself(flip: Fl
     assert runner_up_text(None, BIRDS)
 
 
+def test_a_name_from_right_to_left_moves_no_numbers() -> None:
+    step = decision(tree(Topology.full(2), node_kind="pairwise")).paths["max_path"].steps[0]
+    assert step.left is not None
+    named = replace(step, left=replace(step.left, note="כנף"), right=replace(step.right, note="red wing"))
+    assert step_text(named) == "more like “\u2068כנף\u2069” (0.40) than “red wing” (1.10)"
+
+
 def test_a_step_in_words() -> None:
     first, second = decision(tree(Topology.full(2), node_kind="pairwise")).paths["max_path"].steps
     assert step_text(first) == "more like 1L (0.40) than 1R (1.10)"

@@ -96,6 +96,15 @@ def test_data_of_a_pairwise_tree_has_both_patches_of_a_node() -> None:
     assert data["nodes"][2]["other"]["crop"] == "crop-5"
 
 
+def test_names_typed_on_a_page_belong_to_its_patches() -> None:
+    explained = tree(random_topology(3))
+    noted = replace(explained, prototypes=tuple(replace(p, note="beak") for p in explained.prototypes))
+    first, *others = explained.prototypes
+    moved = replace(first, source=replace(first.source, image="other.jpg"))
+    other = replace(explained, prototypes=(moved, *others))
+    assert tree_page.fingerprint(explained) == tree_page.fingerprint(noted) != tree_page.fingerprint(other)
+
+
 @pytest.mark.parametrize("moved", [float("nan"), None, 0.2])
 def test_what_is_not_known_of_a_prototype_does_not_spoil_the_json(moved: float | None) -> None:
     explained = tree(Topology.full(1))

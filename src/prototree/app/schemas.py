@@ -17,7 +17,7 @@ Key = Annotated[str, Field(max_length=40)]
 Pixel = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 Edges = Annotated[list[Pixel], Field(min_length=4, max_length=4, description="left, top, right, bottom")]
 PatchIndex = Annotated[list[Annotated[int, Field(ge=0, le=4096)]], Field(min_length=2, max_length=2)]
-Split = Literal["training", "validation"]
+Split = Literal["training", "validation", "test"]
 
 
 class StrictRequest(BaseModel):

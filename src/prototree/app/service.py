@@ -6,6 +6,7 @@ a request is ever part of a path.
 """
 
 import secrets
+import shlex
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -13,13 +14,16 @@ from itertools import compress
 from threading import Lock
 from typing import Annotated, Any, Literal
 
+import torch
+from jaxtyping import Float
 from markupsafe import Markup
 from PIL import Image
 from pydantic import Field
+from torch import Tensor
 
 from prototree.app import schemas
 from prototree.app.jobs import FinetuneJob
-from prototree.app.schemas import Key, NodeNumber, WebP
+from prototree.app.schemas import Key, NodeNumber, Split, WebP
 from prototree.app.views import PICTURE_SIDE, Gallery, NotFoundError, TreeView, encode
 from prototree.backbones.inference import frozen_features
 from prototree.core.model import ProtoTree
@@ -27,18 +31,22 @@ from prototree.core.nodes import NodeKind
 from prototree.data.images import load_image
 from prototree.editing.edits import Edit, Exclude, Note, Remove, Replace, Side
 from prototree.editing.finetune import can_finetune
-from prototree.editing.session import EDITS, EditSession, Snapshot, edit
+from prototree.editing.session import EDITS, GIVEN_IMAGES, EditSession, Snapshot, edit
 from prototree.editing.workbench import TreeState, leaves_below
 from prototree.errors import EditError
+from prototree.evaluation.schema import ImageError
 from prototree.explanation.assets import PrototypePictures, pictures_of, stored_histograms
+from prototree.explanation.comparison import lost_classes
 from prototree.explanation.decision import explain_image
-from prototree.explanation.records import DecisionHistogram, Picture, TreeExplanation
+from prototree.explanation.records import TEST_IMAGES, DecisionHistogram, Picture, TreeExplanation
 from prototree.explanation.tree import explain_tree
+from prototree.features.cache import StoredMaps
 from prototree.io import read_json
 from prototree.reporting.decision_page import decision_body, decision_json
 from prototree.reporting.images import data_url
+from prototree.reporting.text import isolated, more_like, patch_name, quoted_note
 from prototree.reporting.tree_page import tree_data
-from prototree.run import Run
+from prototree.run import ASSETS, Run
 
 MAX_CHANGED = 200  # images listed whose prediction has changed
 MAX_RESULTS, MAX_RESULT_BYTES = 500, 128 << 20
@@ -156,10 +164,11 @@ class Service:
             for child in (topology.left[node], topology.right[node])
         )
         names = self._names(state, node)
+        own_words = " or ".join(isolated(each.note) or each.patch for each in names)
         return schemas.NodeResponse(
             node=node + 1,
             kind=kind,
-            note=" or ".join(each.note or each.patch for each in names) if any(each.note for each in names) else "",
+            note=own_words if any(each.note for each in names) else "",
             names=names,
             classes_left=left,
             classes_right=right,
@@ -246,7 +255,9 @@ class Service:
         return ({}, {}) if self._session else (self._run.notes, stored_histograms(self._run, self._tree))
 
     def _open_pictures(self, tree: ProtoTree) -> PrototypePictures:
-        return PrototypePictures(tree, self._session.data) if self._session else pictures_of(self._run, tree)
+        if self._session is None:
+            return pictures_of(self._run, tree)
+        return PrototypePictures(tree, self._session.data, self._run.folder / ASSETS)
 
     def result(self, key: str) -> Result:
         with self._lock:
@@ -266,21 +277,55 @@ class Service:
         return WebP(pictures[name])
 
     def errors(self) -> dict[str, Any]:
-        """Wrong predictions of the current tree, and the nodes that are responsible, those with most errors first."""
-        collector = self.session.errors()
+        """Wrong predictions of the current tree, and the nodes that are responsible, those with most errors first.
+
+        Of the tree as it was opened on all test images, as in its report; of an edited one on the validation images.
+        """
+        session, state = self.session, self.session.state
+        split, sets = self._judging(state)
+        collector, samples = session.errors(*sets), [entry.sample for maps in sets for entry in maps.entries]
+        index_of = {sample: index for index, sample in enumerate(self.gallery.samples[split])}
+        distances = self._test_distances if split == "test" else state.validation.distance
         images = [
             {
-                "image": self.gallery.image("validation", error.index),
+                "image": self.gallery.image(split, index_of[samples[error.index]]),
                 "label": self.classes[error.label],
                 "prediction": self.classes[error.prediction],
                 "node": error.node + 1 if error.node is not None else None,  # None: no leaf stands for the true class
                 "goes_right": error.goes_right,
                 "p_right": error.p_right,
+                "text": "" if error.node is None else self._turn_text(state, error, distances[error.index]),
             }
-            for error in collector.errors
+            for error in sorted(collector.errors, key=lambda error: index_of[samples[error.index]])
         ]
         nodes = [replace(node, node=node.node + 1) for node in collector.by_node()]
-        return {"n_images": len(self.gallery.samples["validation"]), "nodes": nodes, "images": images}
+        counted = TEST_IMAGES if split == "test" else session.validation_name
+        return {"n_images": len(samples), "evaluated_on": counted, "nodes": nodes, "images": images}
+
+    def _judging(self, state: TreeState) -> tuple[Split, tuple[StoredMaps, ...]]:
+        """Return the images on which errors are counted: all test images, or, of an edited tree, validation images."""
+        session, sets = self.session, list[StoredMaps]()
+        if self.view.is_as_opened(state):
+            apart = session.data.validation_split or session.validation_name == GIVEN_IMAGES
+            sets = [maps for maps in (None if apart else session.validation, session.test) if maps is not None]
+        return ("test", tuple(sets)) if sets else ("validation", (session.validation,))
+
+    @cached_property
+    def _test_distances(self) -> Float[Tensor, "M n"]:
+        """The distances of all test images to the prototypes of the tree as it was opened."""
+        start = self.session.workbench.start
+        _, sets = self._judging(start)
+        return torch.cat([maps.nearest(start.tree.prototypes.detach()).distance for maps in sets])
+
+    def _turn_text(self, state: TreeState, error: ImageError, distances: Float[Tensor, " n"]) -> str:
+        """Say which way an image went where it left the path to its class."""
+        assert error.node is not None
+        assert error.p_right is not None
+        if state.tree.node_function.kind == "presence":
+            return f"{'found' if error.goes_right else 'not found'}, similarity {error.p_right:.2f}"
+        rows = (state.prototype_row(error.node, "left"), error.node)
+        names = [quoted_note(state.notes.get(row, "")) or patch_name(error.node, row, "pairwise") for row in rows]
+        return more_like(names, [float(distances[row]) for row in rows], error.p_right > 0.5)
 
     # ---- edits
 
@@ -312,6 +357,7 @@ class Service:
             "previous": workbench.metrics(previous),
             "current": workbench.metrics(state),
             "changed": changed[:MAX_CHANGED],
+            "lost_classes": list(lost_classes(workbench.start.tree, state.tree)),
             "validation": self.session.validation_name,
         }
 
@@ -346,7 +392,9 @@ class Service:
     def save(self, request: schemas.RevisionRequest) -> dict[str, Any]:
         """Writes a new run beside the one that is open; accuracies before and after on the images that it names."""
         run = self.session.save(revision=request.revision)
-        return {"run": run.folder.name, **read_json(run.folder / EDITS)["evaluation"]}
+        names = run.folder.name, self._run.folder.resolve().name
+        comparison = f"prototree report {shlex.quote(names[0])} --against {shlex.quote(names[1])}"
+        return {"run": names[0], "comparison": comparison, **read_json(run.folder / EDITS)["evaluation"]}
 
 
 def describe_edit(edit: Edit, kind: NodeKind) -> str:
@@ -363,4 +411,4 @@ def describe_edit(edit: Edit, kind: NodeKind) -> str:
         case Note():
             side = edit.side[0].upper() if kind == "pairwise" else ""
             patch = f"patch {edit.node + 1}{side}"
-            return f"{patch.capitalize()} is called “{edit.text}”" if edit.text else f"Removed the name of {patch}"
+            return f"P{patch[1:]} is called “{isolated(edit.text)}”" if edit.text else f"Removed the name of {patch}"

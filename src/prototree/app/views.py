@@ -26,12 +26,13 @@ from prototree.editing.session import EditSession
 from prototree.editing.workbench import Cell, TreeState
 from prototree.errors import DataError, ProtoTreeError
 from prototree.explanation import records
-from prototree.explanation.assets import cut_out, node_fields, open_photo, reduced
+from prototree.explanation.assets import AssetStore, cut_out, node_fields, open_photo, reduced
 from prototree.explanation.localization import InputFrame
 from prototree.explanation.neighbours import HistogramCounts, explain_classes
 from prototree.explanation.tree import made_from, run_metrics
 from prototree.reporting.images import data_url
 from prototree.reporting.tree_page import tree_data
+from prototree.run import ASSETS
 
 PICTURE_SIDE = 1024  # pixels of the longer side of a whole image
 _THUMB_SIDE, _REGION_SIDE = 160, 192
@@ -53,12 +54,16 @@ def encode(picture: records.Picture) -> bytes:
 
 
 class Gallery:
-    """The training and validation images of a session, by split and index, and patches of them."""
+    """The training, validation and test images of a session, by split and index, and patches of them."""
 
     def __init__(self, session: EditSession) -> None:
         self._workbench = session.workbench
         validation = tuple(entry.sample for entry in session.validation.entries)
-        self.samples: dict[Split, tuple[Sample, ...]] = {"training": session.data.train, "validation": validation}
+        self.samples: dict[Split, tuple[Sample, ...]] = {
+            "training": session.data.train,
+            "validation": validation,
+            "test": session.data.test,
+        }
         self._index = {self._workbench.name(sample): index for index, sample in enumerate(session.data.train)}
         self._draw = lru_cache(maxsize=1024)(self._draw_uncached)
 
@@ -202,6 +207,17 @@ class TreeView:
         return records.PatchContext.of(photo, image_size(sample), box).picture.copy()
 
     @cached_property
+    def _measured(self) -> dict[tuple[str, Region], tuple[str, tuple[records.PerturbationEffect, ...]]]:
+        """What the run's report has measured of each patch: its part, and the effects of altered properties."""
+        run, tree = self._session.run, self._workbench.start.tree
+        parts, store = run_metrics(run, tree).parts, AssetStore(tree, run.folder / ASSETS)
+        return {
+            (source.image, source.patch_box): (parts.get(row, ""), store.perturbation_effects(row))
+            for row, source in enumerate(tree.sources)
+            if source is not None
+        }
+
+    @cached_property
     def _is_full(self) -> Bool[Tensor, " M"]:
         """Mask of the training views that show a full image."""
         return torch.tensor([entry.view == FULL_IMAGE for entry in self._workbench.training.entries])
@@ -214,10 +230,14 @@ class TreeView:
         counts.add(distance[:, :n_nodes], left, self._workbench.training.labels[self._is_full])
         return counts.histograms()
 
+    def is_as_opened(self, state: TreeState) -> bool:
+        """Tell whether a state has the tree of the run itself, whatever its patches are called."""
+        return state.tree is self._workbench.start.tree
+
     def _results(self, state: TreeState) -> tuple[dict[str, float], list[tuple[int, int, int]], str]:
         """Return accuracies, confusion and images: the report's for the tree as opened, else on validation images."""
         known = run_metrics(self._session.run, state.tree)
-        if state is self._workbench.start and known.accuracy:
+        if self.is_as_opened(state) and known.accuracy:
             return known.accuracy, known.confusion, records.TEST_IMAGES
         labels, classes = self._session.validation.labels.tolist(), state.prediction.labels("greedy").tolist()
         confusion = [(*pair, count) for pair, count in Counter(zip(labels, classes, strict=True)).items()]
@@ -266,6 +286,7 @@ class TreeView:
         frame, grid = InputFrame(entry.view, size, tree.preprocessing), tree.grid
         heat = frame.heat(similarity, _HEAT, (grid.height, grid.width), grid.extents)
         where = (records.Location("peak", box, heat, None), records.Location("cell", Box(*cell.box), heat, None))
+        part, effects = self._measured.get((source.image, source.patch_box), ("", ())) if source else ("", ())
         return records.PrototypeExplanation(
             **node_fields(tree, row),
             source=records.Match(
@@ -274,6 +295,7 @@ class TreeView:
             projection_distance=source.distance if source else None,
             nearest=tuple(matches),
             class_pass_rate=pass_rates,
-            perturbation_effects=(),
+            perturbation_effects=effects,
+            part=part,
             note=state.notes.get(row, ""),
         )

@@ -227,6 +227,11 @@ class AssetStore:
         locations: tuple[Location, ...] = self._page(row).get("locations", ())
         return locations
 
+    def perturbation_effects(self, row: int) -> tuple[PerturbationEffect, ...]:
+        """Read how altered images change a prototype's similarity; nothing where no report has stored that."""
+        effects: tuple[PerturbationEffect, ...] = self._page(row).get("perturbation_effects", ())
+        return effects
+
     def _page(self, row: int) -> dict[str, Any]:
         """Decode what a report stored about a prototype; empty where there is nothing usable."""
         try:
@@ -282,13 +287,13 @@ class PrototypePictures:
         return self.of(prototype).photo
 
     def context(self, prototype: int) -> PatchContext | None:
-        """Return the patch with its surroundings; None if there is no picture of it."""
+        """Return the patch with its surroundings, lit by heat maps or else around its box; None without a picture."""
         source, shown = self._sources[prototype], self.of(prototype)
         if source is None or not shown.found:
             return None
-        context, stored = PatchContext.of(shown.photo, shown.size, _shown_box(source)), self._store
-        locations = stored.locations(prototype) if stored is not None else ()
-        return replace(context, light=spotlight(locations, locations[0].box, shown.size)) if locations else context
+        locations = self._store.locations(prototype) if self._store is not None else ()
+        light = spotlight(locations, locations[0].box if locations else _shown_box(source), shown.size)
+        return replace(PatchContext.of(shown.photo, shown.size, _shown_box(source)), light=light)
 
     @property
     def complete(self) -> bool:

@@ -5,6 +5,7 @@ Both trees predict the same test images, each along its single path.
 
 import torch
 
+from prototree.core.leaves import class_log_probs
 from prototree.core.model import ProtoTree
 from prototree.data import ImageData
 from prototree.data.crops import evaluation_views
@@ -69,7 +70,21 @@ def compare_runs(run: Run, other: Run, *, data: ImageData | None = None) -> Comp
         n_otherwise=len(differing) - n_fixed - n_broken,
         n_same_questions=same,
         questions=questions,
+        lost_classes=lost_classes(*trees),
     )
+
+
+def lost_classes(before: ProtoTree, after: ProtoTree) -> tuple[str, ...]:
+    """Name the classes for which a leaf stands in one tree and none in another one with the same classes."""
+    lost = _classes_with_leaf(before) - _classes_with_leaf(after)
+    return tuple(after.class_names[label] for label in sorted(lost))
+
+
+def _classes_with_leaf(tree: ProtoTree) -> set[int]:
+    """Find the classes that leaves predict; leaves that are nearly uniform over the classes predict none."""
+    probs, labels = class_log_probs(tree.leaf_logits.detach()).exp().max(dim=1)
+    is_clear = (probs > 2 / tree.n_classes) | (tree.n_classes <= 2)
+    return set(labels[is_clear].tolist())
 
 
 @torch.no_grad()

@@ -179,7 +179,7 @@ class PatchContext:
 
     picture: Picture
     frame: tuple[float, float, float, float]
-    light: Heatmap | None = None  # of `spotlight`; None: only the patch is known
+    light: Heatmap | None = None  # of `spotlight`; None: not computed
 
     @classmethod
     def of(cls, photo: Picture, size: Size, box: Box) -> "PatchContext":
@@ -410,6 +410,7 @@ class Comparison:
     n_otherwise: int  # wrong before and now, but differently
     n_same_questions: int
     questions: tuple[ChangedQuestion, ...]
+    lost_classes: tuple[str, ...] = ()  # that had a leaf before and have none now
 
     @property
     def correct(self) -> tuple[int, int]:

@@ -149,7 +149,7 @@ class _TreePart:
 
     def _step(self, step: records.Step) -> dict[str, Any]:
         kind, taken = self.decision.node_kind, int(step.goes_right and step.left is not None)
-        distances = zip(step.sides, text.distances_text(step), strict=True)
+        distances = zip(step.sides, text.told_apart([side.distance for side in step.sides]), strict=True)
         sides = [self._side(step, side, distance) for side, distance in distances]
         return {
             "step": step,

@@ -8,7 +8,7 @@ import datetime
 import math
 import unicodedata
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 from xml.sax.saxutils import escape
@@ -270,7 +270,7 @@ def _pairwise_card(step: records.Step, rect: Rect) -> str:
     is_right, is_close = step.p_right > 0.5, any(side.in_radius for side in step.sides)
     nearer, farther = step.sides[int(is_right)], step.sides[int(not is_right)]
     x, width = rect.x + 10, rect.width - 20
-    title = f"Question {text.node_number(step.node)}: {text.step_text(step)}"
+    title = _question_title(step, width)
     bar, side = Rect(x, rect.y + 45, width, 4.0), (width - 12) / 3
     card = _rect(rect, PAPER, RULE, 1.6, 10.0)
     card += _text(x, rect.y + 20, title, 11.5, anchor="start", bold=True, width=width, most_lines=2)
@@ -289,6 +289,20 @@ def _pairwise_card(step: records.Step, rect: Rect) -> str:
         card += _text(place.middle, place.y + side + 24, name, 9.5, INK, width=side)
     top = rect.y + 56 + side + 30
     return card + _photo_with_box(nearer.match, Rect(x, top, width, rect.y + rect.height - 8 - top), heat=True)
+
+
+def _question_title(step: records.Step, width: float) -> str:
+    """Say how a node decided in two lines: long names are cut, not the distances."""
+    for most in (1000, 28, 22, 17, 13, 10, 8):
+        left, right = (replace(side, note=_cut(side.note, most)) for side in step.sides)
+        title = f"Question {text.node_number(step.node)}: {text.step_text(replace(step, left=left, right=right))}"
+        if len(wrapped(title, _BOLD * 11.5, width)) <= 2:
+            break
+    return title
+
+
+def _cut(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
 
 
 def _patch_text(step: records.Step, side: records.PatchComparison) -> str:
@@ -413,7 +427,7 @@ def text_width(text: str, size: float) -> float:
     """Estimate the width of a line; there is no font at hand to ask, so this is on the safe side."""
     ems = 0.0
     for character in text:
-        if unicodedata.combining(character):
+        if unicodedata.combining(character) or unicodedata.category(character) == "Cf":
             continue
         wide = unicodedata.east_asian_width(character) in "WF"
         ems += 1.05 if wide else 0.34 if character in " .,:;'|!ijlt()[]·" else 0.74 if character.isupper() else 0.57

@@ -18,7 +18,7 @@ SizeOf = Callable[[int], Size]
 Shape = Literal["below", "left aside", "right aside", "left lower", "right lower"]
 """How the children of a node stand: side by side below it, one beside it and one below, or one lower than the other."""
 
-READABLE = 0.5  # a sheet has room for a tidy tree if it fits at this scale
+READABLE = 0.7  # a sheet has room for a tidy tree if it fits at this scale
 _PROPORTIONS = 2.0  # subtrees are told apart up to e² times as wide or as high as wanted
 
 

@@ -22,7 +22,8 @@ _CAUSES: dict[Perturbation, str] = {
 }
 _LEAST_FALL = 0.05  # of the similarity, for a property to matter
 _MOSTLY = 1.25  # times the next property
-_SECOND = 0.3  # of the lit pixels: a colour that is named too
+_SECOND = 0.3  # of the pixels: a colour that is named too
+_FILLS = 0.4  # of the pixels around a patch: a colour that fills them
 _PIXELS, _LEAST_PIXELS = 24, 4  # a side
 _HUES = ((18, "red"), (42, "orange"), (68, "yellow"), (165, "green"), (255, "blue"), (290, "violet"), (335, "pink"))
 _MAX_CLASSES = 3
@@ -37,21 +38,27 @@ class Suggestion:
     reason: str
 
 
-def suggest(prototype: PrototypeExplanation, towards: Sequence[str]) -> Suggestion:
-    """Suggest a name for a prototype; `towards` are the classes on its side. No name where little is known of it."""
-    colours, cause = colour_names(prototype), main_cause(prototype)
+def suggest(
+    prototype: PrototypeExplanation, towards: Sequence[str], other: PrototypeExplanation | None = None
+) -> Suggestion:
+    """Suggest a name for a prototype, out of what the `other` one of its node does not have too.
+
+    `towards` are the classes on its side. There is no name where little is known of it.
+    """
+    own, cause, shared = colours(prototype), main_cause(prototype), set(colours(other)) if other is not None else set()
+    telling = [colour for colour in own if colour not in shared | surrounding_colours(prototype)]
     thing = prototype.part or (cause if cause in ("shape", "texture") else "patch")
     classes = ", ".join(f"\u2068{name}\u2069" for name in towards[:_MAX_CLASSES])
     more = f" and {len(towards) - _MAX_CLASSES} more" if len(towards) > _MAX_CLASSES else ""
     reasons = [
-        f"main colour{'s' if ' and ' in colours else ''} {colours}" if colours else "",
+        f"main colour{'s' if len(own) > 1 else ''} {' and '.join(own)}" if own else "",
         f"mostly on the part {prototype.part}" if prototype.part else "",
         f"mostly {cause} counts when the photo is altered" if cause else "",
         f"leads towards {classes}{more}" if towards else "",
     ]
     # A grey patch may be anything.
-    is_telling = prototype.part or cause or (colours and colours not in _COLOURLESS)
-    name = f"{colours} {thing}".strip() if is_telling else ""
+    is_telling = prototype.part or (telling and (cause or any(colour not in _COLOURLESS for colour in telling)))
+    name = f"{' and '.join(telling)} {thing}".strip() if is_telling else ""
     return Suggestion(name, "; ".join(filter(None, reasons)))
 
 
@@ -64,23 +71,29 @@ def main_cause(prototype: PrototypeExplanation) -> str:
     return first if most >= max(_LEAST_FALL, _MOSTLY * second) else ""
 
 
-def colour_names(prototype: PrototypeExplanation) -> str:
-    """Name the one or two colours that cover most of what is lit of a patch."""
-    match = prototype.source
-    light, picture = images.spotlight_of(match), images.crop_around(match)
-    if light is None:
-        light, picture = np.ones((_PIXELS, _PIXELS), dtype=np.float32), match.crop
+def colours(prototype: PrototypeExplanation) -> tuple[str, ...]:
+    """Name the one or two colours that cover most of a patch, the larger one first."""
+    inside, _ = _colour_counts(prototype)
+    (first, most), (second, next_) = (*inside.most_common(2), ("", 0), ("", 0))[:2]
+    return tuple(filter(None, (first, second if next_ >= _SECOND * (most + next_) else "")))
+
+
+def surrounding_colours(prototype: PrototypeExplanation) -> set[str]:
+    """Name the colours that fill what lies around a patch: they do not tell it from there."""
+    _, around = _colour_counts(prototype)
+    return {colour for colour, n in around.items() if n >= _FILLS * around.total()}
+
+
+def _colour_counts(prototype: PrototypeExplanation) -> tuple[Counter[str], Counter[str]]:
+    """Count the colours of the pixels of a patch, and of those around it."""
+    picture, inside, around = images.crop_around(prototype.source), Counter[str](), Counter[str]()
     if min(picture.shape[:2]) < _LEAST_PIXELS:  # there is no picture of it
-        return ""
-    left, top, right, bottom = (round(_PIXELS * edge) for edge in images.patch_frame(match))
-    pixels, weights, counts = _squares(picture), np.zeros((_PIXELS, _PIXELS)), Counter[str]()
-    weights[top:bottom, left:right] = _squares(light)[top:bottom, left:right]  # not what is lit around the box
-    if not weights.any():  # the box is too thin
-        return ""
-    for pixel, weight in zip(pixels.reshape(-1, 3), weights.ravel(), strict=True):
-        counts[_colour(pixel)] += float(weight)  # type: ignore[assignment]
-    (first, most), (second, next_) = (*counts.most_common(2), ("", 0.0))[:2]
-    return f"{first} and {second}" if next_ >= _SECOND * (most + next_) and second else first
+        return inside, around
+    left, top, right, bottom = (round(_PIXELS * edge) for edge in images.patch_frame(prototype.source))
+    for y, row in enumerate(_squares(picture)):
+        for x, pixel in enumerate(row):
+            (inside if left <= x < right and top <= y < bottom else around)[_colour(pixel)] += 1
+    return inside, around
 
 
 def _squares(picture: Picture | np.ndarray) -> np.ndarray:

@@ -81,9 +81,14 @@ def step_patch(step: records.Step, side: records.PatchComparison) -> str:
     return patch_name(step.node, side.prototype, "presence" if step.left is None else "pairwise")
 
 
+def isolated(name: str) -> str:
+    """Give a name with right-to-left letters a text direction of its own, so that it moves nothing around it."""
+    return f"\u2068{name}\u2069" if any(unicodedata.bidirectional(c) in ("R", "AL") for c in name) else name
+
+
 def quoted_note(note: str) -> str:
     """Put the user's own words for a patch into quotation marks; empty where there are none."""
-    return f"“{plain(note)}”" if note else ""
+    return f"“{isolated(plain(note))}”" if note else ""
 
 
 # ---- decisions --------------------------------------------------------------------------------------------------
@@ -113,14 +118,15 @@ def decision_text(explanation: records.DecisionExplanation | records.EnsembleExp
     if isinstance(explanation, records.EnsembleExplanation):
         first, probs = explanation.decisions[0], explanation.class_probs
         best, trees = likeliest(probs), count(len(explanation.decisions), "tree")
-        return f"{first.image}: {first.class_names[best]} ({percent(probs[best])} by {trees})"
+        return f"{first.image}: {isolated(first.class_names[best])} ({percent(probs[best])} by {trees})"
     path = explanation.paths["greedy"].steps
     names = ["" if step.left is not None else f"{quoted_note(step.note) or node_number(step.node)} " for step in path]
     steps = "; ".join(name + step_text(step) for name, step in zip(names, path, strict=True)) or "no question asked"
-    predicted_class = explanation.class_names[explanation.answer]
+    predicted_class = isolated(explanation.class_names[explanation.answer])
     if explanation.confidence is None:
         reason = explanation.abstention.reason if explanation.abstention is not None else ""
-        return f"{explanation.image}: {records.UNKNOWN} (best guess {predicted_class}): {reason} {steps}"
+        asked = f"{steps[0].upper()}{steps[1:]}" if reason.endswith(".") else steps
+        return f"{explanation.image}: {records.UNKNOWN} (best guess {predicted_class}): {reason} {asked}"
     return f"{explanation.image}: {predicted_class} ({percent(explanation.confidence)} confidence): {steps}"
 
 
@@ -128,13 +134,16 @@ def step_text(step: records.Step) -> str:
     """Say how one node decided: `present`, or `more like 7L (0.40) than 7R (1.10)`, with the distances."""
     if step.left is None:
         return PRESENT if step.goes_right else ABSENT
-    left, right = (
-        f"{quoted_note(side.note) or step_patch(step, side)} ({distance})"
-        for side, distance in zip(step.sides, distances_text(step), strict=True)
-    )
-    near, far = (right, left) if step.p_right > 0.5 else (left, right)
+    names = [quoted_note(side.note) or step_patch(step, side) for side in step.sides]
     neither = "" if any(side.in_radius for side in step.sides) else f"; {NEITHER_CLOSE}"
-    return f"more like {near} than {far}{neither}"
+    return more_like(names, [side.distance for side in step.sides], step.p_right > 0.5) + neither
+
+
+def more_like(names: Sequence[str], distances: Sequence[float], is_right: bool) -> str:
+    """Say to which of two patches, left and right, an image is nearer: `more like 7L (0.40) than 7R (1.10)`."""
+    left, right = (f"{name} ({distance})" for name, distance in zip(names, told_apart(distances), strict=True))
+    near, far = (right, left) if is_right else (left, right)
+    return f"more like {near} than {far}"
 
 
 def step_line(step: records.Step) -> str:
@@ -149,13 +158,13 @@ def strength(step: records.Step) -> float:
     return abs(2 * step.p_right - 1)
 
 
-def distances_text(step: records.Step) -> tuple[str, ...]:
-    """Write the distances of a step's sides, left to right, with enough digits to tell which is smaller."""
+def told_apart(distances: Sequence[float]) -> tuple[str, ...]:
+    """Write distances with enough digits to tell which is smaller."""
     for digits in (2, 3, 4):
-        distances = tuple(f"{side.distance:.{digits}f}" for side in step.sides)
-        if len(set(distances)) == len(distances):
+        written = tuple(f"{distance:.{digits}f}" for distance in distances)
+        if len(set(written)) == len(written):
             break
-    return distances
+    return written
 
 
 def runner_up_text(counterfactuals: records.Counterfactual | None, class_names: Sequence[str]) -> str:
@@ -163,7 +172,7 @@ def runner_up_text(counterfactuals: records.Counterfactual | None, class_names: 
     if counterfactuals is None:
         return "No change would have led this tree to another class."
     needed = " and ".join(map(flip_text, counterfactuals.flips)) or "nothing would have to change"
-    return f"For {class_names[counterfactuals.label]} to win instead, {needed}."
+    return f"For {isolated(class_names[counterfactuals.label])} to win instead, {needed}."
 
 
 def flip_text(flip: records.Flip) -> str:
@@ -311,7 +320,7 @@ class TreeText:
 # ---- rules as files ---------------------------------------------------------------------------------------------
 def rules_text(explanation: records.TreeExplanation) -> str:
     """Write every rule on one line, by class: `has 7; lacks 3 → Scarlet Tanager`; then where patches come from."""
-    tree, names = TreeText(explanation), [plain(name) for name in explanation.class_names]
+    tree, names = TreeText(explanation), [isolated(plain(name)) for name in explanation.class_names]
     ranked = sorted(tree.rules, key=lambda rule: (names[rule.predicted], -rule.share))
     clear = [rule for rule in ranked if not tree.is_unsure(rule.leaf)]
     unsure = [rule for rule in ranked if tree.is_unsure(rule.leaf)]

@@ -4,6 +4,8 @@ The page is a template's body, its style sheets, and one script with the data be
 styles or handlers, so the app may serve it under a strict content security policy.
 """
 
+import hashlib
+import json
 import math
 from collections import Counter
 from dataclasses import asdict
@@ -72,6 +74,7 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
 
     return {
         "title": explanation.title,
+        "fingerprint": fingerprint(explanation),
         "node_kind": explanation.node_kind,
         "classes": list(explanation.class_names),
         "evaluated_on": explanation.evaluated_on,
@@ -112,12 +115,20 @@ def tree_data(explanation: TreeExplanation, picture_url: PictureUrl) -> dict[str
     }
 
 
+def fingerprint(explanation: TreeExplanation) -> str:
+    """Compute a digest of a tree's shape and of where its patches are: names typed on its page belong to these."""
+    sources = [prototype.source for prototype in explanation.prototypes]
+    patches = [[source.image, [round(edge, 1) for edge in images.context_box(source).edges]] for source in sources]
+    content = [explanation.left, explanation.right, explanation.class_names, patches]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
 def _without_repeated_suggestions(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Drop names that are suggested for several patches: they would tell nothing apart."""
     sides = [side for node in nodes for side in (node, node["other"]) if side]
-    names = Counter(side["suggestion"] for side in sides)
+    names = Counter(frozenset(side["suggestion"].split()) for side in sides)  # in whatever order
     for side in sides:
-        if names[side["suggestion"]] > 1:
+        if names[frozenset(side["suggestion"].split())] > 1:
             side["suggestion"] = ""
     return nodes
 
@@ -141,7 +152,8 @@ def _prototype_data(tree: TreeText, prototype: PrototypeExplanation, url: Pictur
     row, source, moved = prototype.prototype, prototype.source, prototype.projection_distance
     children = tree.explanation.right if prototype.side == "right" else tree.explanation.left
     towards = tree.classes_below(children[prototype.node])
-    suggestion = suggest(prototype, [tree.explanation.class_names[label] for label in towards])
+    other = next((side for side in tree.sides(prototype.node) if side.prototype != row), None)
+    suggestion = suggest(prototype, [tree.explanation.class_names[label] for label in towards], other)
     light = images.spotlight_of(source)
     context = None if source.context is None else url(f"context-{row}", reduced(source.context, images.CONTEXT_SIDE))
     return {

@@ -36,6 +36,9 @@
       make("img", { src: changed.image.thumb, alt: "", loading: "lazy" }),
       make("span", { class: changed.current === changed.label ? "word present" : "word", text: changed.current === changed.label ? "now right" : changed.previous === changed.label ? "now wrong" : "still wrong" }),
       make("br"), make("bdi", { text: changed.previous }), " → ", make("b", {}, make("bdi", { text: changed.current })))));
+    const lost = state.lost_classes;
+    $("lost-classes").hidden = !lost.length;
+    $("lost-classes").replaceChildren(`${lost.length} ${lost.length === 1 ? "class has" : "classes have"} no leaf any more: `, ...lost.flatMap((name, i) => [i ? ", " : "", make("bdi", { text: name })]));
     $("history").replaceChildren(...state.done.map((text) => make("li", { text })), ...state.undone.map((text) => make("li", { class: "undone", text })));
     if (!state.done.length && !state.undone.length) $("history").replaceChildren(make("li", { class: "quiet none", text: "Nothing changed yet." }));
     $("undo").disabled = !state.done.length;
@@ -82,7 +85,7 @@
     say("Saving, and testing the tree on held-out images …");
     try {
       const saved = await post("/api/edits/save", { revision: state.revision });
-      say(`Saved as “${saved.run}”. On ${saved.images}: accuracy ${percent(saved.before.greedy)} before editing, ${percent(saved.after.greedy)} now.`);
+      say(`Saved as “${saved.run}”. On ${saved.images}: accuracy ${percent(saved.before.greedy)} before editing, ${percent(saved.after.greedy)} now. To see what has changed: ${saved.comparison}`);
     } catch (error) {
       say(error.message, true);
     } finally {

@@ -41,13 +41,15 @@
   const name = (label) => (label === null ? "unknown class" : data.classes[label]);
   const breakable = (text) => text.replace(/[_/](?=.)/g, "$&\u200b"); // lines may end behind these
   const apart = (text) => `\u2068${text}\u2069`; // within a sentence: each name has a direction of its own
+  const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
+  const isolated = (text) => (RIGHT_TO_LEFT.test(text) ? apart(text) : text);
   const named = (label, tag = "bdi") => make(tag, { text: name(label) });
   const fixed = (value) => (value === null ? "?" : value.toFixed(2));
   const choosing = data.node_kind === "pairwise";
   const sidesOf = (id) => (choosing ? [nodeOf(id).other, nodeOf(id)] : [nodeOf(id)]); // left to right
   const numberOf = (id) => id + 1; // of a node, wherever people see one; its two patches are 7L and 7R
   // People call a patch by their own words; without those by its name, such as 7L.
-  const short = (side) => (side.note ? `“${side.note}”` : side.patch);
+  const short = (side) => (side.note ? `“${isolated(side.note)}”` : side.patch);
   const hasNote = (id) => sidesOf(id).some((side) => side.note);
   const asked = (id) => (choosing ? `More like ${sidesOf(id).map(short).join(" or ")}?` : `Is ${short(nodeOf(id))} in the image?`);
   const rather = (id, right) => { const [left, own] = sidesOf(id); return right ? [own, left] : [left, own]; };
@@ -155,6 +157,7 @@
   // Of the window when the page was opened; a tree that jumped about with the window would be lost.
   const sheet = [Math.max(200, map.clientWidth - 48), Math.max(200, map.clientHeight - 48)], aspect = sheet[0] / sheet[1];
   const room = (way) => Math.min(sheet[0] / way.width, sheet[1] / way.height);
+  const centredRoom = (way) => Math.min(sheet[0] / (2 * Math.max(way.middle, way.width - way.middle)), sheet[1] / way.height);
 
   function waysOf(order, shapes) {
     const ways = new Map();
@@ -204,13 +207,13 @@
     byFamilies = true;
     for (const node of data.nodes) closed.add(node.id);
     for (const id of ids) for (const above of wayTo(id)) closed.delete(above);
-    const least = Math.min(OPENED, 0.75 * room(tidy())), refused = new Set(), inside = (id) => wayTo(id).some((above) => ids.includes(above));
+    const least = Math.min(OPENED, 0.75 * centredRoom(tidy())), refused = new Set(), inside = (id) => wayTo(id).some((above) => ids.includes(above));
     for (;;) {
       const families = shownIds().map(([id]) => id).filter((id) => closed.has(id) && !refused.has(id) && (others || inside(id)));
       if (!families.length) break;
       const next = families.reduce((a, b) => (inside(b) - inside(a) || nodeOf(b).below.length - nodeOf(a).below.length) > 0 ? b : a);
       closed.delete(next);
-      if (room(tidy()) < least) { closed.add(next); refused.add(next); }
+      if (centredRoom(tidy()) < least) { closed.add(next); refused.add(next); }
     }
   }
 
@@ -247,7 +250,7 @@
   // ---- edges ----------------------------------------------------------------------------------------------------
 
   const lines = new Map(); // one path for all edges of a colour and kind
-  let trail = new Set();
+  let trail = new Set(), subtree = new Set(); // the ways to what was chosen, and what lies below it
 
   let drawn = null; // the part of the world whose edges are drawn: the view and as much again on each side
 
@@ -269,7 +272,7 @@
       if (parent === null) continue;
       const from = spotOf(parent), to = spotOf(id);
       if (Math.min(from.x, to.x) > drawn.right || Math.max(from.x, to.x) + 208 < drawn.left || from.y > drawn.bottom || to.y + to.height < drawn.top) continue;
-      const kind = `${turnClass(isPresent(id))}${trail.has(id) ? " on" : ""} ${band(id)}`;
+      const kind = `${turnClass(isPresent(id))}${trail.has(id) ? " on" : subtree.has(id) ? " below" : ""} ${band(id)}`;
       paths.set(kind, (paths.get(kind) || "") + edge(id));
     }
     for (const kind of paths.keys()) if (!lines.has(kind)) {
@@ -280,11 +283,17 @@
     for (const [kind, line] of lines) line.setAttribute("d", paths.get(kind) || "");
   }
 
+  function emphasise(id, card) {
+    card.classList.toggle("on", trail.has(id));
+    card.classList.toggle("below", subtree.has(id));
+  }
+
   function highlight(ids) {
     trail = new Set(ids.flatMap(wayTo));
+    subtree = new Set([...places.keys()].filter((id) => ids.some((above) => id !== above && wayTo(id).includes(above))));
     map.classList.toggle("has-trail", trail.size > 0);
     drawEdges();
-    for (const [id, card] of built) card.classList.toggle("on", trail.has(id));
+    for (const [id, card] of built) emphasise(id, card);
   }
 
   // ---- cards ----------------------------------------------------------------------------------------------------
@@ -348,8 +357,6 @@
     if (isLeaf(id)) {
       const leaf = leafOf(id), facts = classOf(leaf.predicted_class), title = leaf.unsure ? "no clear class" : name(leaf.predicted_class);
       card.classList.toggle("unsure", leaf.unsure);
-      const words = title.split(/[\s_/-]+/).map((word) => (/[\u2e80-\uffff]/.test(word) ? 1 : [...word].length)); // East Asian words break anywhere
-      card.style.setProperty("--fits", `${Math.floor(168 / Math.max(...words, 1))}px`); // letters with which the longest word fits on a line
       card.append(leaf.unsure || !facts.photos.length ? make("span", { class: "nophoto" }) : make("img", { class: "face", src: facts.photos[0], alt: "", draggable: "false", decoding: "async" }),
         make("bdi", { class: `name${lengthOf(title)}`, text: breakable(title) }), make("span", { class: "share", text: leaf.unsure ? "" : facts.correct }));
       card.title = title;
@@ -391,7 +398,7 @@
     const spot = spotOf(id);
     card.style.transform = `translate(${spot.x}px, ${spot.y}px)`;
     card.dataset.side = sideOf(id) || "";
-    card.classList.toggle("on", trail.has(id));
+    emphasise(id, card);
     card.classList.toggle("selected", id === selected);
     card.setAttribute("aria-selected", id === selected);
     card.setAttribute("aria-level", places.get(id).level + 1);
@@ -444,7 +451,9 @@
       zoomed = view.k;
       world.style.setProperty("--edge", `${Math.max(1.8, 1.3 / view.k)}px`);
       world.style.setProperty("--number", `${Math.min(34, 9.5 / view.k)}px`);
-      world.style.setProperty("--letters", `${Math.min(18, Math.max(12.5, 9.5 / view.k))}px`);
+      world.style.setProperty("--letters", `${Math.min(20.5, Math.max(12.5, 9.2 / view.k))}px`);
+      world.style.setProperty("--least", `${9.2 / view.k}px`); // 9 pixels of the screen
+      world.style.setProperty("--lines", Math.max(1, Math.min(3, Math.floor((50 * Math.min(view.k, 0.8)) / (1.14 * 9.2)))));
       world.style.setProperty("--smallest-letters", `${11 / view.k}px`); // at most as large as the margin above the tree
       map.classList.toggle("smallest", view.k < SMALLEST_TURNS);
     }
@@ -464,9 +473,17 @@
       } else if (!near && mounted.has(id) && id !== current) unmount(id, mounted.get(id));
     }
     if (fresh.length) cards.append(...fresh);
+    showAbove();
     if (!drawn || -view.x / view.k < drawn.left || -view.y / view.k < drawn.top || (width - view.x) / view.k > drawn.right || (height - view.y) / view.k > drawn.bottom) drawEdges();
     drawOverview();
   }
+
+  function showAbove() { // how much of the way to what was chosen is out of sight at the top
+    const count = [...trail].filter((id) => places.has(id) && view.y + view.k * (spotOf(id).y + spotOf(id).height) < 0).length;
+    $("above").hidden = !count;
+    $("above").textContent = `↑ ${count} ${count === 1 ? "question" : "questions"} above`;
+  }
+  $("above").addEventListener("click", () => fly(fitFor(measure([...trail].filter((id) => places.has(id))), 0.9)));
 
   // Where very many cards are seen at once, one drawing stands for all that are not on the way to what was chosen.
   const MANY = 360;
@@ -558,7 +575,24 @@
     else show();
   }
 
+  // The tree with as much room on either side of its root.
+  function centred() {
+    const { middle } = spotOf(root), half = Math.max(middle - extent.left, extent.right - middle);
+    return { ...extent, left: middle - half, right: middle + half };
+  }
+
+  function bringBelowIntoView(id) { // what lies below a question beside its panel: as it is, moved, or smaller
+    const box = measure([id, ...subtree]), open = opening(), wide = view.k * (box.right - box.left), x = view.x + view.k * box.left;
+    if (isLeaf(id) || narrow.matches || (x >= open.left && x + wide <= open.right)) { bringIntoView(id); return; }
+    const fit = fitFor(box, view.k);
+    if (fit.k < LEGIBLE) bringIntoView(id);
+    else if (fit.k < view.k) fly(fit);
+    else fly({ k: view.k, x: view.x + (x < open.left ? open.left - x : open.right - x - wide), y: view.y });
+  }
+
   const fitAll = (quick) => {
+    const around = fitFor(centred());
+    if (around.k >= readable || around.k >= 0.9 * fitFor(extent).k) { fly(around, quick); return; }
     const fit = fitFor(extent), open = opening(), middle = spotOf(root).middle; // the root in the middle where there is room
     const spare = (open.right - open.left - fit.k * (extent.right - extent.left)) / 2 - 12, off = fit.k * ((extent.left + extent.right) / 2 - middle);
     fly({ ...fit, x: fit.x + Math.max(-spare, Math.min(spare, off)) }, quick);
@@ -727,7 +761,10 @@
     openPanel(isLeaf(id) ? leafPanel(id) : nodePanel(id));
     highlight([id]);
     for (const one of [before, id]) if (one !== null && built.has(one) && places.has(one)) dress(one, built.get(one));
-    if (!map.hidden) goTo(id, focus);
+    if (!map.hidden) {
+      goTo(id, focus);
+      bringBelowIntoView(id);
+    }
     if (!isLeaf(id)) document.dispatchEvent(new CustomEvent("prototree:select", { detail: choosing ? { node: id, pair: true } : { node: id } }));
   }
 
@@ -841,7 +878,7 @@
       const side = choosing ? rather(id, right)[0] : null;
       return make("button", { type: "button", class: `lead ${turnClass(right)}`, click: () => select(child) }, side ? around(side) : null,
         make("span", { class: `word ${turnClass(right)}` }, side ? make("b", { text: side.patch }) : "", side ? " " : "", make("bdi", { text: side ? side.note : turnWord(id, right) })),
-        make("bdi", { text: `→ ${belowWords(child)}` }));
+        make("span", { class: "to" }, "→ ", make("bdi", { text: belowWords(child) })));
     };
     const [left, right] = [go(nodeOf(id).left, false), go(nodeOf(id).right, true)];
     return choosing ? make("section", { class: "where" }, make("div", { class: "leads two" }, left, right)) : section("Where it leads", "", make("div", { class: "leads" }, right, left));
@@ -939,17 +976,25 @@
   // ---- names that people give to patches ------------------------------------------------------------------------
 
   const allSides = data.nodes.flatMap((node) => sidesOf(node.id));
-  const NAMES = `prototree names of ${location.pathname}`; // what was typed on this page, until it is saved with the run
+  const NAMES = `prototree names of ${location.pathname} ${data.fingerprint}`; // what was typed on this page, until it is saved with the run
   for (const side of allSides) side.given = side.note;
-  try {
-    for (const [patch, text] of Object.entries(JSON.parse(localStorage.getItem(NAMES)) || {})) for (const side of allSides) if (side.patch === patch) side.note = String(text).slice(0, 200);
+  try { // each with the name that it replaced: where the run has another one now, that is newer
+    const typed = JSON.parse(localStorage.getItem(NAMES)) || {};
+    for (const side of allSides) if (typed[side.patch]?.instead_of === side.given) side.note = String(typed[side.patch].name).slice(0, 200);
+    storeNames();
   } catch { /* a page without storage keeps them while it is open */ }
-  const renamed = () => allSides.filter((side) => side.note !== side.given);
+  function renamed() { return allSides.filter((side) => side.note !== side.given); }
+
+  function storeNames() {
+    const typed = renamed().map((side) => [side.patch, { name: side.note, instead_of: side.given }]);
+    if (typed.length) localStorage.setItem(NAMES, JSON.stringify(Object.fromEntries(typed)));
+    else localStorage.removeItem(NAMES);
+  }
 
   function keepName(side, text) {
     side.note = text;
     try {
-      localStorage.setItem(NAMES, JSON.stringify(Object.fromEntries(renamed().map((each) => [each.patch, each.note]))));
+      storeNames();
     } catch { /* as above */ }
     for (const [id, card] of mounted) unmount(id, card);
     built.clear();
@@ -1065,7 +1110,7 @@
         const way = measure(wayTo(current)), fit = fitFor(way, 0.9), open = opening();
         const seen = view.k >= 0.45 && view.x + view.k * way.left >= open.left && view.y + view.k * way.top >= open.top && view.x + view.k * way.right <= open.right && view.y + view.k * way.bottom <= open.bottom;
         if (seen) show();
-        else if (fit.k >= 0.4) fly(fit);
+        else if (fit.k >= LEGIBLE) fly(fit);
         else goTo(current, false);
         showNow();
       } else fly(fitFor(measure(some.flatMap(([id]) => wayTo(id))), 0.9));
@@ -1261,8 +1306,9 @@
     buildKey();
     kept = { ...view };
     const wide = 1000, high = 560;
-    const k = Math.min(1, wide / (extent.right - extent.left), high / (extent.bottom - extent.top));
-    Object.assign(view, { k, x: -k * extent.left + (wide - k * (extent.right - extent.left)) / 2, y: 4 - k * extent.top });
+    const scale = (box) => Math.min(1, wide / (box.right - box.left), high / (box.bottom - box.top));
+    const box = scale(centred()) >= 0.8 * scale(extent) ? centred() : extent, k = scale(box);
+    Object.assign(view, { k, x: (wide - k * (box.left + box.right)) / 2, y: 4 - k * box.top });
     showNow(true);
     map.style.height = `${k * (extent.bottom - extent.top) + 20}px`;
   });
