@@ -110,9 +110,9 @@ def _limits(tree: ProtoTree, metrics: Mapping[str, Any]) -> str:
     limits = [
         f"It was trained on {count or 'a limited set of'} images. On images from other cameras, places or seasons it "
         "may do worse.",
-        f"It always predicts one of its {tree.n_classes} classes, even if a image shows none of them."
+        f"It always predicts one of its {tree.n_classes} classes, even if an image shows none of them."
         if always
-        else f"It knows {tree.n_classes} classes. A image that shows none of them may still be given one: it says "
+        else f"It knows {tree.n_classes} classes. An image that shows none of them may still be given one: it says "
         '"I don\'t know" only if its confidence is low or the image is far from its prototypes.',
         f"The confidence was fitted on {calibration.n_images} held-out images of the same kind."
         if calibration.n_images
