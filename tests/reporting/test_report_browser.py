@@ -85,9 +85,7 @@ def test_search_shows_the_rules_that_lead_to_a_class(open_page: Open) -> None:
 def test_a_click_opens_everything_known_about_a_node(open_page: Open, presence: TreeExplanation) -> None:
     page = open_page(tree_page(presence))
     page.evaluate(LISTEN)
-    before = page.evaluate("document.getElementById('world').style.transform")
     card(page, 1).click()
-    assert page.evaluate("document.getElementById('world').style.transform") == before  # the tree stays where it was
     assert page.locator("#panel-title").text_content() == "Question 2"
     assert page.locator(".asked").text_content() == 'Is “long "beak" <b>” in the image?'
     assert page.evaluate("window.heard") == {"node": 1}
@@ -104,6 +102,23 @@ def test_a_click_opens_everything_known_about_a_node(open_page: Open, presence: 
     assert page.locator(".grid li").count() == 3
     page.evaluate(SHOW, 2)
     assert page.locator("#panel-title").text_content() == "Question 3"
+
+
+def test_the_panel_covers_nothing_below_the_question_that_was_clicked(
+    open_page: Open, presence: TreeExplanation
+) -> None:
+    page = open_page(tree_page(presence))
+    card(page, 0).click()
+    page.wait_for_timeout(600)  # longer than the tree takes to move
+    panel = page.locator("#panel").bounding_box()
+    for child in (presence.left[0], presence.right[0]):
+        box = card(page, child).bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= panel["x"]
+    before = page.evaluate("document.getElementById('world').style.transform")
+    card(page, 1).click()
+    page.wait_for_timeout(600)
+    assert page.evaluate("document.getElementById('world').style.transform") == before, "it is in view already"
 
 
 def test_a_pairwise_node_shows_two_patches_by_number(open_page: Open, pairwise: TreeExplanation) -> None:
