@@ -114,7 +114,6 @@ _BIRDS = "--backbone birds --weights {birds}"
 # Two epochs with everything learning, at the rate of the paper's network, which comes from iNaturalist, too: 1e-5, to
 # which milestones halve the backbone's rate while it is frozen. Frozen epochs cost seconds: features are cached.
 _PAPER = "--lr-backbone 1.6e-4 --epochs 82 --freeze-epochs 80 --milestones 50,60,70,80"
-_PAPER_BIRDS = "--epochs 33 --freeze-epochs 30 --milestones 15,20,25,30"
 _LATENCY = "python {root}/benchmarks/latency.py {out}/../{name}/run/seed-0 {cub50}/images {out}/{name}.json"
 _CUTS = "python {root}/benchmarks/cuts.py {cub50} --out {out}/run --cuts 50x5,50x10,50x20,50x30"
 
@@ -135,7 +134,7 @@ def experiments() -> tuple[Experiment, ...]:
     reproduce = f"prototree reproduce cub --data {{cub50}} {_BIRDS} {_PAPER}"
     paper = tuple(f"{reproduce} {of} --out {{out}}/run" for of in runs)
     runs = ("--heights 5", "--heights 3,4,5,6 --seeds 1")
-    birds = tuple(f"prototree reproduce birds {_PAPER_BIRDS} {of} --out {{out}}/run" for of in runs)
+    birds = tuple(f"prototree reproduce birds {of} --out {{out}}/run" for of in runs)
     return (
         Experiment("demo", (train("birds", "--preset demo"),), read_one, 2),
         Experiment("cub50", (train("{cub50}", "", 3), *quality), read_seeds, 45),
