@@ -291,7 +291,7 @@ def test_a_link_opens_its_question(open_page: Open, pairwise: TreeExplanation) -
 
 @pytest.mark.slow
 def test_very_many_cards_are_one_drawing_that_opens_like_cards(open_page: Open) -> None:
-    page = open_page(tree_page(tree(random_topology(190, seed=1), n_nearest=0)))
+    page = open_page(tree_page(tree(random_topology(300, seed=1), n_nearest=0)))
     page.locator("#fold-all").click()  # all of them, without families
     count = "(many) => document.querySelectorAll('.card').length === many"
     page.keyboard.press("0")

@@ -583,10 +583,10 @@
 
   function bringBelowIntoView(id) { // what lies below a question beside its panel: as it is, moved, or smaller
     const box = measure([id, ...subtree]), open = opening(), wide = view.k * (box.right - box.left), x = view.x + view.k * box.left;
-    if (isLeaf(id) || narrow.matches || (x >= open.left && x + wide <= open.right)) { bringIntoView(id); return; }
+    if (isLeaf(id) || narrow.matches || view.k < LEGIBLE || (x >= open.left && x + wide <= open.right)) return;
     const fit = fitFor(box, view.k);
-    if (fit.k < LEGIBLE) bringIntoView(id);
-    else if (fit.k < view.k) fly(fit);
+    if (fit.k < LEGIBLE) return;
+    if (fit.k < view.k) fly(fit);
     else fly({ k: view.k, x: view.x + (x < open.left ? open.left - x : open.right - x - wide), y: view.y });
   }
 
